@@ -1,0 +1,33 @@
+"""Configuration of the order in which token shards become batches."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from hornbook.fields import Config, Count
+
+
+class StageConfig(Config):
+    """From a position in the run on, other weights."""
+
+    from_tokens: Count = Field(ge=0)
+    """Position of training, in tokens, at which this stage begins."""
+    weights: dict[str, float] = {}
+    """Share of tokens per source."""
+
+
+class DataConfig(Config):
+    """Which tokens are seen, and in which order."""
+
+    path: str | None = None
+    """Folder written by `hornbook tokenize`; `hornbook train --data` sets it."""
+    weights: dict[str, float] = {}
+    """Share of tokens per source, normalised; by default each source by its size."""
+    stages: list[StageConfig] = []
+    """Changes of the weights during the run."""
+    order: Literal["shuffled", "sequential", "replacement"] = "shuffled"
+    """A new permutation each epoch, the order of the shards, or independent draws."""
+    packing: Literal["concat", "best_fit"] = "concat"
+    """Cut the stream of documents into rows, or fit whole documents into rows."""
+    document_mask: bool = True
+    """Attention stays inside a document and positions restart with each."""

@@ -1,0 +1,82 @@
+"""Exit codes, and the errors that carry them to the shell.
+
+Every error a person can cause or mend is a `HornbookError`: its text says what is wrong and what to
+do, and its class says with which code the process ends. Anything else is a defect (exit code 1).
+"""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every verb. Schedulers should start the same command again on 7, 8 and 75."""
+
+    DONE = 0
+    DEFECT = 1
+    USAGE = 2
+    INTEGRITY = 3
+    DOES_NOT_FIT = 4
+    DIVERGED = 5
+    IN_USE = 6
+    STORAGE = 7
+    HARDWARE = 8
+    RETRIES_SPENT = 9
+    RESUMABLE = 75
+    INTERRUPTED = 130
+
+
+EXIT_MEANING = {
+    Exit.DONE: "done",
+    Exit.DEFECT: "unexpected error",
+    Exit.USAGE: "usage or configuration, an incompatible resume too",
+    Exit.INTEGRITY: "data or checkpoint integrity",
+    Exit.DOES_NOT_FIT: "does not fit",
+    Exit.DIVERGED: "diverged, a person is needed",
+    Exit.IN_USE: "run directory in use",
+    Exit.STORAGE: "storage full or unwritable",
+    Exit.HARDWARE: "hardware suspected",
+    Exit.RETRIES_SPENT: "retries spent",
+    Exit.RESUMABLE: "checkpointed because of a signal or a time limit: run me again",
+    Exit.INTERRUPTED: "interrupted",
+}
+
+
+class HornbookError(Exception):
+    """An error whose text is for the user: what is wrong, where, and the remedy."""
+
+    exit_code = Exit.DEFECT
+
+
+class UsageError(HornbookError, ValueError):
+    """The request cannot be carried out as written (configuration, arguments, incompatible resume)."""
+
+    exit_code = Exit.USAGE
+
+
+class IntegrityError(HornbookError):
+    """Data or a checkpoint is damaged, incomplete or not what its manifest says."""
+
+    exit_code = Exit.INTEGRITY
+
+
+class DoesNotFitError(HornbookError):
+    """The work needs more memory than there is."""
+
+    exit_code = Exit.DOES_NOT_FIT
+
+
+class DivergedError(HornbookError):
+    """Training left the rails and the guard's budget is spent."""
+
+    exit_code = Exit.DIVERGED
+
+
+class InUseError(HornbookError):
+    """Another process owns the run directory."""
+
+    exit_code = Exit.IN_USE
+
+
+class StorageError(HornbookError):
+    """The disk is full, read-only or failing."""
+
+    exit_code = Exit.STORAGE

@@ -1,0 +1,91 @@
+"""Building blocks of every configuration: the frozen base model, numbers with suffixes, durations.
+
+All configuration of hornbook is pydantic models that import no torch, so that `--help`, `config`
+and the planner start at once, and so that one schema serves files, command line and pages.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_serializer, model_validator
+
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_BINARY_SUFFIXES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_NUMBER = re.compile(r"([+-]?[0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+class Config(BaseModel):
+    """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def parse_number(value: Any) -> Any:
+    """Read `32k`, `1.5M`, `64Ki` or `2_000` as a number; leave anything else for pydantic to judge."""
+    if not isinstance(value, str):
+        return value
+    match = _NUMBER.fullmatch(value.strip())
+    if match is None:
+        return value
+    digits, suffix = match.group(1).replace("_", ""), match.group(2).lower()
+    scale = _SUFFIXES.get(suffix) or _BINARY_SUFFIXES.get(suffix)
+    if scale is None:
+        return value
+    number = float(digits) * scale
+    return int(number) if number.is_integer() else number
+
+
+Count = Annotated[int, BeforeValidator(parse_number)]
+"""An integer that accepts `32k`, `1.5M` (decimal) and `64Ki` (binary) in text."""
+
+Number = Annotated[float, BeforeValidator(parse_number)]
+"""A float that accepts the same suffixes."""
+
+
+class Duration(Config):
+    """A length of training, written `"200 steps"`, `"375M tokens"` or as a share of the run: `"1%"`, `0.01`."""
+
+    amount: float
+    unit: Literal["tokens", "steps", "share"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if isinstance(value, bool) or value is None:
+            raise ValueError("write a duration as '200 steps', '375M tokens' or '1%'")
+        if isinstance(value, int | float):
+            return {"amount": value, "unit": "share" if value <= 1 else "tokens"}
+        if isinstance(value, str):
+            return cls._parse_text(value.strip())
+        return value
+
+    @staticmethod
+    def _parse_text(text: str) -> dict[str, Any]:
+        if text.endswith("%"):
+            number = parse_number(text[:-1])
+            if isinstance(number, int | float):
+                return {"amount": number / 100, "unit": "share"}
+        number = parse_number(text)
+        if isinstance(number, int | float):
+            return {"amount": number, "unit": "share" if number <= 1 else "tokens"}
+        head, _, unit = text.rpartition(" ")
+        number = parse_number(head)
+        if isinstance(number, int | float) and unit in ("tokens", "steps", "step"):
+            return {"amount": number, "unit": "steps" if unit == "step" else unit}
+        raise ValueError(f"cannot read {text!r} as a duration: write '200 steps', '375M tokens' or '1%'")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Duration":
+        if self.amount < 0 or (self.unit == "share" and self.amount > 1):
+            raise ValueError("a duration is not negative, and a share is at most 1 (100%)")
+        return self
+
+    @model_serializer
+    def _write(self) -> str:
+        if self.unit == "share":
+            return f"{self.amount * 100:g}%"
+        return f"{self.amount:.0f} {self.unit}"
+
+    def tokens(self, total_tokens: int, batch_tokens: int) -> float:
+        """Length in tokens, given the length of the run and of one optimizer step (both in tokens)."""
+        return self.amount * {"tokens": 1, "steps": batch_tokens, "share": total_tokens}[self.unit]
