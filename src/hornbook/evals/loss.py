@@ -1,0 +1,71 @@
+"""Loss and bits-per-byte over held-out tokens.
+
+Bits-per-byte = total negative log-likelihood / (ln 2 x UTF-8 bytes of the predicted text): the figure that
+can be compared between tokenizers and with a compressor. The bits of end-of-text predictions count, although
+they stand for no byte, so that the figure is never better than a real code of the documents.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hornbook.data.batch import Batch
+
+
+class Evaluator(Protocol):
+    """What evaluation asks of an engine."""
+
+    def evaluate(self, batch: Batch) -> Float[Tensor, "rows sequence"]:
+        """Negative log-likelihood of each target, in nats."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over a set of predictions; scores of parts add up to the score of the whole."""
+
+    nats: float = 0.0
+    tokens: float = 0.0
+    bytes: int = 0
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def loss(self) -> float:
+        """Mean nats per predicted token; NaN where nothing was predicted."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of the predicted text; NaN where nothing was predicted."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Figures as `eval --json` prints them."""
+        return {
+            "loss": self.loss,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": int(self.tokens),
+            "bytes": self.bytes,
+        }
+
+
+def evaluate(engine: Evaluator, batches: Iterable[Batch], token_bytes: Int[Tensor, " vocab"]) -> Score:
+    """Score `batches`; `token_bytes` gives the UTF-8 bytes each token id stands for (0 for special tokens).
+
+    Targets of weight zero (padding, ends of documents without an end token) do not count.
+    """
+    total = Score()
+    for batch in batches:
+        losses = engine.evaluate(batch).double().cpu()
+        counted = batch.weights > 0
+        num_bytes = int(token_bytes[batch.targets[counted]].sum())
+        nats = float((losses * batch.weights.double()).sum())
+        total = total + Score(nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes)
+    return total
