@@ -1,0 +1,64 @@
+"""Key-value cache: what attention has already seen, so that a new token costs one row of attention.
+
+One cache serves one call of `generate`: every row of the batch has the same length. Use:
+
+    cache = KVCache(layers=config.layers)
+    hidden, _ = model(prompt, cache=cache)         # [b, t] tokens at positions 0 .. t-1
+    hidden, _ = model(token, cache=cache)          # [b, 1] continues at position cache.length
+
+`Transformer.forward` reads `cache.length` for the positions, each attention calls `append` with its layer, and
+the Transformer calls `advance` once all layers have, so a failed forward leaves the cache as it was.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of every layer, grown by doubling: amortised one copy per token, at most twice the memory needed.
+
+    `capacity` reserves that many positions at once. Buffers take batch, heads, dtype and device from what is appended.
+    """
+
+    def __init__(self, layers: int, capacity: int = 64) -> None:
+        self.length = 0
+        """Positions every layer holds."""
+        self._capacity = max(capacity, 1)
+        self._buffers: list[Tensor | None] = [None] * layers
+
+    def append(
+        self,
+        layer: int,
+        key: Float[Tensor, "batch kv_heads new head_dim"],
+        value: Float[Tensor, "batch kv_heads new head_dim"],
+    ) -> tuple[Float[Tensor, "batch kv_heads all head_dim"], Float[Tensor, "batch kv_heads all head_dim"]]:
+        """Store new positions of one layer behind `length`; returns views of all `length + new` keys and values."""
+        end = self.length + key.shape[-2]
+        buffer = self._room(layer, key, end)
+        buffer[0, :, :, self.length : end] = key
+        buffer[1, :, :, self.length : end] = value
+        return buffer[0, :, :, :end], buffer[1, :, :, :end]
+
+    def advance(self, positions: int) -> None:
+        """Count positions that every layer has appended."""
+        self.length += positions
+
+    def truncate(self, length: int) -> None:
+        """Forget everything from position `length` on (to try another continuation)."""
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def _room(self, layer: int, key: Tensor, end: int) -> Tensor:
+        """The [2, batch, kv_heads, capacity, head_dim] buffer of a layer, with room for `end` positions."""
+        old = self._buffers[layer]
+        if old is not None and old.shape[3] >= end:
+            return old
+        while self._capacity < end:
+            self._capacity *= 2
+        batch, heads, _, width = key.shape
+        new = torch.empty(2, batch, heads, self._capacity, width, dtype=key.dtype, device=key.device)
+        if old is not None:
+            new[:, :, :, : self.length] = old[:, :, :, : self.length]
+        self._buffers[layer] = new
+        return new

@@ -1,0 +1,66 @@
+"""Dropout without a generator: each decision is a hash of where it falls.
+
+A value is kept by a pure function of (seed, step, sample, layer, site, position, feature), so the mask is equal
+under recomputation, in any microbatch, on any rank, and any slice of it can be made alone. The hash is the
+finaliser of SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators").
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hornbook.model.context import Context
+
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+
+
+def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """SplitMix64 of each int64, in wrapping arithmetic: a bijection whose output bits all depend on all input bits."""
+    x = x + _GAMMA
+    for multiplier, shift in zip(_MULTIPLIERS, (30, 27), strict=True):
+        x = (x ^ _shift_right(x, shift)) * multiplier
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's shift of int64 carries the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def row_keys(seed: int, step: int, samples: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    """One key per row of a batch, from the run's seed, the optimizer step and the rows' global sample indices."""
+    base = torch.tensor([seed, step], dtype=torch.int64, device=samples.device)
+    return mix(mix(mix(base[0]) + base[1]) + samples)
+
+
+def keep_mask(
+    keys: Int[Tensor, " batch"],
+    layer: int,
+    site: int,
+    probability: float,
+    positions: range,
+    features: range,
+    width: int,
+) -> Bool[Tensor, "batch time features"]:
+    """True where a value is kept (with the given probability); `width` is the full number of features."""
+    place = mix(keys + (layer * 64 + site))
+    row = torch.arange(positions.start, positions.stop, device=keys.device)[:, None] * width
+    index = row + torch.arange(features.start, features.stop, device=keys.device)
+    uniform = _shift_right(mix(place[:, None, None] ^ mix(index)), 40)
+    return uniform < round(probability * 2**24)
+
+
+class Dropout(nn.Module):
+    """Zero values with probability `rate` and scale the rest by 1 / (1 - rate), if the context has keys."""
+
+    def __init__(self, rate: float, layer: int, site: int) -> None:
+        super().__init__()
+        self.rate, self.layer, self.site = rate, layer, site
+
+    def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
+        if self.rate == 0 or context.keys is None:
+            return x
+        time, width = x.shape[1:]
+        keep = keep_mask(context.keys, self.layer, self.site, 1 - self.rate, range(time), range(width), width)
+        return x * keep * (1 / (1 - self.rate))

@@ -1,0 +1,53 @@
+"""What each position computes alone: two projections with an activation, or a gated linear unit.
+
+GLU: Shazeer 2020 (arXiv 2002.05202); with `silu` it is SwiGLU.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hornbook.model import config
+from hornbook.model.linear import Linear, fused_linear
+
+
+def activate(x: Tensor, kind: config.Activation) -> Tensor:
+    """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
+    match kind:
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "silu":
+            return F.silu(x)
+
+
+class MLP(nn.Module):
+    """`down(activation(up(x)))`."""
+
+    def __init__(self, width: int, hidden: int, cfg: config.MLP) -> None:
+        super().__init__()
+        self.activation: config.Activation = cfg.activation
+        self.up = Linear(width, hidden, cfg.bias)
+        self.down = Linear(hidden, width, cfg.bias)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.down(activate(self.up(x), self.activation))
+
+
+class GLU(nn.Module):
+    """`down(activation(gate(x)) * up(x))`."""
+
+    def __init__(self, width: int, hidden: int, cfg: config.GLU) -> None:
+        super().__init__()
+        self.activation: config.Activation = cfg.activation
+        self.gate = Linear(width, hidden, cfg.bias)
+        self.up = Linear(width, hidden, cfg.bias)
+        self.down = Linear(hidden, width, cfg.bias)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        gate, up = torch.chunk(fused_linear(x, [self.gate, self.up]), 2, dim=-1)
+        return self.down(activate(gate, self.activation) * up)

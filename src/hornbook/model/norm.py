@@ -1,0 +1,37 @@
+"""Normalisation over the last dim, computed in float32 whatever the dtype of the input.
+
+LayerNorm: Ba et al. 2016 (arXiv 1607.06450). RMSNorm: Zhang and Sennrich 2019 (arXiv 1910.07467).
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hornbook.model import config
+
+
+class LayerNorm(nn.Module):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`."""
+
+    def __init__(self, width: int, cfg: config.LayerNorm) -> None:
+        super().__init__()
+        self.eps = cfg.eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if cfg.bias else None
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        y = F.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)
+        return y.to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight`."""
+
+    def __init__(self, width: int, cfg: config.RMSNorm) -> None:
+        super().__init__()
+        self.eps = cfg.eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
