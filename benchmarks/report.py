@@ -1,0 +1,44 @@
+"""What every benchmark shares: facts of the machine, the file of results, and a plain table."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Facts that a figure depends on: processor, cores, versions. No host name."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        model = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model)
+    facts: dict[str, Any] = {"processor": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    facts |= {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def write(name: str, figures: dict[str, Any]) -> Path:
+    """Write `benchmarks/results/NAME.json` with the machine's facts beside the figures."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n")
+    return path
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows as aligned text, numbers with four significant digits."""
+    cells = [[_cell(value) for value in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
