@@ -1,0 +1,106 @@
+"""Where and with what a run computes: `env.json`, and `data.lock` for what it reads.
+
+Environment variables are recorded from a list of names, never wholesale: they hold people's secrets.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hornbook.errors import IntegrityError
+from hornbook.parallel.mesh import Mesh
+
+PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_JOB_ID "
+    "SLURM_RESTART_COUNT HF_HOME HF_HUB_OFFLINE NO_COLOR OMP_NUM_THREADS MKL_NUM_THREADS HORNBOOK_SET HORNBOOK_RUNS"
+).split()
+
+
+def describe_environment(mesh: Mesh, seed: int, argv: list[str]) -> dict[str, Any]:
+    """Versions, hardware, threads, seed, command, code revision."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "hardware": _hardware(mesh),
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        "argv": argv,
+        "folder": os.getcwd(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "git": {"code": git_state(Path(__file__).parent), "folder": git_state(Path.cwd())},
+    }
+
+
+def bits_depend_on(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an environment that the last bits of a sum depend on."""
+    return {
+        "torch": environment["versions"]["torch"],
+        "threads": environment["threads"],
+        "device": environment["hardware"]["device"],
+        "cpu": environment["hardware"]["cpu"],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _hardware(mesh: Mesh) -> dict[str, Any]:
+    device = str(mesh.device)
+    if mesh.device.type == "cuda":
+        device = torch.cuda.get_device_name(mesh.device)
+    return {
+        "device": device,
+        "cpu": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "executable": sys.executable,
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the repository around a folder and whether it has changes; None where there is none."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
+    return done.stdout.strip()
+
+
+def check_data_lock(path: Path, current: Mapping[str, Any]) -> None:
+    """Raise IntegrityError if the data is not what `data.lock` recorded at the start of the run."""
+    try:
+        locked = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}") from error
+    problems = []
+    if locked["tokenizer"] != current["tokenizer"]:
+        problems.append("the tokenizer")
+    before, after = locked["shards"], current["shards"]
+    problems += [f"shard {name} is gone" for name in before if name not in after]
+    problems += [f"shard {name} is new" for name in after if name not in before]
+    problems += [f"shard {name}" for name in before if name in after and before[name] != after[name]]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise IntegrityError(
+            f"the data is not what this run began with ({', '.join(problems[:3])}{more}): restore it, or "
+            "`hornbook fork` a new run onto the new data"
+        )

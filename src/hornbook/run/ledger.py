@@ -1,0 +1,90 @@
+"""The ledger `events.jsonl`: what was decided and done, written and synced before it takes effect.
+
+A run has two kinds of state. Weights, moments and the clock are rewound by a restore. What people and guards
+decided is not: it stands in the ledger, and `replay` gives it back at every start. The records form a hash
+chain, so that a lost or altered line shows.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from hornbook.rundir import Appender, RunDir, read_records, verify_chain
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class Position(Protocol):
+    """Where the run is."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class At:
+    """A position that is only known as numbers."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Monotone:
+    """State that only grows, replayed from the ledger over every restore."""
+
+    attempt: int = 0
+    """Starts of the run so far."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted key -> value changed since the start (the newest)."""
+    windows: list[tuple[int, int]] = field(default_factory=list)
+    """Global sample intervals [from, to) that are never taken again."""
+    origin: dict[str, Any] | None = None
+    """What the run began from, where that was a checkpoint."""
+
+
+def replay(records: Iterable[dict[str, Any]]) -> Monotone:
+    """Fold the ledger's records, in order, into the monotone state."""
+    state = Monotone()
+    for record in records:
+        state.attempt = max(state.attempt, record["attempt"])
+        state.settings |= {key: change["new"] for key, change in record.get("changes", {}).items()}
+        if "window" in record:
+            state.windows.append((record["window"][0], record["window"][1]))
+        if record.get("origin"):
+            state.origin = record["origin"]
+    return state
+
+
+class Ledger:
+    """Writer of one attempt's records; opens by cutting a torn tail and checking the chain."""
+
+    def __init__(self, run: RunDir, listeners: Iterable[Listener] = ()) -> None:
+        self._appender = Appender(run.events, chained=True)
+        verify_chain(run.events)
+        self.past = replay(record for record, _ in read_records(run.events))
+        self.attempt = self.past.attempt + 1
+        self.listeners: list[Listener] = list(listeners)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._appender.close()
+
+    @property
+    def torn(self) -> int:
+        """Bytes of an unfinished last line that were cut on opening."""
+        return self._appender.torn
+
+    def note(self, kind: str, at: Position, **fields: Any) -> None:
+        """Append one record and return when it is on disk."""
+        record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
+        record |= fields
+        self._appender.append(record)
+        self._appender.sync()
+        for listen in self.listeners:
+            listen(record)

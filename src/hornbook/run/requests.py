@@ -1,0 +1,98 @@
+"""What a person asks of a running run, as files in `control/`.
+
+A request is a small JSON file that appears as a whole (written aside, then renamed): `{"action": "save" or
+"stop", "reason": text, "at_step": optional}`. The loop looks once a step, writes the acknowledgement to the
+ledger, then deletes the file and acts. A file named STOP in the run directory is a switch, not a request: the
+run stops, and does not start again, until someone removes it.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from hornbook.errors import UsageError
+from hornbook.fields import Config
+from hornbook.run.ledger import Ledger, Position
+from hornbook.run.signals import StopSignals
+from hornbook.rundir import TEMPORARY, RunDir, write_atomic
+
+
+class Request(Config):
+    """One request of a person."""
+
+    action: Literal["save", "stop"]
+    """Save now, or save and stop."""
+    reason: str = ""
+    """Why; it goes into the ledger."""
+    at_step: int | None = None
+    """Wait for this step."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the loop should do before its next step."""
+
+    save: bool = False
+    stop: str | None = None
+    """Who asked to stop."""
+
+
+def write_request(run: RunDir, request: Request) -> Path:
+    """Put a request where the loop finds it; returns the file."""
+    path = run.control / f"{time.time_ns()}-{os.getpid()}.json"
+    write_atomic(path, request.model_dump_json() + "\n")
+    return path
+
+
+def stop_file(run: RunDir) -> Path:
+    """The switch that holds a run."""
+    return run.path / "STOP"
+
+
+def refuse_if_held(run: RunDir) -> None:
+    """Raise UsageError while the STOP file is there: a scheduler must not start the run again and again."""
+    if stop_file(run).exists():
+        raise UsageError(f"{stop_file(run)} holds this run: remove the file to go on")
+
+
+class Inbox:
+    """Everything that may ask this run to save or to stop."""
+
+    def __init__(self, run: RunDir, ledger: Ledger, signals: StopSignals) -> None:
+        self._run, self._ledger, self._signals = run, ledger, signals
+
+    def poll(self, at: Position) -> Orders:
+        """Take the requests that are due, acknowledge them in the ledger, and say what they ask for."""
+        taken = [request for path in self._files() if (request := self._take(path, at))]
+        save = any(request.action == "save" for request in taken)
+        stop = self._signals.received
+        if stop is None and any(request.action == "stop" for request in taken):
+            stop = "request"
+        if stop is None and stop_file(self._run).exists():
+            stop = "STOP file"
+        return Orders(save, stop)
+
+    def _files(self) -> list[Path]:
+        with os.scandir(self._run.control) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(TEMPORARY)]
+        return [self._run.control / name for name in sorted(names)]
+
+    def _take(self, path: Path, at: Position) -> Request | None:
+        """The request in a file that is due now; a file that is no request is refused in the ledger."""
+        fields: dict[str, Any] = {"file": path.name}
+        request = None
+        try:
+            request = Request.model_validate(json.loads(path.read_bytes()))
+            if request.at_step is not None and at.step < request.at_step:
+                return None
+            fields |= {"accepted": True, "action": request.action, "reason": request.reason}
+        except (ValueError, ValidationError, OSError) as error:
+            fields |= {"accepted": False, "reason": f"not a request: {error}"}
+        self._ledger.note("request", at, **fields)
+        path.unlink(missing_ok=True)
+        return request
