@@ -1,0 +1,239 @@
+"""Folders of safetensors: one file, or shards joined by an index; read with suspicion, written in order.
+
+A checkpoint from elsewhere is untrusted input. Names in an index must be plain names of regular files, headers are
+checked before anything is mapped (sizes, offsets, types, repeated keys), and pickles are refused by what
+they are, whatever they are called. Format: github.com/huggingface/safetensors, README, "Format".
+"""
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hornbook.errors import HornbookError, IntegrityError, StorageError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+"""Tensors of one file at most (a single larger tensor gets a file of its own)."""
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_JSON_BYTES = 64 * 2**20
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a folder."""
+
+    file: Path
+    dtype: str
+    """As the format spells it: F32, BF16, F16, ..."""
+    shape: tuple[int, ...]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from an untrusted file; IntegrityError naming the file if it is anything else."""
+    size = regular_size(path)
+    if size > MAX_JSON_BYTES:
+        raise IntegrityError(f"{path}: {size} bytes are too many for a configuration")
+    try:
+        content = json.loads(path.read_bytes(), object_pairs_hook=_no_repeats)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise IntegrityError(f"{path}: a JSON object is expected, found {type(content).__name__}")
+    return content
+
+
+def regular_size(path: Path) -> int:
+    """Bytes of a regular file (through symlinks, as the hub's cache has them); IntegrityError otherwise."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise IntegrityError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise IntegrityError(f"{path}: not a regular file")
+    return status.st_size
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} occurs twice")
+    return found
+
+
+def list_tensors(folder: Path) -> dict[str, Entry]:
+    """Every tensor of a folder by name, from checked headers; no tensor is read."""
+    if (folder / INDEX).exists() and not (folder / SINGLE).exists():
+        return _list_sharded(folder)
+    if not (folder / SINGLE).exists():
+        raise IntegrityError(_nothing_to_read(folder))
+    return read_header(folder / SINGLE)
+
+
+def _list_sharded(folder: Path) -> dict[str, Entry]:
+    where = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise IntegrityError(f"{folder / INDEX}: it has no weight_map")
+    for file in set(where.values()) if all(isinstance(file, str) for file in where.values()) else [None]:
+        if (
+            not file
+            or file != os.path.basename(file)
+            or "\\" in file
+            or "\0" in file
+            or not file.endswith(".safetensors")
+        ):
+            raise IntegrityError(f"{folder / INDEX}: {file!r} is not the plain name of a .safetensors file")
+    found: dict[str, Entry] = {}
+    for file in sorted(set(where.values())):
+        found.update((name, entry) for name, entry in read_header(folder / file).items() if where.get(name) == file)
+    if missing := sorted(set(where) - set(found)):
+        raise IntegrityError(
+            f"{folder / INDEX}: {where[missing[0]]} does not hold {missing[0]} ({len(missing)} missing in all)"
+        )
+    return found
+
+
+def _nothing_to_read(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    pickles = sorted(each.name for each in folder.iterdir() if each.name.endswith(_PICKLE_SUFFIXES))
+    if pickles:
+        return (
+            f"{folder}: holds pickled weights only ({pickles[0]}). Unpickling can run code, so hornbook reads "
+            "safetensors only: convert it where that is no risk (transformers' save_pretrained writes safetensors)"
+        )
+    return f"{folder}: holds no {SINGLE} and no {INDEX}"
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Tensors of one safetensors file; every field of its header is checked against the file's size."""
+    size = regular_size(path)
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        plausible = 2 <= length <= min(size - 8, MAX_HEADER_BYTES)
+        header = file.read(length if plausible else 0)
+    if header[:1] != b"{":
+        if start.startswith(_PICKLE_STARTS):
+            raise IntegrityError(f"{path}: this is a pickle, not safetensors; it can run code and is not read")
+        raise IntegrityError(f"{path}: not a safetensors file (its header would be {length} bytes long, of {size})")
+    try:
+        content = json.loads(header, object_pairs_hook=_no_repeats)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path}: damaged safetensors header: {error}") from error
+    content.pop("__metadata__", None)
+    spans = [(*_span(path, name, value), name) for name, value in content.items()]
+    _check_cover(path, sorted(spans), size - 8 - length)
+    return {name: Entry(path, value["dtype"], tuple(value["shape"])) for name, value in content.items()}
+
+
+def _span(path: Path, name: str, value: Any) -> tuple[int, int]:
+    """Begin and end of a tensor in the data, if dtype and shape give just that many bytes."""
+    match value:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
+            all(type(dim) is int and dim >= 0 for dim in shape) and 0 <= begin <= end
+        ):
+            width = _ITEM_BYTES.get(dtype)
+            if width is None or prod(shape) * width == end - begin:
+                return begin, end
+    raise IntegrityError(f"{path}: damaged safetensors header: {name} is described as {str(value)[:200]}")
+
+
+def _check_cover(path: Path, spans: list[tuple[int, int, str]], size: int) -> None:
+    position = 0
+    for begin, end, name in spans:
+        if begin != position:
+            raise IntegrityError(f"{path}: damaged safetensors header: {name} begins at byte {begin}, not {position}")
+        position = end
+    if position != size:
+        raise IntegrityError(
+            f"{path}: truncated or padded: its header accounts for {position} bytes of data, it has {size}"
+        )
+
+
+class Reader:
+    """Tensors of a folder, one at a time; each file is opened once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Any] = {}
+
+    def read(self, name: str, entry: Entry) -> Tensor:
+        """The tensor as stored, on the CPU."""
+        if entry.file not in self._open:
+            self._open[entry.file] = self._guarded(entry.file, lambda: safe_open(entry.file, framework="pt"))
+        return self._guarded(entry.file, lambda: self._open[entry.file].get_tensor(name))
+
+    @staticmethod
+    def _guarded(path: Path, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except (SafetensorError, OSError) as error:
+            raise IntegrityError(f"{path}: {error}") from error
+
+
+def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> dict[str, list[str]]:
+    """File name -> names of its tensors, in the order of `sizes` (bytes of each tensor)."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    total = len(shards)
+    return {f"model-{i:05d}-of-{total:05d}.safetensors": names for i, names in enumerate(shards, 1)}
+
+
+def write_tensors(
+    folder: Path, sizes: Mapping[str, int], make: Callable[[str], Tensor], limit: int = SHARD_BYTES
+) -> None:
+    """Write tensors shard by shard, so that converted copies of one shard at most are held; bytes are deterministic.
+
+    `sizes`: bytes of each tensor, in the order of the layers; `make(name)` gives the tensor (contiguous, CPU).
+    """
+    plan = plan_shards(sizes, limit)
+    for file, names in plan.items():
+        try:
+            save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:
+            raise _storage_error(error, folder / file) from error
+    if list(plan) != [SINGLE]:
+        where = {name: file for file, names in plan.items() for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Sorted, indented, with a final newline: the same content gives the same bytes."""
+    try:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _storage_error(error, path) from error
+
+
+def _storage_error(error: Exception, path: Path) -> HornbookError:
+    return StorageError(f"{path}: cannot be written: {error}. Free some space or choose another folder")
+
+
+def named(names: Iterable[str], limit: int = 5) -> str:
+    """A few of many names, for an error message."""
+    listed = sorted(names)
+    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
