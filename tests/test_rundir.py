@@ -107,14 +107,16 @@ def test_sync_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     for seconds, expected in ((None, 0), (0, 3), (3600, 0)):
-        synced.clear()
         appender = Appender(tmp_path / f"{seconds}.jsonl", sync_seconds=seconds)
+        assert len(synced) == 1  # the new name in its folder
+        synced.clear()
         for step in range(3):
             appender.append({"step": step})
         assert len(synced) == expected
         appender.close()
         appender.close()
         assert len(synced) == (expected or 1)
+        synced.clear()
 
 
 def test_a_failed_append_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -51,8 +51,13 @@ class StepRecord(Record):
     """Hash of the token ids of the step's global batch."""
     lr: NotRequired[float]
     gradient_norm: NotRequired[float | None]
+    """Global norm before clipping."""
     seconds: NotRequired[float]
+    data_seconds: NotRequired[float]
+    tokens_per_second: NotRequired[float]
     step_tokens: NotRequired[int]
+    first_sample: NotRequired[int]
+    num_samples: NotRequired[int]
     skipped: NotRequired[bool]
     time: NotRequired[float]
 
@@ -115,6 +120,8 @@ class RunDir:
                 probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
                 probe.write_bytes(b"hornbook")
                 probe.unlink()
+            sync_directory(self.path)
+            sync_directory(self.path.parent)
         except OSError as error:
             raise storage_error(error, self.path) from error
         return self
@@ -153,7 +160,10 @@ class Appender:
         self.path = path
         self._sync_seconds = sync_seconds
         try:
+            new = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if new:
+                sync_directory(path.parent)
             self._end, self.torn, last = _cut_torn_tail(self._file)
         except OSError as error:
             raise storage_error(error, path) from error

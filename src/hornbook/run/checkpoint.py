@@ -1,0 +1,298 @@
+"""Checkpoints of a run: save, restore the newest that verifies, keep the right ones.
+
+A checkpoint counts only if every byte is what its manifest says. Where the newest does not, the next older is
+used and the caller is told; where none does, that is an error: training never starts from scratch by itself.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Protocol
+
+from hornbook.errors import IntegrityError, StorageError, UsageError
+from hornbook.run.commit import (
+    checkpoint_name,
+    clean,
+    commit,
+    discard,
+    free_bytes,
+    list_checkpoints,
+    needed_bytes,
+    step_of,
+)
+from hornbook.run.config import CheckpointConfig
+from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
+from hornbook.run.weights import check_weights
+from hornbook.rundir import RunDir, write_atomic
+
+LATEST = "latest"
+BEST = "best"
+
+_NEEDED = {
+    "*.safetensors": "the weights",
+    "trainer/optimizer*.safetensors": "the optimizer's moments",
+    "trainer/state.json": "the trainer's state",
+}
+_log = logging.getLogger(__name__)
+
+
+class Savable(Protocol):
+    """What a checkpoint is made of and read into."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def write(self, folder: Path) -> None: ...
+    def read(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something about checkpoints that belongs in the ledger."""
+
+    kind: str
+    """`checkpoint_damaged`, `checkpoint_removed` or `litter_removed`."""
+    path: str
+    text: str
+
+
+class Checkpoints:
+    """The directory `checkpoints` of a run, for the process that holds the run's lock."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+        self._directory = directory
+        self._config = config
+        self._verified: Path | None = None
+        self._notes: list[Note] = []
+
+    def take_notes(self) -> list[Note]:
+        """Notes since the last call, for the ledger."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def save(self, state: Savable, final: bool = False, score: float | None = None) -> Path:
+        """Commit a checkpoint of the state; when this returns it survives a power cut.
+
+        `score` is the validation loss measured at this very step; the lowest becomes `best`. Raises StorageError
+        (disk full, failing, read-only): older checkpoints are then untouched, training may go on and try again.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make {self._directory}: {error.strerror}") from error
+        self._clean()
+        self._make_room()
+        folder, _ = commit(self._directory, state.write, step=state.step, tokens=state.tokens, score=score, final=final)
+        self._verified = folder
+        write_atomic(self._directory / LATEST, folder.name + "\n")
+        if score is not None and self._config.best and self._beats_best(score, folder):
+            write_atomic(self._directory / BEST, folder.name + "\n")
+        self._remove(self._surplus(self._config.keep))
+        return folder
+
+    def restore(self, state: Savable, before: int | None = None) -> Path | None:
+        """Read the newest checkpoint that verifies (at or before step `before`); None where there is none at all.
+
+        Directories that do not verify are set aside as `damaged-step-N` and noted. Raises IntegrityError naming
+        every one if all are damaged. With `before`, later checkpoints are deleted: they lie on a branch that is left.
+        """
+        if not self._directory.is_dir():
+            return None
+        self._clean()
+        candidates = list_checkpoints(self._directory)
+        damaged: list[tuple[Path, str]] = []
+        for folder in candidates:
+            if before is not None and (step_of(folder) or 0) > before:
+                continue
+            try:
+                self.verify(folder)
+            except IntegrityError as error:
+                damaged.append((folder, str(error)))
+                continue
+            state.read(folder)
+            self._verified = folder
+            self._set_aside(damaged)
+            if before is not None:
+                self._remove(path for path in candidates if (step_of(path) or 0) > before)
+            return folder
+        if damaged:
+            raise IntegrityError(_all_damaged(damaged))
+        return None
+
+    def newest_verified(self) -> Path | None:
+        """The newest checkpoint that verifies, or None. Changes nothing; damaged ones are logged."""
+        return newest_verified(self._directory)
+
+    def verify(self, path: Path) -> Manifest:
+        """Compare every byte with the manifest, and see that a run can go on from it; IntegrityError if not."""
+        manifest = verify_folder(path)
+        for pattern, what in _NEEDED.items():
+            if not any(fnmatch(name, pattern) for name in manifest.files):
+                raise IntegrityError(f"{path}: {what} ({pattern}) are missing: a run cannot go on from it")
+        return manifest
+
+    def _clean(self) -> None:
+        for name in clean(self._directory):
+            self._notes.append(
+                Note("litter_removed", str(self._directory / name), "left by a save that was interrupted")
+            )
+
+    def _make_room(self) -> None:
+        """See that a save as large as the last one fits, if need be by removing surplus checkpoints early."""
+        needed = needed_bytes(self._expected_bytes())
+        free = free_bytes(self._directory)
+        if free >= needed:
+            return
+        chosen: list[Path] = []
+        for folder in reversed(self._surplus(1)):
+            chosen.append(folder)
+            free += _size(folder)
+            if free >= needed:
+                self._remove(chosen, "removed early: the disk is nearly full")
+                return
+        raise StorageError(
+            f"cannot save in {self._directory}: a checkpoint needs {needed:,} bytes and "
+            f"{free_bytes(self._directory):,} are free; free some space, or lower checkpoint.keep"
+        )
+
+    def _expected_bytes(self) -> int:
+        """Size of the newest checkpoint; 0 before the first."""
+        return next((size for folder in list_checkpoints(self._directory) if (size := _size(folder))), 0)
+
+    def _surplus(self, keep: int) -> list[Path]:
+        """Checkpoints that the keep-policy does not protect, newest first."""
+        if self._verified is None:
+            self._verified = self.newest_verified()
+        best = read_pointer(self._directory, BEST) if self._config.best else None
+        rotating = []
+        for folder in list_checkpoints(self._directory):
+            step = step_of(folder) or 0
+            milestone = self._config.keep_every and step % self._config.keep_every == 0
+            if not (milestone or folder in (self._verified, best)):
+                rotating.append(folder)
+        newer = list_checkpoints(self._directory)[:keep]
+        return [folder for folder in rotating if folder not in newer]
+
+    def _remove(self, folders: Iterable[Path], reason: str | None = None) -> None:
+        for folder in folders:
+            try:
+                discard(folder)
+            except OSError as error:
+                reason = f"could not be removed: {error.strerror}"
+            if reason:
+                self._notes.append(Note("checkpoint_removed", str(folder), reason))
+
+    def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
+        for folder, problem in damaged:
+            text = f"{problem}; an older checkpoint is used"
+            _log.warning("%s", text)
+            try:
+                os.rename(folder, _unused(folder.with_name(f"damaged-{folder.name}")))
+            except OSError as error:
+                text += f" (it could not be set aside: {error.strerror})"
+            self._notes.append(Note("checkpoint_damaged", str(folder), text))
+
+    def _beats_best(self, score: float, folder: Path) -> bool:
+        best = read_pointer(self._directory, BEST)
+        if best is None or best == folder:
+            return True
+        try:
+            held = read_manifest(best).score
+        except IntegrityError:
+            return True
+        return held is None or score < held
+
+
+def read_pointer(directory: Path, name: str) -> Path | None:
+    """The checkpoint that `latest` or `best` names, if it is there."""
+    try:
+        folder = directory / (directory / name).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return folder if folder.parent == directory and step_of(folder) is not None and folder.is_dir() else None
+
+
+def newest_verified(directory: Path) -> Path | None:
+    """The newest checkpoint whose bytes are all as its manifest says, or None; damaged ones are logged."""
+    for folder in list_checkpoints(directory):
+        try:
+            verify_folder(folder)
+        except IntegrityError as error:
+            _log.warning("%s; an older checkpoint is used", error)
+        else:
+            return folder
+    return None
+
+
+def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
+    """The verified checkpoint that a person means by a run, a checkpoint, or a pointer (`RUN/checkpoints/best`).
+
+    Of a run: the checkpoint of `step`, else the newest that verifies. A folder without a manifest (any Hugging Face
+    directory) is taken if its weights are safetensors. Raises UsageError where there is no such thing, IntegrityError
+    where it is damaged or holds a pickle.
+    """
+    path = Path(target)
+    if path.is_file() and path.name in (LATEST, BEST):
+        path = read_pointer(path.parent, path.name) or path
+    if not path.exists():
+        raise UsageError(f"{path}: no such run or checkpoint")
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a run or checkpoint directory")
+    directory = RunDir(path).checkpoints if RunDir(path).checkpoints.is_dir() else path
+    if directory != path or list_checkpoints(path):
+        return _choose(directory, step)
+    if step is not None:
+        raise UsageError(f"{path} is one checkpoint: a step can be chosen of a run only")
+    if (path / MANIFEST).exists():
+        verify_folder(path)
+    check_weights(path)
+    return path
+
+
+def _choose(directory: Path, step: int | None) -> Path:
+    there = list_checkpoints(directory)
+    if not there:
+        raise UsageError(f"{directory} has no checkpoint yet")
+    if step is None:
+        problems: list[tuple[Path, str]] = []
+        for folder in there:
+            try:
+                verify_folder(folder)
+            except IntegrityError as error:
+                problems.append((folder, str(error)))
+                continue
+            for _, problem in problems:
+                _log.warning("%s; %s is used", problem, folder.name)
+            return folder
+        raise IntegrityError(_all_damaged(problems))
+    folder = directory / checkpoint_name(step)
+    if folder not in there:
+        steps = ", ".join(str(step_of(path)) for path in reversed(there))
+        raise UsageError(f"{directory} has no checkpoint of step {step}; there are: {steps}")
+    verify_folder(folder)
+    return folder
+
+
+def _size(folder: Path) -> int:
+    try:
+        return read_manifest(folder).total_bytes
+    except IntegrityError:
+        return 0
+
+
+def _unused(path: Path) -> Path:
+    """The path, or the path with the first free number."""
+    numbered = (path.with_name(f"{path.name}.{i}") for i in range(2, 10_000))
+    return path if not path.exists() else next(candidate for candidate in numbered if not candidate.exists())
+
+
+def _all_damaged(damaged: list[tuple[Path, str]]) -> str:
+    lines = "".join(f"\n  {problem}" for _, problem in damaged)
+    return (
+        f"no checkpoint of this run can be used:{lines}\n"
+        "restore one from a copy, or begin again in another folder; nothing was deleted"
+    )

@@ -1,0 +1,135 @@
+"""How a checkpoint becomes visible: all of it or nothing, at any crash.
+
+    write into .tmp-step-N-PID  ->  sync files  ->  MANIFEST.json  ->  sync directories  ->  rename  ->  sync parent
+
+A reader that sees `step-N` sees all of it, on disk. Whatever carries the prefix `.tmp-` is unfinished or being
+deleted and may go at any time. A step that is saved again takes the place of the old one over `step-N.old`,
+so that one of the two is there at every moment.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hornbook.errors import StorageError
+from hornbook.run.manifest import Manifest, write_manifest
+from hornbook.rundir import TEMPORARY, storage_error, sync_directory
+
+_NAME = re.compile(r"step-(\d{8,})(\.old)?")
+_HEADROOM = 1.2
+
+
+def checkpoint_name(step: int) -> str:
+    """`step-00000500`."""
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Step of a checkpoint directory by its name, None for anything else."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def list_checkpoints(parent: Path) -> list[Path]:
+    """Committed directories, newest step first; a copy about to be replaced comes after its replacement."""
+    if not parent.is_dir():
+        return []
+    found = [path for path in parent.iterdir() if step_of(path) is not None and path.is_dir() and not path.is_symlink()]
+    return sorted(found, key=lambda path: (-(step_of(path) or 0), path.name))
+
+
+def commit(
+    parent: Path,
+    write: Callable[[Path], None],
+    *,
+    step: int,
+    tokens: int,
+    score: float | None = None,
+    final: bool = False,
+) -> tuple[Path, Manifest]:
+    """Let `write` fill a directory and publish it; when this returns, the checkpoint survives a power cut.
+
+    Raises StorageError where the disk is full or fails; what was there before is then still there.
+    """
+    stage = parent / f"{TEMPORARY}{checkpoint_name(step)}-{os.getpid()}"
+    target = parent / checkpoint_name(step)
+    try:
+        stage.mkdir()
+        write(stage)
+        manifest = write_manifest(stage, step=step, tokens=tokens, score=score, final=final)
+        _publish(stage, target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(stage, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise storage_error(error, target) from error
+        raise StorageError(f"cannot write {target}: {error}; check the space and the disk") from error
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    return target, manifest
+
+
+def _publish(stage: Path, target: Path) -> None:
+    """Rename into place and sync the parent."""
+    old = target.with_name(target.name + ".old")
+    replaces = target.exists()
+    if replaces:
+        if old.exists():
+            discard(old)
+        os.rename(target, old)
+    try:
+        os.rename(stage, target)
+    except OSError:
+        if replaces:
+            with suppress(OSError):
+                os.rename(old, target)
+        raise
+    sync_directory(target.parent)
+    if replaces:
+        discard(old)
+
+
+def discard(folder: Path) -> None:
+    """Delete a directory so that nobody ever sees half of it: rename first, then delete."""
+    doomed = folder.with_name(f"{TEMPORARY}del-{folder.name}-{os.getpid()}")
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clean(parent: Path) -> list[str]:
+    """Finish what a dead writer began: delete its litter, end its replacement. Only the owner of the run may.
+
+    Returns the names that were deleted or renamed.
+    """
+    litter = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY)]
+    for path in litter:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+    names = [path.name for path in litter]
+    for old in parent.glob("step-*.old"):
+        names.append(old.name)
+        new = old.with_name(old.name.removesuffix(".old"))
+        if new.exists():
+            discard(old)
+        else:
+            os.rename(old, new)
+    return names
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that a process without privileges can still write."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def needed_bytes(expected: int) -> int:
+    """Free space that a save of `expected` bytes asks for."""
+    return int(expected * _HEADROOM)

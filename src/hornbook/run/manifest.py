@@ -1,0 +1,186 @@
+"""MANIFEST.json: what a checkpoint holds, to the byte.
+
+The manifest lists size and XXH3-128 of every file and carries a hash of itself. A directory is a checkpoint only
+if its manifest verifies: tensor files of every common format load with flipped bits or a tail of zeros.
+Names in a manifest are input like any other: only regular files inside the directory are ever opened.
+"""
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from hornbook.errors import IntegrityError
+from hornbook.rundir import sync_directory
+
+MANIFEST = "MANIFEST.json"
+FORMAT = "hornbook checkpoint"
+VERSION = 1
+
+_MANIFEST_LIMIT = 16 << 20
+_CHUNK = 4 << 20
+_SELF = "xxh3_128"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of a checkpoint."""
+
+    step: int
+    tokens: int
+    score: float | None
+    """Validation loss at this step (lower is better) where it was measured."""
+    final: bool
+    """Whether the run was complete."""
+    files: dict[str, tuple[int, str]]
+    """Relative POSIX name to (size in bytes, XXH3-128 in hex)."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(size for size, _ in self.files.values())
+
+
+def write_manifest(
+    folder: Path, *, step: int, tokens: int, score: float | None = None, final: bool = False
+) -> Manifest:
+    """Hash and sync every file under `folder`, then write and sync the manifest and the directories."""
+    files, folders = {}, [folder]
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            folders.append(path)
+        else:
+            files[path.relative_to(folder).as_posix()] = _measure(
+                folder, path.relative_to(folder).as_posix(), sync=True
+            )
+    manifest = Manifest(step, tokens, score, final, files)
+    file = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(_encode(manifest))
+        while view:
+            view = view[os.write(file, view) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    for path in reversed(folders):
+        sync_directory(path)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest, if it is whole; IntegrityError saying what is wrong. The files are not looked at."""
+    try:
+        raw = _read_small(folder, MANIFEST)
+        data = json.loads(raw)
+        claimed = data.pop(_SELF)
+        if claimed != _digest(data):
+            raise IntegrityError(f"{folder}: {MANIFEST} does not match its own hash")
+        if (data["format"], data["version"]) != (FORMAT, VERSION):
+            raise IntegrityError(f"{folder}: {MANIFEST} is of version {data['version']}, this hornbook reads {VERSION}")
+        files = {name: (int(entry["size"]), str(entry["xxh3_128"])) for name, entry in data["files"].items()}
+        return Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"{folder}: {MANIFEST} cannot be read ({type(error).__name__})") from error
+
+
+def verify_folder(folder: Path) -> Manifest:
+    """Read every byte the manifest lists and compare; IntegrityError naming every file that is wrong."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise IntegrityError(f"{folder}: not a directory")
+    manifest = read_manifest(folder)
+    problems = [problem for name, entry in manifest.files.items() if (problem := _compare(folder, name, entry))]
+    if problems:
+        raise IntegrityError(f"{folder}: " + "; ".join(problems))
+    return manifest
+
+
+def _compare(folder: Path, name: str, expected: tuple[int, str]) -> str | None:
+    """What is wrong with one file, or None."""
+    try:
+        size, digest = _measure(folder, name)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except IntegrityError as error:
+        return str(error)
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    if size != expected[0]:
+        return f"{name} has {size:,} bytes instead of {expected[0]:,}"
+    return None if digest == expected[1] else f"{name} is damaged (its hash differs)"
+
+
+def open_inside(folder: Path, name: str) -> int:
+    """Descriptor of a regular file inside `folder`; no `..`, no absolute name, no link on the way, no device or pipe.
+
+    Raises IntegrityError for such names, OSError where the file cannot be opened.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or name != "/".join(parts) or "\0" in name or name.startswith("/") or ".." in parts:
+        raise IntegrityError(f"{name!r} is not a name inside the checkpoint")
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for i, part in enumerate(parts):
+            mode = os.stat(part, dir_fd=place, follow_symlinks=False).st_mode
+            last = i == len(parts) - 1
+            if not (stat.S_ISREG(mode) if last else stat.S_ISDIR(mode)):
+                raise IntegrityError(f"{name} is not a regular file")
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            inner = os.open(part, flags if last else flags | os.O_DIRECTORY, dir_fd=place)
+            os.close(place)
+            place = inner
+    except BaseException:
+        os.close(place)
+        raise
+    return place
+
+
+def _measure(folder: Path, name: str, *, sync: bool = False) -> tuple[int, str]:
+    """Size and XXH3-128 of a file, after its bytes are on disk if `sync`."""
+    hasher, size = xxhash.xxh3_128(), 0
+    file = open_inside(folder, name)
+    try:
+        if sync:
+            os.fsync(file)
+        buffer = bytearray(_CHUNK)
+        while count := os.readv(file, [buffer]):
+            hasher.update(memoryview(buffer)[:count])
+            size += count
+    finally:
+        os.close(file)
+    return size, hasher.hexdigest()
+
+
+def _read_small(folder: Path, name: str) -> bytes:
+    try:
+        file = open_inside(folder, name)
+    except FileNotFoundError:
+        raise IntegrityError(f"{folder}: there is no {name}: a save was interrupted, or files were removed") from None
+    except OSError as error:
+        raise IntegrityError(f"{folder}: {name} cannot be read ({error.strerror})") from error
+    with os.fdopen(file, "rb") as stream:
+        raw = stream.read(_MANIFEST_LIMIT + 1)
+    if len(raw) > _MANIFEST_LIMIT:
+        raise IntegrityError(f"{folder}: {name} is larger than {_MANIFEST_LIMIT:,} bytes")
+    return raw
+
+
+def _encode(manifest: Manifest) -> bytes:
+    files = {name: {"size": size, "xxh3_128": digest} for name, (size, digest) in manifest.files.items()}
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": manifest.step,
+        "tokens": manifest.tokens,
+        "score": manifest.score,
+        "final": manifest.final,
+        "files": files,
+    }
+    return (json.dumps({**data, _SELF: _digest(data)}, indent=1) + "\n").encode()
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(data, sort_keys=True).encode()).hexdigest()
