@@ -45,13 +45,20 @@ class Recipe(Config):
     """Logging."""
 
 
+ALTERNATIVES = (("train.tokens", "train.epochs"),)
+"""Pairs of settings of which at most one is given: a layer that gives one takes back the other."""
+
+
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = []
     model, train, data = recipe.model, recipe.train, recipe.data
     if model.attention.head_dim is None and model.width % model.heads:
         problems.append(
-            ("model.heads", f"width {model.width} does not divide into {model.heads} heads: change one, or set model.attention.head_dim")
+            (
+                "model.heads",
+                f"width {model.width} does not divide into {model.heads} heads: change one, or set model.attention.head_dim",
+            )
         )
     if model.position.kind == "rope" and model.head_dim % 2:
         problems.append(("model.attention.head_dim", f"rotary positions need an even head width, not {model.head_dim}"))
@@ -61,7 +68,10 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         )
     if train.sequence > model.position.length:
         problems.append(
-            ("train.sequence", f"{train.sequence} is longer than the {model.position.length} positions of model.position.length")
+            (
+                "train.sequence",
+                f"{train.sequence} is longer than the {model.position.length} positions of model.position.length",
+            )
         )
     if train.batch_tokens % train.sequence:
         problems.append(

@@ -1,0 +1,142 @@
+"""The command `hornbook`: a table of verbs, each imported only when it is used."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hornbook.cli.shell import WORDS, guard
+from hornbook.errors import EXIT_MEANING, UsageError
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Where a verb is: module `hornbook.cli.MODULE`, and there a function, or `app` for a group of verbs."""
+
+    module: str
+    function: str
+    help: str
+    section: str
+    words: bool = False
+    """Whether it takes `--section.key value` in any place."""
+
+
+VERBS = {
+    "quickstart": Verb("quickstart", "quickstart", "Raw text to a trained, exported model in three minutes", "Start"),
+    "doctor": Verb("doctor", "doctor", "Check this machine", "Start"),
+    "prepare": Verb("prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
+    "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),
+    "train": Verb("train", "train", "Train a model", "Train", words=True),
+    "resume": Verb("resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
+    "fork": Verb("fork", "fork", "Start a new run from the weights of another", "Train", words=True),
+    "verify": Verb("verify", "verify", "Compare two runs bit for bit", "Train"),
+    "eval": Verb("evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
+    "generate": Verb("generate", "generate", "Continue a prompt", "Model"),
+    "import": Verb("import_", "import_", "A Hugging Face checkpoint to a checkpoint of ours", "Model"),
+    "export": Verb("export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
+    "runs": Verb("runs", "app", "List, show and compare runs", "Look"),
+    "recipes": Verb("recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
+    "config": Verb("config", "app", "Show, explain and check settings", "Look"),
+}
+"""Every verb, in the order of `--help`."""
+
+
+class VerbGroup(TyperGroup):
+    """The group of all verbs; listing them imports none."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """Names of all verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
+        """Import the verb and make its command."""
+        return load_verb(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+        """As usual, with a did-you-mean for a mistyped verb. Raises UsageError."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook --help` lists them"
+            raise UsageError(f"there is no verb {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the verbs from the table, and the exit codes."""
+        formatter.write_usage("hornbook", "VERB [ARGUMENTS]")
+        formatter.write_paragraph()
+        formatter.write_text("Train language models from scratch: raw text to a trained, evaluated, exported model.")
+        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+            with formatter.section(section):
+                formatter.write_dl([(name, verb.help) for name, verb in VERBS.items() if verb.section == section])
+        with formatter.section("Options"):
+            formatter.write_dl([("--version", "Print the version"), ("-h, --help", "Of hornbook, or of a verb")])
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_MEANING.items()])
+
+
+def load_verb(name: str) -> Any:
+    """The command of a verb, from its module. Raises UsageError if this installation lacks it."""
+    verb = VERBS[name]
+    candidates = [f"hornbook.cli.{module}" for module in (verb.module, name, f"{name}_")]
+    module = next((module for module in candidates if importlib.util.find_spec(module) is not None), None)
+    if module is None:
+        raise UsageError(f"`hornbook {name}` is not part of this version")
+    loaded = importlib.import_module(module)
+    found = next(getattr(loaded, n) for n in (verb.function, name, f"{name}_", "command") if hasattr(loaded, n))
+    if isinstance(found, typer.Typer):
+        command = typer.main.get_command(found)
+    else:
+        command = build_command(found, name, words=verb.words)
+    command.name = name
+    return command
+
+
+def build_command(function: Any, name: str, *, words: bool) -> Any:
+    """A command of one function."""
+    app = typer.Typer(add_completion=False)
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], **(WORDS if words else {})}
+    app.command(name, context_settings=settings)(function)
+    return typer.main.get_command(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"hornbook {version('hornbook')}\n")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=VerbGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def hornbook(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001
+) -> None:
+    """Train language models from scratch."""
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return guard(lambda: typer.main.get_command(app).main(args=words, prog_name="hornbook", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

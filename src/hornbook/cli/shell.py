@@ -1,0 +1,154 @@
+"""What all verbs share: streams, options, free words, and errors turned into messages and exit codes.
+
+stdout is for the answer (one JSON object under `--json`), stderr is for people. A verb is one function;
+it may return an `Exit` or raise a `HornbookError`, and never calls sys.exit.
+"""
+
+import errno
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from hornbook.errors import Exit, HornbookError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hornbook.resolve import Resolved
+
+WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Context settings of a verb that takes `--section.key value` in any place."""
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE|RUN] [--section.key value]...", help="Recipe or run directory, then settings."),
+]
+DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done and write nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more; show whole tracebacks.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but problems.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+
+_STORAGE_ERRNOS = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO}
+
+
+def people(quiet: bool = False) -> "Console":
+    """Console on stderr, for people. Colour only on a terminal and without NO_COLOR; `quiet` swallows all."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = False) -> None:
+    """Print the answer on stdout: `value` as one JSON object on one line, or `text` as it is."""
+    if as_json or text is None:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def split_target(words: Sequence[str] | None, what: str = "recipe or run directory") -> tuple[str | None, list[str]]:
+    """(the one positional word or None, overrides written `key=value`) of a verb's free words."""
+    targets, overrides = split_targets(words)
+    if len(targets) > 1:
+        raise UsageError(
+            f"one {what} is enough, but there are {len(targets)}: {' '.join(targets)}\n"
+            "settings are written --section.key value or section.key=value"
+        )
+    return (targets[0] if targets else None), overrides
+
+
+def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """(all positional words, overrides written `key=value`) of a verb's free words."""
+    from hornbook.layers import split_words
+
+    return split_words(words or [])
+
+
+def resolve_words(words: Sequence[str] | None, *extra: str, default: str | None = None) -> "Resolved":
+    """The recipe that free words make: a recipe or run directory first, settings in any place.
+
+    `extra` are overrides that options of the verb stand for, such as `data.path=DATA`; they win. `default`
+    is the recipe used when the words name none; without it, the schema's defaults are used.
+    """
+    from hornbook.resolve import resolve
+
+    target, overrides = split_target(words)
+    return resolve(target or default, [*overrides, *extra])
+
+
+def guard(act: Callable[[], Any]) -> int:
+    """Run `act`; what it raises becomes one message on stderr, and the exit code is returned."""
+    try:
+        result = act()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _report("interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        return _close_quietly()
+    except HornbookError as error:
+        return _report(str(error), error.exit_code)
+    except typer.Abort:
+        return _report("interrupted", Exit.INTERRUPTED)
+    except OSError as error:
+        if error.errno in _STORAGE_ERRNOS:
+            storage = storage_error(error)
+            return _report(str(storage), storage.exit_code)
+        return _defect(error)
+    except MemoryError as error:
+        return _report(f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT)
+    except Exception as error:  # noqa: BLE001 - the one place where everything ends
+        return _other(error)
+    return int(result) if isinstance(result, int) else Exit.DONE
+
+
+def storage_error(error: OSError) -> StorageError:
+    """The StorageError for an OSError about a full, read-only or forbidden place."""
+    name = error.filename or error.filename2
+    place = f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name is not None else ""
+    remedy = {
+        errno.ENOSPC: "free some space or choose another place",
+        errno.EDQUOT: "your quota is spent: free some space or choose another place",
+        errno.EROFS: "choose a place that can be written",
+        errno.EIO: "the device reports errors: check it before you go on",
+    }.get(error.errno or 0, "check the permissions or choose another place")
+    return StorageError(f"{place}{os.strerror(error.errno or 0)}; {remedy}")
+
+
+def _other(error: Exception) -> int:
+    """Errors known by their form alone: of the command-line parser, and of a device that is full."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        context = getattr(error, "ctx", None)
+        hint = f"\n`{context.command_path} --help` lists what there is" if context is not None else ""
+        return _report(f"{error.format_message()}{hint}", Exit.USAGE)  # pyright: ignore[reportAttributeAccessIssue]
+    if type(error).__name__ == "OutOfMemoryError":
+        return _report(f"out of memory: {error}", Exit.DOES_NOT_FIT)
+    return _defect(error)
+
+
+def _defect(error: Exception) -> int:
+    whole = any(word in ("-v", "--verbose") for word in sys.argv[1:])
+    sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
+    return _report("this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT)
+
+
+def _report(message: str, code: Exit) -> int:
+    style, end = ("\x1b[1;31m", "\x1b[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
+    sys.stderr.write(f"{style}error{end} {message}\n")
+    return code
+
+
+def _close_quietly() -> int:
+    """The reader of stdout has gone (`| head`): end without a word, and without one at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.DONE
+
+
+def fail(message: str) -> NoReturn:
+    """Raise a UsageError."""
+    raise UsageError(message)

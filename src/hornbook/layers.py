@@ -1,0 +1,286 @@
+"""Where settings come from: recipe files with `extends`, the environment, words of the command line.
+
+Each source becomes a layer: nested dicts whose leaves are `Given` (a value and its origin). What the
+values mean is judged later, in `hornbook.resolve`, where layers are laid over one another.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hornbook.schema import Leaf, shapes_at
+from hornbook.toml_lines import key_lines
+
+COMMAND_LINE = "command line"
+_BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+_ASSIGNMENT = re.compile(r"""-{0,2}(?:[A-Za-z0-9_-]|\.|"[^"]*")+=""")
+_NUMBER_LIKE = re.compile(r"-\.?[0-9]")
+_KEY_PART = re.compile(r'"([^"]*)"|([^."]+)')
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value somebody wrote. `raw` marks text of a command line or of the environment: it has no type yet."""
+
+    value: Any
+    origin: str
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the configuration; `key` is "" where it is about a whole file."""
+
+    key: str
+    text: str
+    origin: str = ""
+    hint: str = ""
+
+
+@dataclass
+class Layer:
+    """One source of settings, with what was wrong about reading it."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+# --- recipe files
+
+
+@cache
+def shipped_recipes() -> dict[str, str]:
+    """Text of each recipe that comes with hornbook, by name."""
+    folder = files("hornbook") / "recipes"
+    found = {item.name: item for item in folder.iterdir() if item.name.endswith(".toml")}
+    return {name.removesuffix(".toml"): found[name].read_text(encoding="utf-8") for name in sorted(found)}
+
+
+def read_recipe(target: str) -> list[Layer]:
+    """Layers of a recipe and of all it extends, the most basic first.
+
+    `target` is the name of a shipped recipe, a file, or a folder that holds `recipe.toml` (a run directory).
+    """
+    layers: list[Layer] = []
+    chain: list[str] = []
+    wanted: tuple[str, Path | None, str] | None = (target, None, "")
+    while wanted is not None:
+        name, folder, origin = wanted
+        layer = Layer()
+        layers.insert(0, layer)
+        located = _locate(name, folder)
+        if isinstance(located, Problem):
+            layer.problems.append(Problem(located.key, located.text, origin, located.hint))
+            break
+        identity, label, text = located
+        if identity in chain:
+            cycle = " -> ".join([*chain[chain.index(identity) :], identity])
+            layer.problems.append(Problem("extends", f"the recipes extend each other in a circle: {cycle}", origin))
+            break
+        chain.append(identity)
+        wanted = _read_layer(layer, identity, label, text)
+    return layers
+
+
+def _locate(name: str, folder: Path | None) -> tuple[str, str, str] | Problem:
+    """(identity, label in messages, text) of a recipe; a path in `extends` is relative to the file that says so."""
+    if name in shipped_recipes():
+        return name, f"recipes/{name}.toml", shipped_recipes()[name]
+    path = Path(name) if folder is None else folder / name
+    if path.is_dir():
+        path = path / "recipe.toml"
+        if not path.exists():
+            return Problem("", f"{name} is a folder without a recipe.toml: give a recipe or a run directory")
+    if not path.exists():
+        close = difflib.get_close_matches(Path(name).stem, shipped_recipes(), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "shipped recipes: " + ", ".join(shipped_recipes())
+        return Problem("", f"there is no recipe {name}: no such file, and no shipped recipe of that name", hint=hint)
+    try:
+        return str(path.resolve()), str(path), path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        return Problem("", f"{path} is not UTF-8 text (byte {error.start})")
+
+
+def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str, Path | None, str] | None:
+    """Fill the layer from the text; returns what it extends: (name, folder of this file, origin)."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"line (\d+)", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        layer.problems.append(Problem("", f"not valid TOML: {error}", f"{label}:{line}"))
+        return None
+    lines = key_lines(text)
+    extends = document.pop("extends", None)
+    layer.tree = _give(document, (), lines, label)
+    if extends is None:
+        return None
+    origin = f"{label}:{lines['extends',]}"
+    if not isinstance(extends, str):
+        layer.problems.append(Problem("extends", "must be the name of a shipped recipe or a path, as text", origin))
+        return None
+    folder = Path() if identity in shipped_recipes() else Path(label).parent
+    return extends, folder, origin
+
+
+def _give(node: dict[str, Any], path: tuple[str, ...], lines: Mapping[Any, int], label: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for key, value in node.items():
+        here = (*path, key)
+        if isinstance(value, dict):
+            given[key] = _give(value, here, lines, label)
+        else:
+            given[key] = Given(value, f"{label}:{lines[here]}")
+    return given
+
+
+# --- environment
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """`HORNBOOK_SET="a.b=1 c=2"`, over which `HORNBOOK__A__B=1` is laid."""
+    layer = Layer()
+    for word in split_quoted(environ.get("HORNBOOK_SET", "")):
+        key, equals, value = word.partition("=")
+        if equals:
+            _assign(layer, key, value, "environment HORNBOOK_SET")
+        else:
+            layer.problems.append(Problem(word, "write key=value in HORNBOOK_SET", "environment HORNBOOK_SET"))
+    for name in sorted(environ):
+        if name.startswith("HORNBOOK__"):
+            key = name.removeprefix("HORNBOOK__").lower().replace("__", ".")
+            _assign(layer, key, environ[name], f"environment {name}")
+    return layer
+
+
+def split_quoted(text: str) -> list[str]:
+    """Words separated by spaces that stand outside quotes and brackets; quotes and brackets stay."""
+    words, word, quote, depth = [], "", "", 0
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter.isspace() and not quote and depth <= 0:
+            words.append(word)
+            word = ""
+        else:
+            word += letter
+    return [word for word in [*words, word] if word]
+
+
+# --- command line
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Free words of a command line as (positional words, overrides written `key=value`).
+
+    `--a.b v`, `--a.b=v` and `a.b=v` are equal; `--flag` and `--no-flag` set booleans. A key whose value
+    is missing is returned without `=`, for `command_line_layer` to report.
+    """
+    positionals: list[str] = []
+    overrides: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if _ASSIGNMENT.match(word):
+            overrides.append(word.lstrip("-"))
+        elif word.startswith("-") and len(word) > 1 and not _NUMBER_LIKE.match(word):
+            overrides.append(_option(word.lstrip("-"), waiting))
+        else:
+            positionals.append(word)
+    return positionals, overrides
+
+
+def _option(key: str, waiting: list[str]) -> str:
+    """`key=value` of the option `--key`, whose value may be the next waiting word."""
+    if is_boolean(key):
+        return f"{key}={waiting.pop(0) if waiting and waiting[0].lower() in _BOOLEANS else 'true'}"
+    head, _, last = key.rpartition(".")
+    for positive in (key[3:], f"{head}.{last[3:]}" if head else last[3:]):
+        if re.search(r"(^|\.)no[-_]", key) and is_boolean(positive):
+            return f"{positive}=false"
+    if waiting and (not waiting[0].startswith("--") or waiting[0] == "--"):
+        return f"{key}={waiting.pop(0)}"
+    return key
+
+
+def is_boolean(key: str) -> bool:
+    """Whether the dotted key names a setting that is true or false."""
+    return any(isinstance(shape, Leaf) and shape.annotation is bool for shape in shapes_at(split_key(key)))
+
+
+def command_line_layer(overrides: Sequence[str]) -> Layer:
+    """Layer of overrides as the words stand on the command line, or as `split_words` returned them."""
+    layer = Layer()
+    positionals, assignments = split_words(overrides)
+    for word in positionals:
+        text = "not a setting: write --section.key value or section.key=value"
+        layer.problems.append(Problem(word, text, COMMAND_LINE))
+    for word in assignments:
+        key, equals, value = word.partition("=")
+        if equals:
+            _assign(layer, key, value, COMMAND_LINE)
+        else:
+            layer.problems.append(Problem(key, "needs a value", COMMAND_LINE, _missing_hint(key)))
+    return layer
+
+
+def _missing_hint(key: str) -> str:
+    return f"write --{key} VALUE" if shapes_at(split_key(key)) else "and there is no such setting"
+
+
+def split_key(key: str) -> tuple[str, ...]:
+    """Parts of a dotted key; a part in double quotes may hold dots."""
+    return tuple(match[1] if match[1] is not None else match[2] for match in _KEY_PART.finditer(key))
+
+
+def _assign(layer: Layer, key: str, text: str, origin: str) -> None:
+    """Put raw text at the dotted key; a later word wins over an earlier one."""
+    path = split_key(key)
+    if not path:
+        layer.problems.append(Problem(key, "write key=value", origin))
+        return
+    node = layer.tree
+    for part in path[:-1]:
+        below = node.setdefault(part, {})
+        if isinstance(below, Given):  # `optim.schedule=wsd optim.schedule.floor=0`: a bare word is the kind
+            below = node[part] = {"kind": below}
+        node = below
+    _put(node, path[-1], text, origin)
+
+
+def _put(node: dict[str, Any], name: str, text: str, origin: str) -> None:
+    table = parse_toml(text) if text.startswith("{") else None
+    present = node.get(name)
+    if isinstance(table, dict):
+        node[name] = (present if isinstance(present, dict) else {}) | _give_all(table, origin)
+    elif isinstance(present, dict):
+        present["kind"] = Given(text, origin, raw=True)
+    else:
+        node[name] = Given(text, origin, raw=True)
+
+
+def _give_all(node: dict[str, Any], origin: str) -> dict[str, Any]:
+    return {
+        key: _give_all(value, origin) if isinstance(value, dict) else Given(value, origin)
+        for key, value in node.items()
+    }
+
+
+def parse_toml(text: str) -> Any:
+    """The TOML value that `text` spells, or None."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else None
+    except tomllib.TOMLDecodeError:
+        return None

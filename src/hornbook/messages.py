@@ -1,0 +1,56 @@
+"""What pydantic found wrong, in words for a person."""
+
+import difflib
+import re
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from hornbook.layers import Problem
+from hornbook.schema import Path, dotted
+
+_INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
+_NUMBER = "must be a number"
+_TEXTS = {
+    "int_type": _INTEGER,
+    "int_parsing": _INTEGER,
+    "int_from_float": _INTEGER,
+    "int_parsing_size": "has too many digits",
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text, in quotes in a TOML file",
+    "list_type": 'must be a list such as ["a", "b"]',
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "literal_error": "must be {expected}",
+    "union_tag_invalid": "must be {expected_tags}",
+    "union_tag_not_found": "must be a table with a kind",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "needs at least {min_length} items",
+    "value_error": "{error}",
+}
+
+
+def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
+    """The problem that one pydantic error describes; `path` is its place without union tags."""
+    kind, context = item["type"], {key: str(value) for key, value in item.get("ctx", {}).items()}
+    if kind == "missing":
+        return Problem(dotted(path), "is required", origin)
+    given: Any = item["input"]
+    if kind == "union_tag_invalid":
+        given = context["tag"]
+    text = _TEXTS.get(kind, item["msg"]).format_map(context).replace("'", '"')
+    hint = ""
+    if kind in ("literal_error", "union_tag_invalid"):
+        close = difflib.get_close_matches(str(given), re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else ""
+    if kind not in ("value_error", "too_short") and not isinstance(given, dict):
+        text = f"{text}, not {given!r}"
+    return Problem(dotted(path), text, origin, hint)

@@ -1,0 +1,291 @@
+"""Which settings there are: the configuration models, walked.
+
+The pydantic models are the only schema. This file reads them: the shape of every node, the table of
+all dotted keys over all kinds, and the name a person probably meant.
+"""
+
+import difflib
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from hornbook.fields import Config, Duration
+from hornbook.recipe import Recipe
+
+REQUIRED: Any = PydanticUndefined
+"""Stands for the default of a setting that has none."""
+
+# Names of other trainers for the same thing; the value is the dotted key here.
+SYNONYMS = {
+    "learning_rate": "optim.lr",
+    "max_lr": "optim.lr",
+    "batch_size": "train.batch_tokens",
+    "global_batch_size": "train.batch_tokens",
+    "micro_batch_size": "train.micro_batch",
+    "per_device_train_batch_size": "train.micro_batch",
+    "block_size": "train.sequence",
+    "context": "train.sequence",
+    "context_length": "train.sequence",
+    "seq_len": "train.sequence",
+    "max_seq_len": "train.sequence",
+    "sequence_length": "train.sequence",
+    "max_tokens": "train.tokens",
+    "num_train_epochs": "train.epochs",
+    "dtype": "train.precision",
+    "n_layer": "model.layers",
+    "num_layers": "model.layers",
+    "num_hidden_layers": "model.layers",
+    "depth": "model.layers",
+    "n_embd": "model.width",
+    "d_model": "model.width",
+    "dim": "model.width",
+    "hidden_size": "model.width",
+    "n_head": "model.heads",
+    "num_heads": "model.heads",
+    "num_attention_heads": "model.heads",
+    "num_key_value_heads": "model.attention.kv_heads",
+    "n_kv_heads": "model.attention.kv_heads",
+    "intermediate_size": "model.mlp.hidden",
+    "d_ff": "model.mlp.hidden",
+    "rope_theta": "model.position.theta",
+    "vocab_size": "text.tokenizer.vocab",
+    "scheduler": "optim.schedule.kind",
+    "warmup_steps": "optim.schedule.warmup",
+    "warmup_ratio": "optim.schedule.warmup",
+    "min_lr": "optim.schedule.floor",
+    "grad_clip": "optim.clip",
+    "max_grad_norm": "optim.clip",
+    "gradient_clipping": "optim.clip",
+    "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "eval_steps": "eval.every",
+    "eval_interval": "eval.every",
+    "log_interval": "log.every",
+    "logging_steps": "log.every",
+    "gradient_checkpointing": "parallel.recompute",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A config class, or several told apart by `kind` (the only key is "" where there is no `kind`)."""
+
+    kinds: dict[str, type[Config]]
+
+    def model(self, kind: Any) -> type[Config] | None:
+        """The class of that kind; the only class whatever `kind` is where there is no choice."""
+        return self.kinds.get(kind) if "" not in self.kinds else self.kinds[""]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A dict with names the user chooses."""
+
+    values: "Shape"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A list; layers replace it whole."""
+
+    items: "Shape"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value."""
+
+    annotation: Any
+    optional: bool = False
+
+
+Shape = Section | Table | Listing | Leaf
+
+Path = tuple[str | int, ...]
+"""Keys from the root to a node; list items are integers."""
+
+
+def dotted(path: Path) -> str:
+    """A path as the dotted key that names it; parts with other characters are quoted."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_*-]+", part) else f'"{part}"' for part in map(str, path))
+
+
+def kind_of(model: type[Config]) -> str:
+    """The value of `kind` that names this class, "" if it has none."""
+    field = model.model_fields.get("kind")
+    return get_args(field.annotation)[0] if field is not None else ""
+
+
+def shape_of(annotation: Any) -> Shape:
+    """The shape of a type annotation of a config field."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        members = [member for member in arguments if member is not type(None)]
+        shapes = [shape_of(member) for member in members]
+        if all(isinstance(shape, Section) for shape in shapes):
+            return Section({kind: model for shape in shapes for kind, model in shape.kinds.items()})  # pyright: ignore
+        assert all(isinstance(shape, Leaf) for shape in shapes), f"a field mixes sections and values: {annotation}"
+        return Leaf(shapes[0].annotation if len(shapes) == 1 else annotation, len(members) < len(arguments))  # pyright: ignore
+    if origin is dict:
+        return Table(shape_of(arguments[1]))
+    if origin is list:
+        return Listing(shape_of(arguments[0]))
+    if isinstance(annotation, type) and issubclass(annotation, Config) and annotation is not Duration:
+        return Section({kind_of(annotation): annotation})
+    return Leaf(annotation)
+
+
+ROOT = Section({"": Recipe})
+
+
+def field_name(model: type[Config], word: str) -> str | None:
+    """The field a person means by `word` (`-` and `_` are equal), None if there is none."""
+    name = word.replace("-", "_")
+    return name if name in model.model_fields else None
+
+
+def shapes_at(path: tuple[str, ...], shape: Shape = ROOT) -> list[Shape]:
+    """All shapes the dotted path may have, one per kind on the way that knows it; empty if none does."""
+    if not path:
+        return [shape]
+    if isinstance(shape, Table):
+        return shapes_at(path[1:], shape.values)
+    if not isinstance(shape, Section):
+        return []
+    found = []
+    for model in shape.kinds.values():
+        name = field_name(model, path[0])
+        if name is not None:
+            found += shapes_at(path[1:], shape_of(model.model_fields[name].annotation))
+    return found
+
+
+def defaults(model: type[Config]) -> dict[str, Any]:
+    """Default values of a class as nested dicts; fields without a default are left out."""
+    values = {}
+    for name, field in model.model_fields.items():
+        if not field.is_required():
+            values[name] = plain(field.get_default(call_default_factory=True))
+    return values
+
+
+def plain(value: Any) -> Any:
+    """A config value as nested dicts, lists and scalars; durations as the text that is read back."""
+    if isinstance(value, Duration):
+        return value.model_dump()
+    if isinstance(value, Config):
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One leaf of the schema, in one of the kinds that have it."""
+
+    key: str
+    doc: str
+    type: str
+    range: str
+    default: Any
+    where: str
+    """Condition under which the setting exists, such as `optim.schedule.kind = "wsd"`; "" if always."""
+
+
+@cache
+def settings() -> dict[str, list[Setting]]:
+    """Every dotted key with its variants over all kinds; `*` stands for a name the user chooses."""
+    table: dict[str, list[Setting]] = {}
+    for setting in _walk(ROOT, "", defaults(Recipe), ""):
+        table.setdefault(setting.key, []).append(setting)
+    return table
+
+
+def _walk(shape: Section, prefix: str, present: Any, where: str) -> Iterator[Setting]:
+    for kind, model in shape.kinds.items():
+        condition = where
+        if len(shape.kinds) > 1:
+            yield _kind_setting(shape, prefix, present, where)
+            condition = f'{prefix}kind = "{kind}"'
+        values = present if isinstance(present, dict) and present.get("kind", "") == kind else defaults(model)
+        for name, field in model.model_fields.items():
+            if name == "kind" and len(shape.kinds) > 1:
+                continue
+            yield from _walk_field(field, prefix + name, values.get(name, REQUIRED), condition)
+
+
+def _kind_setting(shape: Section, prefix: str, present: Any, where: str) -> Setting:
+    chosen = present["kind"] if isinstance(present, dict) else REQUIRED
+    doc = "; ".join(f"{kind}: {_first_line(model)}" for kind, model in shape.kinds.items())
+    return Setting(f"{prefix}kind", doc, " | ".join(f'"{kind}"' for kind in shape.kinds), "", chosen, where)
+
+
+def _first_line(model: type[Config]) -> str:
+    return (model.__doc__ or "").strip().splitlines()[0].rstrip(".") if model.__doc__ else ""
+
+
+def _walk_field(field: FieldInfo, key: str, default: Any, where: str) -> Iterator[Setting]:
+    shape = shape_of(field.annotation)
+    if isinstance(shape, Section):
+        yield from _walk(shape, f"{key}.", default, where)
+    elif isinstance(shape, Table) and isinstance(shape.values, Section):
+        yield from _walk(shape.values, f"{key}.*.", None, where)
+    else:
+        name = f"{key}.*" if isinstance(shape, Table) else key
+        shown = REQUIRED if isinstance(shape, Table) else default
+        yield Setting(name, field.description or "", type_text(shape), range_text(field), shown, where)
+
+
+def type_text(shape: Shape) -> str:
+    """A type in words: `integer`, `"bf16" | "fp32"`, `list of string`."""
+    if isinstance(shape, Listing):
+        return f"list of {type_text(shape.items)}"
+    if isinstance(shape, Table):
+        return f"table of {type_text(shape.values)}"
+    if isinstance(shape, Section):
+        return "table" if "" in shape.kinds else "table with kind " + " | ".join(f'"{kind}"' for kind in shape.kinds)
+    if get_origin(shape.annotation) is Literal:
+        text = " | ".join(f'"{choice}"' for choice in get_args(shape.annotation))
+    else:
+        names = {bool: "true | false", int: "integer", float: "number", str: "string", Duration: "duration"}
+        text = names[shape.annotation]
+    return f"{text} | none" if shape.optional else text
+
+
+def range_text(field: FieldInfo) -> str:
+    """The limits of a field, such as `> 0, <= 1`."""
+    limits = []
+    for item in field.metadata:
+        for kind, sign, name in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
+            if isinstance(item, kind):
+                limits.append(f"{sign} {getattr(item, name)}")
+        if isinstance(item, MinLen):
+            limits.append(f"at least {item.min_length}")
+    return ", ".join(limits)
+
+
+def suggest(key: str) -> list[str]:
+    """Up to three dotted keys that `key` may have been meant to be, best first."""
+    key = key.replace("-", "_")
+    last = key.rpartition(".")[2]
+    found = [SYNONYMS[last]] if last in SYNONYMS else []
+    names = list(settings())
+    found += [name for name in names if name.rpartition(".")[2] == last and "." not in key]
+    found += difflib.get_close_matches(key, names, n=3, cutoff=0.7)
+    section = key.rpartition(".")[0]
+    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    close = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in siblings], n=2, cutoff=0.5)
+    found += [f"{section}.{name}" if section else name for name in close]
+    return list(dict.fromkeys(found))[:3]
