@@ -1,0 +1,121 @@
+"""The funnel: rows in = kept + dropped + quarantined, exactly, by source and reason."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows, and bytes of text as read."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, rows: int, size: int) -> None:
+        """Count more."""
+        self.rows += rows
+        self.bytes += size
+
+    def to_json(self) -> dict[str, int]:
+        """For funnel.json."""
+        return {"rows": self.rows, "bytes": self.bytes}
+
+
+def _count(table: dict[str, Tally], reason: str, rows: int, size: int) -> None:
+    table.setdefault(reason, Tally()).add(rows, size)
+
+
+@dataclass(slots=True)
+class SourceFunnel:
+    """What became of the rows of one source."""
+
+    read: Tally = field(default_factory=Tally)
+    kept: Tally = field(default_factory=Tally)
+    dropped: dict[str, Tally] = field(default_factory=dict)
+    quarantined: dict[str, Tally] = field(default_factory=dict)
+    text_bytes: int = 0
+    """UTF-8 bytes of the kept text after the edits."""
+    files: int = 0
+
+    def keep(self, rows: int, size: int, text_bytes: int) -> None:
+        """Count kept rows."""
+        self.read.add(rows, size)
+        self.kept.add(rows, size)
+        self.text_bytes += text_bytes
+
+    def drop(self, reason: str, rows: int, size: int) -> None:
+        """Count dropped rows."""
+        self.read.add(rows, size)
+        _count(self.dropped, reason, rows, size)
+
+    def quarantine(self, reason: str, rows: int, size: int) -> None:
+        """Count rows that could not be read."""
+        self.read.add(rows, size)
+        _count(self.quarantined, reason, rows, size)
+
+    def balanced(self) -> bool:
+        """Whether rows and bytes add up."""
+        parts = [self.kept, *self.dropped.values(), *self.quarantined.values()]
+        return (self.read.rows, self.read.bytes) == (sum(p.rows for p in parts), sum(p.bytes for p in parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """For funnel.json: reasons sorted by name."""
+        return {
+            "files": self.files,
+            "in": self.read.to_json(),
+            "kept": {**self.kept.to_json(), "text_bytes": self.text_bytes},
+            "dropped": {reason: self.dropped[reason].to_json() for reason in sorted(self.dropped)},
+            "quarantined": {reason: self.quarantined[reason].to_json() for reason in sorted(self.quarantined)},
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "SourceFunnel":
+        """The inverse of `to_json`."""
+        kept = data["kept"]
+        return cls(
+            Tally(**data["in"]),
+            Tally(kept["rows"], kept["bytes"]),
+            {reason: Tally(**tally) for reason, tally in data["dropped"].items()},
+            {reason: Tally(**tally) for reason, tally in data["quarantined"].items()},
+            kept["text_bytes"],
+            data["files"],
+        )
+
+
+@dataclass(slots=True)
+class Funnel:
+    """All sources of a prepared folder."""
+
+    sources: dict[str, SourceFunnel] = field(default_factory=dict)
+
+    def total(self) -> SourceFunnel:
+        """The sum over the sources."""
+        total = SourceFunnel()
+        for source in self.sources.values():
+            total.files += source.files
+            total.keep(source.kept.rows, source.kept.bytes, source.text_bytes)
+            for reason, tally in source.dropped.items():
+                total.drop(reason, tally.rows, tally.bytes)
+            for reason, tally in source.quarantined.items():
+                total.quarantine(reason, tally.rows, tally.bytes)
+        return total
+
+    def lines(self) -> Iterator[tuple[str, str, str, Tally]]:
+        """(source, outcome, reason, tally) in reading order, for tables."""
+        for name, source in self.sources.items():
+            yield name, "in", "", source.read
+            for outcome, table in (("quarantined", source.quarantined), ("dropped", source.dropped)):
+                for reason in sorted(table):
+                    yield name, outcome, reason, table[reason]
+            yield name, "kept", "", source.kept
+
+    def to_json(self) -> dict[str, Any]:
+        """For funnel.json and `--json`."""
+        sources = {name: source.to_json() for name, source in self.sources.items()}
+        return {"total": self.total().to_json(), "sources": sources}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Funnel":
+        """The inverse of `to_json`."""
+        return cls({name: SourceFunnel.from_json(source) for name, source in data["sources"].items()})

@@ -1,0 +1,181 @@
+"""From the paths of a source to a sorted list of input files.
+
+A path may be a file, a folder (walked in sorted order, hidden names left out), a glob or an fsspec URL.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from hornbook.errors import UsageError
+from hornbook.text.config import SourceConfig
+
+FORMATS = {".txt": "text", ".md": "text", ".py": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+SUPPORTED = ".txt .md .py .jsonl (each also .gz and .zst) and .parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file to read. `problem` is set where it is already known that it cannot be read."""
+
+    source: str
+    path: str
+    size: int
+    stamp: str
+    """Changes when the file changes: size and modification time, or what the file system offers."""
+    format: str
+    compression: str | None
+    problem: str = ""
+
+
+def format_of(path: str) -> tuple[str, str | None] | None:
+    """(format, compression) by the ending of a name, or None where it is not one of ours."""
+    stem, ending = os.path.splitext(path.lower())
+    compression = COMPRESSIONS.get(ending)
+    if compression:
+        ending = os.path.splitext(stem)[1]
+    kind = FORMATS.get(ending)
+    if kind is None or (compression and kind == "parquet"):
+        return None
+    return kind, compression
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec, not the local file system, names this path."""
+    return "://" in path
+
+
+def list_inputs(source: str, config: SourceConfig) -> list[InputFile]:
+    """All files of a source, sorted by path, each once.
+
+    Raises UsageError where a path names nothing, or nothing that can be read.
+    """
+    found: dict[str, InputFile] = {}
+    for path in config.paths:
+        files = list(_list_url(source, path) if is_url(path) else _list_local(source, path))
+        if not files:
+            raise UsageError(f"source {source!r}: {path} holds no file that can be read ({SUPPORTED})")
+        found.update((file.path, file) for file in files)
+    return [found[path] for path in sorted(found)]
+
+
+def _list_local(source: str, path: str) -> Iterator[InputFile]:
+    expanded = os.path.expanduser(path)
+    if os.path.lexists(expanded):
+        yield from _local_entry(source, expanded)
+        return
+    if not any(char in expanded for char in "*?["):
+        raise UsageError(f"source {source!r}: {path} does not exist")
+    matches = sorted(str(match) for match in _glob(expanded))
+    if not matches:
+        raise UsageError(f"source {source!r}: no file matches {path}")
+    for match in matches:
+        if os.path.isdir(match):
+            yield from _walk(source, match, ())
+        elif format_of(match):
+            yield _local_file(source, match)
+
+
+def _glob(pattern: str) -> list[str]:
+    import glob
+
+    return glob.glob(pattern, recursive=True)
+
+
+def _local_entry(source: str, path: str) -> Iterator[InputFile]:
+    """A path that a person named: anything wrong with it is an error, not a row."""
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            yield from _walk(source, path, ())
+            return
+        if stat.S_ISREG(mode):
+            with open(path, "rb"):
+                pass
+    except OSError as error:
+        raise UsageError(f"source {source!r}: cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"source {source!r}: {path} is not a regular file")
+    if format_of(path) is None:
+        raise UsageError(f"source {source!r}: cannot tell what {path} is by its ending; {SUPPORTED} are read")
+    yield _local_file(source, path)
+
+
+def _walk(source: str, folder: str, parents: tuple[tuple[int, int], ...]) -> Iterator[InputFile]:
+    """Files below a folder. A linked folder is followed unless it leads back to one we are in."""
+    try:
+        status = os.stat(folder)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        if not parents:
+            raise UsageError(f"source {source!r}: cannot read {folder}: {error.strerror}") from error
+        yield InputFile(source, folder, 0, "", "text", None, problem=f"cannot read: {error.strerror}")
+        return
+    me = (status.st_dev, status.st_ino)
+    if me in parents:
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        path = os.path.join(folder, entry.name)
+        if entry.is_dir():
+            yield from _walk(source, path, (*parents, me))
+        elif format_of(path):
+            yield _local_file(source, path)
+
+
+def _local_file(source: str, path: str) -> InputFile:
+    kind, compression = format_of(path) or ("text", None)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return InputFile(source, path, 0, "", kind, compression, problem=f"cannot read: {error.strerror}")
+    if not stat.S_ISREG(status.st_mode):
+        return InputFile(source, path, 0, "", kind, compression, problem="not a regular file")
+    return InputFile(source, path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", kind, compression)
+
+
+def _list_url(source: str, url: str) -> Iterator[InputFile]:
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        names = _url_names(system, path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(f"source {source!r}: cannot list {url}: {error}") from error
+    if not names:
+        raise UsageError(f"source {source!r}: {url} does not exist or matches nothing")
+    for name in names:
+        kind = format_of(name)
+        if kind is None:
+            if len(names) == 1 and not system.isdir(path):
+                raise UsageError(f"source {source!r}: cannot tell what {url} is by its ending; {SUPPORTED} are read")
+            continue
+        info = system.info(name)
+        size = int(info.get("size") or 0)
+        yield InputFile(source, system.unstrip_protocol(name), size, _url_stamp(size, info), *kind)
+
+
+def _url_names(system: Any, path: str) -> list[str]:
+    if any(char in path for char in "*?["):
+        names = [name for name in system.glob(path) if not system.isdir(name)]
+    elif system.isdir(path):
+        names = [name for name in system.find(path) if not _is_hidden(name[len(path) :])]
+    else:
+        names = [path] if system.exists(path) else []
+    return sorted(names)
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(".") for part in Path(relative).parts if part != "/")
+
+
+def _url_stamp(size: int, info: dict[str, Any]) -> str:
+    known = [
+        str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "last_modified", "created") if info.get(key)
+    ]
+    return "-".join([str(size), *known[:1]])

@@ -1,0 +1,183 @@
+"""Bytes of an input file, decompressed and cut into lines or pieces, with bounded memory."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+import fsspec
+import pyarrow as pa
+import xxhash
+
+from hornbook.text.inputs import InputFile, is_url
+
+CHUNK = 1 << 18
+_EMPTY_LINES = re.compile(rb"\n+")
+BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class DamagedStream(Exception):
+    """The compressed stream ends early or is not what its ending says."""
+
+
+class Stream(Protocol):
+    """Something to read bytes from."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty at the end."""
+        ...
+
+
+class HashingFile:
+    """Passes reads through and keeps the xxh3_128 of all bytes, so that an input is read only once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = xxhash.xxh3_128()
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        """Read and hash."""
+        data = self._file.read(size)
+        self._hash.update(data)
+        return data
+
+    def digest(self) -> str:
+        """Hash of the whole file: what was not read yet is read now."""
+        while self.read(CHUNK):
+            pass
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Nothing: a decompressor may close what it reads, but the file belongs to who opened it."""
+
+
+@contextmanager
+def open_input(file: InputFile) -> Iterator[IO[bytes]]:
+    """Open an input for reading bytes as stored; a local path must still be a regular file."""
+    if is_url(file.path):
+        with fsspec.open(file.path, "rb") as handle:
+            yield handle  # type: ignore[misc]
+        return
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "not a regular file", file.path)
+        yield handle
+
+
+class _Decompressed:
+    """A compressed stream, read in small pieces so that little is lost before the damage; bombs stay bounded."""
+
+    def __init__(self, file: HashingFile, compression: str) -> None:
+        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression)
+        self._name = compression
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._stream.read(min(size, 1 << 16))
+        except OSError as error:
+            raise DamagedStream(f"damaged {self._name}: {error}") from error
+
+
+def decompressed(file: HashingFile, compression: str | None) -> Stream:
+    """The plain bytes of a file. Reading raises DamagedStream where a compressed stream is damaged."""
+    return file if compression is None else _Decompressed(file, compression)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without its line feed. `data` of an overlong line is only its beginning."""
+
+    number: int
+    data: bytes
+    size: int
+    """Bytes of the whole line."""
+    ended: bool
+    """Whether a line feed followed."""
+    count: int = 1
+    """Lines it stands for: a run of empty lines is one."""
+
+    @property
+    def overlong(self) -> bool:
+        """The line was longer than the limit, so it was not kept."""
+        return self.size > len(self.data)
+
+
+def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
+    """Cut a stream at line feeds; at most about `limit` bytes are held. A byte order mark at the start is removed."""
+    number, parts, held, size = 1, [], 0, 0
+    first = True
+    while chunk := stream.read(CHUNK):
+        if first:
+            chunk, first = chunk.removeprefix(BOM), False
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            if end == start and not size:
+                run = _EMPTY_LINES.match(chunk, start)
+                assert run is not None
+                yield Line(number, b"", 0, True, run.end() - start)
+                number, start = number + run.end() - start, run.end()
+                continue
+            size += end - start
+            yield _line(number, parts, chunk[start:end], held, size, limit, ended=True)
+            number, parts, held, size, start = number + 1, [], 0, 0, end + 1
+        rest = chunk[start:] if start else chunk
+        size += len(rest)
+        if size <= limit:
+            parts.append(rest)
+            held += len(rest)
+        elif not held:
+            parts, held = [rest[:1024]], min(len(rest), 1024)
+    if size:
+        yield _line(number, parts, b"", held, size, limit, ended=False)
+
+
+def _line(number: int, parts: list[bytes], tail: bytes, held: int, size: int, limit: int, *, ended: bool) -> Line:
+    if size <= limit:
+        return Line(number, b"".join([*parts, tail]) if parts else tail, size, ended)
+    return Line(number, (parts[0] if parts else tail)[:1024], size, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a plain-text file."""
+
+    line: int
+    data: bytes
+    last: bool
+
+
+def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
+    """Cut a text into pieces of at most `limit` bytes, after a line feed where there is one, else between characters."""
+    buffer, line = bytearray(), 1
+    while chunk := stream.read(CHUNK):
+        buffer += chunk
+        while len(buffer) > limit:
+            cut = _cut(buffer, limit)
+            data = bytes(buffer[:cut])
+            del buffer[:cut]
+            yield Piece(line, data, last=False)
+            line += data.count(b"\n")
+    yield Piece(line, bytes(buffer), last=True)
+
+
+def _cut(buffer: bytearray, limit: int) -> int:
+    end = buffer.rfind(b"\n", 0, limit) + 1
+    if end:
+        return end
+    end = limit
+    while end > limit - 4 and buffer[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def why_not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
+    """The reason for people: which byte, and whether it looks like UTF-16."""
+    if data.startswith(_WIDE_BOMS):
+        return "invalid UTF-8: the file looks like UTF-16; save it as UTF-8"
+    return f"invalid UTF-8: byte {error.start} is 0x{data[error.start]:02x}"

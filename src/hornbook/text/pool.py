@@ -1,0 +1,76 @@
+"""Independent tasks on worker processes, results in the order of the tasks.
+
+Workers are spawned, not forked, so they inherit no threads and no locks; they end when their parent dies, however
+it dies. One worker means this process.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from hornbook.errors import HornbookError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class WorkerDiedError(HornbookError):
+    """A worker process was killed from outside (often by the system, for want of memory)."""
+
+
+def count_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def choose_workers(asked: int, tasks: int) -> int:
+    """How many processes: as asked, or one per core; never more than tasks."""
+    return max(1, min(asked or count_cores(), tasks))
+
+
+def _end_with_parent() -> None:
+    """In a worker: leave as soon as the parent is gone, and take one core only."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
+    """Yield `function(task)` for each task in order; the first error in that order is raised.
+
+    `function` must be a module-level function; few tasks are in flight at once, so results do not pile up.
+    """
+    if workers <= 1:
+        yield from map(function, tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(function, task))
+                if len(waiting) >= 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise WorkerDiedError(
+                "a worker process was killed, perhaps by the system for want of memory; run the command again "
+                "(finished tasks are kept), with fewer --workers if it happens again"
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,276 @@
+"""From raw text to clean documents: edits and signals, decisions, apply (docs/architecture.md, "text").
+
+The result is a function of the inputs and the configuration: not of the number of workers, of kills or of time.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.rundir import RunDir, RunLock, storage_error
+from hornbook.text.apply import ApplyTask, apply
+from hornbook.text.config import SourceConfig, TextConfig
+from hornbook.text.funnel import Funnel, SourceFunnel
+from hornbook.text.inputs import InputFile, is_url, list_inputs
+from hornbook.text.measure import VERSION, Measured, MeasureTask, measure, read_signals
+from hornbook.text.pool import choose_workers, run_tasks
+from hornbook.text.readers import ReadOptions
+from hornbook.text.steps import Columns, decide
+from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, bytes done, bytes in all)."""
+
+MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
+OURS = ("documents", "signals", "tokens", "tokenizer", WORK, MANIFEST, FUNNEL, QUARANTINE, "unfinished.json")
+_MIN_TASK_BYTES = 2 * 2**20
+_SMALL_BYTES = 8 * 2**20
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+def prepare(
+    config: TextConfig, out: Path, *, workers: int = 0, overwrite: bool = False, progress: Progress | None = None
+) -> Funnel:
+    """Read all sources, refine them and write the folder `out`; a killed run goes on where it was.
+
+    `workers` 0 takes one process per core. If `out` is already finished for the same configuration and the
+    same input bytes, its funnel is returned.
+
+    Raises UsageError (nothing to read, `out` holds something else), IntegrityError (a damaged row with `strict`;
+    nothing left to keep), StorageError, InUseError.
+    """
+    inputs = list_all(config)
+    _make_folder(out)
+    with RunLock(RunDir(out)):
+        if overwrite:
+            clear(out)
+        done = _finished(config, inputs, out)
+        if done is not None:
+            return done
+        write_json(out / "unfinished.json", {"key": config_key(config)})
+        return _prepare(config, inputs, out, workers, progress or _silent)
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    del phase, done, total
+
+
+def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
+    """The input files of every source, in the order of the configuration."""
+    if not config.sources:
+        raise UsageError("there is nothing to prepare: name paths, or give text.sources in the recipe")
+    for name in config.sources:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"source name {name!r}: use letters, digits, '-', '_' and '.' (it becomes a folder)")
+    return {name: list_inputs(name, source) for name, source in config.sources.items()}
+
+
+def config_key(config: TextConfig) -> str:
+    """Digest of what `prepare` obeys; the tokenizer, the validation share and `strict` do not change its files."""
+    return digest_of([VERSION, config.model_dump(mode="json", exclude={"tokenizer", "validation", "strict"})])
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        foreign = any(entry.name not in (*OURS, "run.lock") for entry in out.iterdir())
+        known = any((out / name).exists() for name in (MANIFEST, "unfinished.json"))
+    except OSError as error:
+        raise storage_error(error, out) from error
+    if foreign and not known:
+        raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
+
+
+def clear(out: Path) -> None:
+    """Delete what prepare and tokenize write, and nothing else."""
+    for name in OURS:
+        path = out / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
+    """The funnel of a finished folder; None where there is work to do; UsageError where it is another's folder."""
+    manifest = read_json(out / MANIFEST)
+    begun = manifest or read_json(out / "unfinished.json")
+    if begun is None:
+        return None
+    if begun["key"] != config_key(config):
+        raise UsageError(
+            f"{out} was made with other settings of [text]; choose another --out, or start afresh with --overwrite"
+        )
+    if manifest is None:
+        return None
+    present = [[file.source, file.path, file.size] for files in inputs.values() for file in files]
+    if present != [[file["source"], file["path"], file["size"]] for file in manifest["inputs"]] or _changed(manifest):
+        raise UsageError(
+            f"the inputs of {out} have changed since; choose another --out, or start afresh with --overwrite"
+        )
+    damage = manifest["damage"]
+    if config.strict and damage:
+        raise IntegrityError(f"{damage}; mend the row and use --overwrite, or run without --strict")
+    return Funnel.from_json(read_json(out / FUNNEL))
+
+
+def _changed(manifest: dict[str, Any]) -> bool:
+    local = [file for file in manifest["inputs"] if file["digest"] and not is_url(file["path"])]
+    try:
+        return any(digest_file(Path(file["path"])) != file["digest"] for file in local)
+    except OSError:
+        return True
+
+
+def _prepare(
+    config: TextConfig, inputs: dict[str, list[InputFile]], out: Path, workers: int, progress: Progress
+) -> Funnel:
+    tasks = plan(config, inputs, out / WORK)
+    total = sum(task.size for task in tasks)
+    workers = _workers(workers, tasks, total)
+    measured: list[Measured] = []
+    done = 0
+    for task, result in zip(tasks, run_tasks(measure, tasks, workers), strict=True):
+        measured.append(result)
+        done += task.size
+        progress("read and measure", done, total)
+    columns = read_signals(tasks)
+    names, reasons = decide(list(config.steps), columns)
+    progress("decide", total, total)
+    cuts = np.cumsum([result.documents for result in measured])[:-1]
+    parts = np.split(reasons, cuts)
+    jobs = [ApplyTask(task, tuple(names), part.tobytes(), out) for task, part in zip(tasks, parts, strict=True)]
+    outputs: dict[str, str] = {}
+    done = 0
+    for task, written in zip(tasks, run_tasks(apply, jobs, workers), strict=True):
+        outputs.update(written)
+        done += task.size
+        progress("write", done, total)
+    funnel = _funnel(tasks, measured, columns, names, parts)
+    _commit(config, tasks, measured, outputs, funnel, out)
+    return funnel
+
+
+def _workers(asked: int, tasks: list[MeasureTask], total: int) -> int:
+    """One process where others would not see the input (memory://) or are not worth their start."""
+    if any(file.path.startswith("memory://") for task in tasks for file in task.files):
+        return 1
+    return 1 if not asked and total < _SMALL_BYTES else choose_workers(asked, len(tasks))
+
+
+def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:
+    """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
+    total = sum(file.size for files in inputs.values() for file in files)
+    size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
+    tasks: list[MeasureTask] = []
+    for name, files in inputs.items():
+        options = _options(config.sources[name], config.max_document_bytes)
+        for shard, group in enumerate(_groups(files, size)):
+            tasks.append(MeasureTask(len(tasks), name, shard, group, options, tuple(config.steps), config.strict, work))
+    return tasks
+
+
+def _options(source: SourceConfig, max_bytes: int) -> ReadOptions:
+    return ReadOptions(source.text_field, source.id_field, max_bytes)
+
+
+def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]]:
+    group: list[InputFile] = []
+    filled = 0
+    for file in files:
+        if group and filled + file.size > size:
+            yield tuple(group)
+            group, filled = [], 0
+        group.append(file)
+        filled += file.size
+    yield tuple(group)
+
+
+def _funnel(
+    tasks: list[MeasureTask], measured: list[Measured], columns: Columns, names: list[str], parts: list[np.ndarray]
+) -> Funnel:
+    funnel, first = Funnel(), 0
+    for task, result, reasons in zip(tasks, measured, parts, strict=True):
+        source = funnel.sources.setdefault(task.source, SourceFunnel())
+        source.files += len(task.files)
+        for reason, (rows, size) in result.blank.items():
+            source.drop(reason, rows, size)
+        for reason, (rows, size) in result.quarantined.items():
+            source.quarantine(reason, rows, size)
+        read = columns["bytes_read"][first : first + len(reasons)]
+        kept = columns["bytes"][first : first + len(reasons)]
+        for number, name in enumerate(names):
+            mask = reasons == number
+            if number == 0:
+                source.keep(int(mask.sum()), int(read[mask].sum()), int(kept[mask].sum()))
+            elif mask.any():
+                source.drop(name, int(mask.sum()), int(read[mask].sum()))
+        first += len(reasons)
+    assert all(source.balanced() for source in funnel.sources.values())
+    return funnel
+
+
+def _commit(
+    config: TextConfig,
+    tasks: list[MeasureTask],
+    measured: list[Measured],
+    outputs: dict[str, str],
+    funnel: Funnel,
+    out: Path,
+) -> None:
+    """Write the files about the whole, the manifest last, then forget the work."""
+    with writing(out / QUARANTINE) as file:
+        for task in tasks:
+            with task.quarantine.open("rb") as part:
+                shutil.copyfileobj(part, file)
+    write_json(out / FUNNEL, funnel.to_json())
+    _require_documents(funnel, out)
+    for folder in ("documents", "signals"):
+        for path in (out / folder).rglob("*.parquet"):
+            if str(path.relative_to(out)) not in outputs:
+                path.unlink()
+    manifest = {
+        "key": config_key(config),
+        "text": config.model_dump(mode="json", exclude={"strict"}),
+        "inputs": [
+            {"source": task.source, **file}
+            for task, result in zip(tasks, measured, strict=True)
+            for file in result.files
+        ],
+        "damage": next((result.damage for result in measured if result.damage), ""),
+        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, FUNNEL)}},
+    }
+    write_json(out / MANIFEST, manifest)
+    (out / "unfinished.json").unlink()
+    shutil.rmtree(out / WORK)
+
+
+def _require_documents(funnel: Funnel, out: Path) -> None:
+    total = funnel.total()
+    if total.kept.rows:
+        return
+    if not total.read.rows:
+        raise UsageError("the input files hold no rows at all: they are empty")
+    tables = (*total.quarantined.items(), *total.dropped.items())
+    reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
+    raise IntegrityError(
+        f"none of {total.read.rows} rows is left: {reasons}; damaged rows are named in {out / QUARANTINE}"
+    )
+
+
+def read_text_config(data: Path) -> TextConfig:
+    """The [text] section with which a folder was prepared. Raises UsageError where prepare has not finished."""
+    manifest = read_json(data / MANIFEST)
+    if not isinstance(manifest, dict) or "text" not in manifest:
+        state = (
+            "is not finished: run `hornbook prepare` again"
+            if (data / "unfinished.json").exists()
+            else "is not prepared"
+        )
+        raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
+    return TextConfig.model_validate(manifest["text"])
