@@ -1,0 +1,72 @@
+"""Records that leave the data room: microbatches, global batches, and the documents behind a sample.
+
+A global batch is what one optimizer step learns from. It is cut into microbatches on a grid that depends
+on nothing but `micro_batch`, so that any number of processes computes the same microbatches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One microbatch: rows that go through the model together."""
+
+    tokens: Int64[Tensor, "rows sequence"]
+    """Inputs."""
+    targets: Int64[Tensor, "rows sequence"]
+    """What each input position should predict; where the weight is 0 it is a valid id without meaning."""
+    weights: Float[Tensor, "rows sequence"]
+    """1 where the prediction counts; 0 at padding, and after a document whose stored end is its last token."""
+    positions: Int64[Tensor, "rows sequence"]
+    """Place of each token in its document's piece; in its row when attention is not confined to documents."""
+    lengths: list[tuple[int, ...]]
+    """Per row, the lengths of the pieces that attend only to themselves; they sum to `sequence`."""
+    samples: Int64[Tensor, " rows"]
+    """Global positions in the order of the data."""
+    sources: Int64[Tensor, " rows"]
+    """Which source each row is from, an index into `Loader.sources`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """The samples of one optimizer step."""
+
+    batches: list[Batch]
+    """Microbatches of this rank, in the order of the grid."""
+    total_weight: float
+    """Predictions that count, over the whole global batch (all ranks)."""
+    token_hash: str
+    """xxh3_64 (hex) of the input ids of the whole global batch: int32, little endian, in row order."""
+    first_sample: int
+    """Global position of the first sample."""
+    num_samples: int
+    """Samples in the whole global batch."""
+    tokens: int
+    """Tokens in the whole global batch: samples times sequence length."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """A piece of a document in a row."""
+
+    source: str
+    shard: str
+    """Path of the shard below the data folder, without ending."""
+    document: int
+    """Row of the document in its shard."""
+    id: str
+    origin: str
+    start: int
+    """First token of the piece, counted in the stored document (its delimiter is token 0)."""
+    length: int
+    """Tokens of the piece."""
+
+
+def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
+    """Numbers of the microbatches that rank `rank` of `world` computes: every world-th one of the fixed grid."""
+    assert 0 <= rank < world, (rank, world)
+    return range(rank, microbatches, world)

@@ -1,0 +1,135 @@
+"""Which source each position draws from: blocks of 4096 draws that realise the weights exactly and evenly.
+
+Every block holds `counts[s]` draws of source s, the weights rounded to 1/4096 (largest remainder; a source
+with any weight gets at least one). Inside a block the draws follow Tijdeman's solution of the chairman
+assignment problem (Discrete Mathematics 32, 1980): after any number of draws each source is within one
+draw of its share, which is the best that is possible.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from hornbook.data.config import DataConfig
+from hornbook.errors import UsageError
+
+BLOCK = 4096
+
+
+def block_counts(weights: Sequence[float]) -> Int64[np.ndarray, " sources"]:
+    """Draws of each source in a block of 4096; the weights are positive or 0 and not all 0."""
+    shares = np.asarray(weights, np.float64)
+    shares = shares / shares.sum() * BLOCK
+    counts = np.where(shares > 0, np.maximum(1, np.floor(shares)), 0).astype(np.int64)
+    while counts.sum() < BLOCK:
+        counts[np.argmax(shares - counts)] += 1
+    while counts.sum() > BLOCK:
+        excess = np.where(counts > 1, counts - shares, -np.inf)
+        counts[np.argmax(excess)] -= 1
+    return counts
+
+
+def block_pattern(counts: Int64[np.ndarray, " sources"]) -> Int32[np.ndarray, " 4096"]:
+    """Source of each draw in a block: within one draw of each source's share after every prefix (Tijdeman 1980)."""
+    pattern = np.zeros(BLOCK, np.int32)
+    used = np.flatnonzero(counts)
+    if len(used) == 1:
+        pattern[:] = used[0]
+        return pattern
+    share, slack = counts[used], 2 * len(used) - 2
+    taken = np.zeros(len(used), np.int64)
+    for draw in range(BLOCK):
+        # All terms are multiplied by BLOCK * slack, so that they are integers.
+        lag = (share * (draw + 1) - BLOCK * taken) * slack
+        deadline = np.where(lag >= BLOCK, (BLOCK * (slack - 1) - lag) / share, np.inf)
+        chosen = int(np.argmin(deadline))
+        pattern[draw] = used[chosen]
+        taken[chosen] += 1
+    return pattern
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From position `first` on, draws follow `pattern`."""
+
+    first: int
+    weights: tuple[float, ...]
+    """Share of each source as asked for, normalised."""
+    counts: np.ndarray
+    """Draws of each source in a block, int64."""
+    pattern: np.ndarray
+    """Source of each draw in a block, int32 [4096]."""
+    ranks: np.ndarray
+    """How many draws of the same source come before it in the block, int64 [4096]."""
+
+    @staticmethod
+    def build(first: int, weights: Sequence[float]) -> "Stage":
+        """Stage that begins at position `first`, with one weight per source."""
+        counts = block_counts(weights)
+        pattern = block_pattern(counts)
+        ranks = np.zeros(BLOCK, np.int64)
+        for source in np.flatnonzero(counts):
+            ranks[pattern == source] = np.arange(counts[source])
+        total = float(sum(weights))
+        return Stage(first, tuple(weight / total for weight in weights), counts, pattern, ranks)
+
+    def draws(self, samples: int) -> Int64[np.ndarray, " sources"]:
+        """Draws of each source in the first `samples` positions of the stage."""
+        blocks, rest = divmod(samples, BLOCK)
+        return blocks * self.counts + np.bincount(self.pattern[:rest], minlength=len(self.counts))
+
+
+def build_stages(
+    config: DataConfig, sizes: Mapping[str, int], sequence: int
+) -> tuple[list[str], list[Stage], list[str]]:
+    """Sources in use, the stages over them, and notes for the user.
+
+    `sizes` are training tokens per source. Sources without weight in every stage are left out.
+    """
+    notes: list[str] = []
+    wanted = [(0, _weights(config.weights, sizes, "data.weights", notes))]
+    for number, stage in enumerate(config.stages):
+        first = -(-stage.from_tokens // sequence)
+        if first * sequence != stage.from_tokens:
+            notes.append(
+                f"data.stages[{number}].from_tokens: {stage.from_tokens} is not a multiple of the sequence length"
+                f" {sequence}; the stage begins at {first * sequence}"
+            )
+        weights = _weights(stage.weights, sizes, f"data.stages[{number}].weights", notes)
+        if first == wanted[-1][0]:
+            wanted.pop()
+        wanted.append((first, weights))
+    used = [name for name in sizes if any(weights[name] > 0 for _, weights in wanted)]
+    if len(used) > BLOCK:
+        raise UsageError(f"{len(used)} sources have a weight, at most {BLOCK} can be mixed: merge some of them")
+    return used, [Stage.build(first, [weights[name] for name in used]) for first, weights in wanted], notes
+
+
+def _weights(weights: Mapping[str, float], sizes: Mapping[str, int], key: str, notes: list[str]) -> dict[str, float]:
+    """One weight per source: what is asked for, or by size."""
+    if not weights:
+        return {name: float(size) for name, size in sizes.items()}
+    for name, weight in weights.items():
+        if name not in sizes:
+            raise UsageError(f"{key}: {_unknown_source(name, sizes)}")
+        if not 0 <= weight < float("inf"):
+            raise UsageError(f"{key}.{name}: a weight is a number >= 0, not {weight}")
+        if weight > 0 and sizes[name] == 0:
+            raise UsageError(f"{key}.{name}: the source has no training tokens: give it weight 0 or leave it out")
+    if not any(weights.values()):
+        raise UsageError(f"{key}: all weights are 0: give at least one source a weight")
+    left_out = [name for name in sizes if name not in weights]
+    if left_out:
+        notes.append(f"{key}: without a weight, so not used: {', '.join(left_out)}")
+    return {name: float(weights.get(name, 0.0)) for name in sizes}
+
+
+def _unknown_source(name: str, known: Mapping[str, int]) -> str:
+    """Text that names an unknown source, the nearest known one, and all of them."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no source {name!r}: {hint}the data has {', '.join(known)}"

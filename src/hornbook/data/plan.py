@@ -1,0 +1,116 @@
+"""Pack plans: which stretches of a stream make up row i, for one source, sequence length and policy.
+
+`concat` is arithmetic: row i is the window [i * sequence, (i + 1) * sequence) of the stream. `best_fit` is a
+table computed once and kept next to the shards under the digest of what it was computed from.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import xxhash
+from jaxtyping import Int64
+
+from hornbook.data.corpus import Stream
+from hornbook.data.packing import VERSION, best_fit
+
+Segments = tuple[Int64[np.ndarray, " rows+1"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]
+"""Segments of some rows: where each row's begin in the list, first token in the stream, length."""
+
+
+class Plan(Protocol):
+    """What the loader needs to know about the rows of one source."""
+
+    rows: int
+    """Number of rows in one pass over the source."""
+    padding: int
+    """Positions of all rows that hold no token."""
+    digest: str
+    """Names the plan: equal digests give equal rows."""
+
+    def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
+        """Stretches of the stream in each of `rows` (each in range(self.rows))."""
+        ...
+
+
+class ConcatPlan:
+    """The stream cut every `sequence` tokens; only the last row is shorter."""
+
+    def __init__(self, stream: Stream, sequence: int) -> None:
+        self._sequence, self._tokens = sequence, stream.tokens
+        self.rows = -(-stream.tokens // sequence)
+        self.padding = self.rows * sequence - stream.tokens
+        self.digest = xxhash.xxh3_128_hexdigest(f"concat {sequence} {stream.digest}".encode())
+
+    def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
+        """One window per row."""
+        begins = rows * self._sequence
+        lengths = np.minimum(self._sequence, self._tokens - begins)
+        return np.arange(len(rows) + 1), begins, lengths
+
+
+class TablePlan:
+    """Rows listed in a table of pieces: row, first token in the stream, length."""
+
+    def __init__(self, table: Int64[np.ndarray, "pieces 3"], sequence: int, tokens: int, digest: str) -> None:
+        self._row_of, self._begins, self._lengths = table[:, 0], table[:, 1], table[:, 2]
+        self.rows = int(table[-1, 0]) + 1 if len(table) else 0
+        self.padding = self.rows * sequence - tokens
+        self.digest = digest
+
+    def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
+        """The pieces of each row."""
+        first = np.searchsorted(self._row_of, rows, side="left")
+        counts = np.searchsorted(self._row_of, rows, side="right") - first
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        lines = np.repeat(first - offsets[:-1], counts) + np.arange(offsets[-1])
+        return offsets, self._begins[lines], self._lengths[lines]
+
+
+def build_plan(
+    stream: Stream, sequence: int, packing: Literal["concat", "best_fit"], cache: Path | None = None
+) -> Plan:
+    """Plan of one stream. A `best_fit` table is kept in the folder `cache` (if given and writable)."""
+    if packing == "concat":
+        return ConcatPlan(stream, sequence)
+    key = xxhash.xxh3_64_hexdigest(f"best_fit {VERSION} {sequence} {stream.digest}".encode())
+    table = _cached(cache, key)
+    if table is None:
+        table = best_fit(stream_ends(stream), sequence)
+        _keep(cache, key, table)
+    return TablePlan(table, sequence, stream.tokens, f"{key}{_content(table)}")
+
+
+def stream_ends(stream: Stream) -> Int64[np.ndarray, " documents"]:
+    """END offset of each document in the stream."""
+    parts = [shard.ends.astype(np.int64) + start for shard, start in zip(stream.shards, stream.starts, strict=False)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _content(table: np.ndarray) -> str:
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(table))
+
+
+def _cached(cache: Path | None, key: str) -> np.ndarray | None:
+    """The kept table, if its content still has the hash that its name states."""
+    for path in sorted(cache.glob(f"best_fit-{key}-*.npy")) if cache is not None else []:
+        with suppress(OSError, ValueError, EOFError):
+            table = np.load(path, mmap_mode="r", allow_pickle=False)
+            if path.stem.endswith(_content(table)):
+                return np.asarray(table)
+    return None
+
+
+def _keep(cache: Path | None, key: str, table: np.ndarray) -> None:
+    """Write the table under its final name at once; a folder that cannot be written only costs the next start."""
+    if cache is None:
+        return
+    path = cache / f"best_fit-{key}-{_content(table)}.npy"
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    with suppress(OSError):
+        cache.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            np.save(file, table, allow_pickle=False)
+        temporary.replace(path)

@@ -1,0 +1,112 @@
+"""Token shards made by hand, in the format of docs/architecture.md."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+DELIMITER = 0
+VOCAB = 1000
+
+
+@dataclass
+class Raw:
+    """What was written, as plain lists: documents[split][source] are token lists, delimiter included."""
+
+    path: Path
+    delimiter: int
+    end: int
+    documents: dict[str, dict[str, list[list[int]]]] = field(default_factory=dict)
+    shards: dict[str, list[list[list[int]]]] = field(default_factory=dict)
+
+
+def write_shard(root: Path, name: str, documents: Sequence[Sequence[int]], dtype: str) -> dict:
+    stem = root / name
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    tokens = np.array([token for document in documents for token in document], dtype)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.uint64)
+    tokens.tofile(f"{stem}.bin")
+    ends.tofile(f"{stem}.idx")
+    table = pa.table(
+        {
+            "id": [f"{name}#{k}" for k in range(len(documents))],
+            "origin": [f"{name}.txt:{k}" for k in range(len(documents))],
+            "bytes": pa.array([4 * len(document) for document in documents], pa.int64()),
+        }
+    )
+    pq.write_table(table, f"{stem}.docs.parquet")
+    digests = {
+        key: xxhash.xxh3_128_hexdigest(Path(f"{stem}{ending}").read_bytes())
+        for key, ending in (("bin", ".bin"), ("idx", ".idx"), ("docs", ".docs.parquet"))
+    }
+    raw = tokens.tobytes()
+    blocks = [xxhash.xxh3_64_hexdigest(raw[first : first + 2**20]) for first in range(0, len(raw), 2**20)]
+    facts = {
+        "tokens": len(tokens),
+        "documents": len(documents),
+        "bytes": sum(4 * len(document) for document in documents),
+        "dtype": dtype,
+    }
+    Path(f"{stem}.json").write_text(json.dumps({**facts, "digests": digests, "blocks": blocks}))
+    return {"name": name, **facts, "digest": digests["bin"]}
+
+
+def write_corpus(
+    root: Path,
+    sources: Mapping[str, Sequence[int]],
+    *,
+    shards: int = 1,
+    dtype: str = "uint16",
+    separate_end: bool = False,
+    validation: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+) -> Raw:
+    """Random documents of the given lengths (delimiter, and end if separate, included) in `shards` shards."""
+    rng = np.random.default_rng(seed)
+    raw = Raw(root, DELIMITER, 1 if separate_end else DELIMITER)
+    entries = []
+    for split, lengths in (("train", sources), ("validation", validation or {})):
+        raw.documents[split] = {}
+        for source, sizes in lengths.items():
+            documents = [[DELIMITER, *rng.integers(2, VOCAB, size - 1).tolist()] for size in sizes]
+            if separate_end:
+                for document in documents:
+                    document[-1] = 1
+            raw.documents[split][source] = documents
+            groups = [
+                documents[k * len(documents) // shards : (k + 1) * len(documents) // shards] for k in range(shards)
+            ]
+            raw.shards[f"{split}/{source}"] = groups
+            for number, group in enumerate(groups):
+                name = f"tokens/{split}/{source}/{number:05d}"
+                entries.append({"split": split, "source": source, **write_shard(root, name, group, dtype)})
+    index = {
+        "dtype": dtype,
+        "delimiter_id": raw.delimiter,
+        "end_id": raw.end,
+        "vocab_size": VOCAB,
+        "tokenizer_digest": "0" * 32,
+        "shards": entries,
+    }
+    (root / "tokens").mkdir(exist_ok=True)
+    (root / "tokens" / "index.json").write_text(json.dumps(index))
+    return raw
+
+
+@pytest.fixture
+def make_corpus(tmp_path: Path) -> Callable[..., Raw]:
+    """Write a corpus below a fresh folder: make_corpus({"a": [3, 5]}, shards=2, ...) -> Raw."""
+    count = iter(range(10**6))
+    return lambda sources, **options: write_corpus(tmp_path / f"data{next(count)}", sources, **options)
+
+
+def real_lengths(count: int, seed: int = 0, mean: float = 600.0) -> list[int]:
+    """Lengths like those of web documents: log-normal, a few very long."""
+    rng = np.random.default_rng(seed)
+    return np.maximum(2, rng.lognormal(np.log(mean) - 0.72, 1.2, count)).astype(int).tolist()
