@@ -1,0 +1,173 @@
+"""The parts of `hornbook quickstart`: sizes, calibration, and the worker that is killed and resumed.
+
+Everything runs through the same verbs a person would type, as child processes, so that the demo can show
+nothing that the product does not do.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hornbook.errors import HornbookError
+from hornbook.rundir import RunDir, read_records
+
+SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
+KILL_AT = 0.8  # share of the steps after which the worker is killed
+SAVES_PER_RUN = 5
+SCORES_PER_RUN = 10
+CALIBRATION_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of the demo; the size alone decides every number of the run."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    tokens: int
+    batch_tokens: int
+    corpus_bytes: int
+    lr: float
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.tokens // self.batch_tokens
+
+    @property
+    def work(self) -> float:
+        """Relative cost of the run: matrix parameters x tokens (4 attention, 8 MLP widths squared, 4k vocabulary)."""
+        return (12 * self.layers * self.width**2 + VOCAB * self.width) * self.tokens
+
+
+VOCAB = 4096
+SEQUENCE = 256
+SIZES = [
+    Size("xs", 2, 128, 2, 320_000, 4096, 3_000_000, 3e-3),
+    Size("s", 4, 192, 3, 640_000, 4096, 5_000_000, 3e-3),
+    Size("m", 4, 256, 4, 1_024_000, 4096, 6_000_000, 2.5e-3),
+    Size("l", 6, 320, 5, 1_638_400, 4096, 9_000_000, 2e-3),
+    Size("xl", 6, 384, 6, 3_276_800, 8192, 14_000_000, 2e-3),
+]
+
+
+def recipe_text(size: Size, raw: Path) -> str:
+    """The demo's recipe as TOML; `raw` is the folder with the two sources."""
+    return f"""# Written by hornbook quickstart.
+extends = "tiny"
+name = "quickstart-{size.name}"
+
+[text.sources.code]
+paths = [{json.dumps(str(raw / "code.jsonl"))}]
+
+[text.sources.docstrings]
+paths = [{json.dumps(str(raw / "docstrings.jsonl"))}]
+
+[text.tokenizer]
+vocab = {VOCAB}
+
+[text]
+validation = 0.03
+
+[model]
+layers = {size.layers}
+width = {size.width}
+heads = {size.heads}
+
+[optim]
+lr = {size.lr}
+
+[train]
+tokens = {size.tokens}
+batch_tokens = {size.batch_tokens}
+sequence = {SEQUENCE}
+micro_batch = 16
+
+[checkpoint]
+every = {size.steps // SAVES_PER_RUN}
+
+[eval]
+every = {size.steps // SCORES_PER_RUN}
+tokens = 32768
+prompt = "def "
+"""
+
+
+def choose_size(seconds: float, measured_work_per_second: float) -> Size:
+    """The largest size whose training fits into `seconds` in all."""
+    budget = max(seconds - SECONDS_BESIDE_TRAINING, 1.0) * measured_work_per_second
+    fitting = [size for size in SIZES if size.work <= budget]
+    return fitting[-1] if fitting else SIZES[0]
+
+
+def calibrate() -> float:
+    """Work per second of this machine: training steps of the middle size on random tokens, for three seconds."""
+    probe = SIZES[2]
+    command = [sys.executable, "-m", "hornbook.run.calibrate", *map(str, (probe.layers, probe.width, probe.heads))]
+    command += [str(VOCAB), str(SEQUENCE), str(probe.batch_tokens), str(CALIBRATION_SECONDS)]
+    tokens_per_second = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return probe.work / probe.tokens * tokens_per_second
+
+
+def hornbook(*words: str | Path, capture: bool = False) -> str:
+    """Run one verb in a child process, its messages on our stderr; return what it printed when `capture`."""
+    command = [sys.executable, "-m", "hornbook.cli.main", *map(str, words)]
+    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if capture else None)
+    if done.returncode:
+        failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {done.returncode}")
+        failed.exit_code = done.returncode
+        raise failed
+    return done.stdout if capture else ""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What the killed worker and its successor computed at the same step."""
+
+    step: int
+    before: float
+    after: float
+
+
+def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
+    """Loss by step, of one attempt or (the later attempt wins) of the whole run."""
+    found: dict[int, float] = {}
+    if run.metrics.exists():
+        for record, _ in read_records(run.metrics):
+            if attempt is None or record["attempt"] == attempt:
+                found[record["step"]] = record["loss"]
+    return found
+
+
+def train_and_kill(words: Sequence[str | Path], run: RunDir, kill_at: int) -> int:
+    """Start training, kill the worker with SIGKILL once step `kill_at` is on disk; return the last step it logged."""
+    worker = subprocess.Popen([sys.executable, "-m", "hornbook.cli.main", *map(str, words)])
+    try:
+        while worker.poll() is None:
+            if max(losses(run), default=0) >= kill_at:
+                os.kill(worker.pid, signal.SIGKILL)
+                break
+            time.sleep(0.2)
+    except BaseException:
+        worker.terminate()
+        raise
+    finally:
+        code = worker.wait()
+    if code != -signal.SIGKILL:
+        raise HornbookError(f"training ended with exit code {code} before its worker could be killed")
+    return max(losses(run))
+
+
+def compare_attempts(run: RunDir) -> Kill:
+    """Loss at the last step that both the killed worker and its successor computed."""
+    first, second = losses(run, attempt=1), losses(run, attempt=2)
+    common = max(first.keys() & second.keys())
+    return Kill(common, first[common], second[common])

@@ -1,0 +1,153 @@
+"""`hornbook quickstart`: from the text of your own Python installation to a trained, exported model, offline."""
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hornbook.cli import demo
+from hornbook.cli.shell import say
+from hornbook.errors import UsageError
+from hornbook.rundir import RunDir
+
+DEFAULT_SECONDS = 170.0
+
+
+def quickstart(
+    keep: Annotated[Path | None, typer.Option(help="Keep everything the demo makes in this new folder.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time the demo should take; the size is chosen to fit.")] = DEFAULT_SECONDS,
+    size: Annotated[str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the figures.")] = False,
+) -> None:
+    """Train a language model here, now: about three minutes, no GPU, no network."""
+    pinned = _pinned(size)
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise UsageError(f"{keep} is not empty: give --keep a new folder")
+    folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        figures = _film(folder.resolve(), pinned, seconds, seed)
+        _farewell(folder if keep is not None else None)
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps(figures))
+
+
+def _pinned(name: str | None) -> demo.Size | None:
+    sizes = {size.name: size for size in demo.SIZES}
+    if name is not None and name not in sizes:
+        raise UsageError(f"no size {name!r}: choose one of {', '.join(sizes)}")
+    return sizes[name] if name is not None else None
+
+
+def _film(folder: Path, pinned: demo.Size | None, seconds: float, seed: int) -> dict[str, object]:
+    """All scenes in order; returns the figures of the demo."""
+    started = time.monotonic()
+    size = _machine(pinned, seconds)
+    raw, data, run = folder / "raw", folder / "data", RunDir(folder / "run")
+    figures: dict[str, object] = {"size": size.name, "steps": size.steps, "tokens": size.tokens, "seed": seed}
+    recipe = folder / "demo.toml"
+    recipe.write_text(demo.recipe_text(size, raw))
+    figures |= _scene("1. Clean the text", lambda: _clean(raw, recipe, data, size, seed))
+    figures |= _scene("2. Train a tokenizer", lambda: _tokenize(data))
+    figures |= _scene("3. Train, kill, resume", lambda: _train(recipe, data, run, size, seed))
+    figures |= _scene("4. Evaluate on text it has never seen", lambda: _evaluate(run))
+    figures |= _scene("5. Export", lambda: _export(run, folder / "model"))
+    figures["seconds"] = round(time.monotonic() - started, 1)
+    say(f"\n[bold]Done in {figures['seconds']} s.[/]")
+    return figures
+
+
+def _scene(title: str, play: Callable[[], dict[str, object]]) -> dict[str, object]:
+    say(f"\n[bold cyan]{title}[/]")
+    return play()
+
+
+def _command(*words: str | Path) -> tuple[str | Path, ...]:
+    """Show the command as a person would type it, and return its words."""
+    say("[dim]$ hornbook " + " ".join(str(word) for word in words) + "[/]")
+    return words
+
+
+def _machine(pinned: demo.Size | None, seconds: float) -> demo.Size:
+    say(f"[bold]hornbook quickstart[/]   {platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}")
+    if pinned is not None:
+        say(f"size {pinned.name} (pinned)")
+        return pinned
+    size = demo.choose_size(seconds, demo.calibrate())
+    say(f"size {size.name}, chosen to end within {seconds:.0f} s on this machine (--size pins it)")
+    return size
+
+
+def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> dict[str, object]:
+    from hornbook.text.installed import score, write_installed_corpus  # noqa: PLC0415 (loads numpy and pyarrow)
+
+    planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
+    say("The text is what every Python installation carries: code, and its docstrings. We planted duplicates in it.")
+    demo.hornbook(*_command("prepare", recipe, "--out", data))
+    precision, recall = score(data, planted)
+    say(f"Of the duplicates we planted, {recall:.1%} were found (recall); of what was removed as one, {precision:.1%} was (precision).")
+    return {"dedup_precision": precision, "dedup_recall": recall}
+
+
+def _tokenize(data: Path) -> dict[str, object]:
+    demo.hornbook(*_command("tokenize", data))
+    merges = json.loads((data / "tokenizer" / "tokenizer.json").read_text())["model"]["merges"]
+    shown = " ".join(repr("".join(pair).replace("Ġ", " ").replace("Ċ", "\\n")) for pair in merges[:12])
+    say(f"Its first merges: {shown}")
+    return {"vocab": demo.VOCAB}
+
+
+def _train(recipe: Path, data: Path, run: RunDir, size: demo.Size, seed: int) -> dict[str, object]:
+    kill_at = int(demo.KILL_AT * size.steps) + size.steps // (2 * demo.SAVES_PER_RUN)
+    words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed))
+    last = demo.train_and_kill(words, run, kill_at)
+    say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}.[/] Nothing was saved since its last checkpoint. Now resume:")
+    demo.hornbook(*_command("resume", run.path))
+    kill = demo.compare_attempts(run)
+    sign = "=" if kill.before == kill.after else "is not"
+    say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
+    return {"resumed_loss_equal": kill.before == kill.after, "loss": demo.losses(run)[size.steps]}
+
+
+def _evaluate(run: RunDir) -> dict[str, object]:
+    answer = json.loads(demo.hornbook(*_command("eval", run.path, "--baselines", "--json"), capture=True))
+    model, baselines = answer["all"]["bits_per_byte"], answer["baselines"]
+    rows = [
+        ("unigram model of the same tokens", baselines["unigram"]),
+        ("gzip -9, each document alone", baselines["gzip_per_document"]),
+        ("gzip -9, all documents in one stream", baselines["gzip_concatenated"]),
+        ("the model you just trained", model),
+    ]
+    for name, bits in rows:
+        say(f"  {bits:6.3f} bits per byte   {name}")
+    best = min(baselines["gzip_per_document"], baselines["gzip_concatenated"])
+    verdict = "better" if model < best else "worse"
+    say(f"It predicts held-out text {abs(1 - model / best):.0%} {verdict} than gzip compresses it.")
+    return {"bits_per_byte": model, "baselines": baselines}
+
+
+def _export(run: RunDir, out: Path) -> dict[str, object]:
+    answer = json.loads(demo.hornbook(*_command("export", run.path, "--to", "hf", "--out", out, "--json"), capture=True))
+    say(f"A Hugging Face model in {out}.")
+    return {"certificate": answer.get("certificate")}
+
+
+def _farewell(kept: Path | None) -> None:
+    say("\nNext:")
+    if kept is not None:
+        say(f'  hornbook generate {kept}/run -p "def "')
+    else:
+        say("  hornbook quickstart --keep demo               the same, and everything it makes stays in demo/")
+    say("  hornbook prepare YOUR_TEXT --out data/mine    your own text: files, folders, jsonl, parquet")
+    say("  hornbook recipes ls                           models to train on it")

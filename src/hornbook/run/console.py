@@ -1,0 +1,178 @@
+"""What a person sees while a model trains: a live panel on a terminal, whole lines anywhere else.
+
+The console is an observer: it reads `Step` records and notes, and touches nothing. Off a terminal it
+writes one complete line per interval, without carriage returns or escape codes, so that logs stay readable.
+"""
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console as Terminal
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from hornbook.run.step import Step
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40
+_BAR_WIDTH = 32
+_NOTES_SHOWN = 6
+_REFRESH_PER_SECOND = 5
+_RATE_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Header:
+    """Facts of the run that do not change while it runs."""
+
+    name: str
+    parameters: int
+    precision: str
+    device: str
+    batch_tokens: int
+    total_steps: int
+    total_tokens: int
+    schedule: str
+
+
+def si(value: float) -> str:
+    """Three significant digits with k, M, B, T: 58_912_000 -> `58.9M`."""
+    for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as people say it: `3h52m`, `4m10s`, `12s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """Bars of the means of `width` equal parts of the series, scaled between its least and greatest."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    edges = [len(finite) * i // width for i in range(width + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
+
+
+class Console:
+    """Observer that shows a run on `stream` (stderr by default)."""
+
+    def __init__(self, header: Header, *, every: int, stream: TextIO | None = None, live: bool | None = None) -> None:
+        self._header = header
+        self._every = every
+        self._terminal = Terminal(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._losses: list[float] = []
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
+        self._bits_per_byte: float | None = None
+        self._best: float | None = None
+        self._notes: deque[str] = deque(maxlen=_NOTES_SHOWN)
+        self._last: Step | None = None
+        use_live = self._terminal.is_terminal if live is None else live
+        self._live = Live(console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND) if use_live else None
+
+    def __enter__(self) -> "Console":
+        if self._live is not None:
+            self._live.start()
+        else:
+            self._terminal.print(Text(self._title()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.update(self._panel(), refresh=True)
+            self._live.stop()
+
+    def __call__(self, step: Step) -> None:
+        """Show one finished step."""
+        self._last = step
+        self._losses.append(step.loss)
+        self._recent.append((step.seconds, step.step_tokens))
+        if step.skipped:
+            self.note(f"step {step.step:,}: a non-finite gradient, update skipped")
+        if self._live is not None:
+            self._live.update(self._panel())
+        elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
+            self._terminal.print(Text(self._line(step)))
+
+    def scored(self, bits_per_byte: float) -> None:
+        """Take the newest validation figure."""
+        self._bits_per_byte = bits_per_byte
+        if math.isfinite(bits_per_byte):
+            self._best = min(bits_per_byte, self._best if self._best is not None else bits_per_byte)
+
+    def note(self, text: str) -> None:
+        """Show an event: a save, a score, a sample, a warning."""
+        stamped = f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}"
+        if self._live is None:
+            self._terminal.print(Text(stamped))
+            return
+        self._notes.append(stamped)
+        self._live.update(self._panel())
+
+    def _rate(self) -> float:
+        seconds = sum(pair[0] for pair in self._recent)
+        return sum(pair[1] for pair in self._recent) / seconds if seconds else math.nan
+
+    def _seconds_left(self, step: Step) -> float:
+        rate = self._rate()
+        return (self._header.total_tokens - step.tokens) / rate if rate > 0 else math.nan
+
+    def _title(self) -> str:
+        header = self._header
+        return (
+            f"{header.name}   {si(header.parameters)} parameters · {header.precision} · {header.device} · "
+            f"{header.batch_tokens:,} tokens/step · {header.total_steps:,} steps · {si(header.total_tokens)} tokens"
+        )
+
+    def _line(self, step: Step) -> str:
+        bits = "" if self._bits_per_byte is None else f" bpb={self._bits_per_byte:.4f}"
+        return (
+            f"step={step.step} loss={step.loss:.4f}{bits} grad={step.grad_norm:.3g} lr={step.lr:.3g} "
+            f"tok/s={si(self._rate())} tokens={si(step.tokens)} eta={clock(self._seconds_left(step))}"
+        )
+
+    def _panel(self) -> RenderableType:
+        lines = [Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis")]
+        if self._last is not None:
+            lines += self._figures(self._last)
+        lines += [Text(f"● {note}", no_wrap=True, overflow="ellipsis") for note in self._notes]
+        return Group(*lines)
+
+    def _figures(self, step: Step) -> list[Text]:
+        bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} (best {self._best:.4f})"
+        share = min(step.tokens / self._header.total_tokens, 1.0)
+        filled = int(share * _BAR_WIDTH)
+        bar = "█" * filled + "·" * (_BAR_WIDTH - filled)
+        return [
+            Text(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}", no_wrap=True),
+            Text(
+                f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s",
+                no_wrap=True,
+            ),
+            Text(
+                f"step {step.step:,} / {self._header.total_steps:,}  {bar}  {100 * share:.1f}%   "
+                f"{si(step.tokens)} tokens   left {clock(self._seconds_left(step))}",
+                no_wrap=True,
+            ),
+        ]
