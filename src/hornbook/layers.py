@@ -251,11 +251,12 @@ def _assign(layer: Layer, key: str, text: str, origin: str) -> None:
     if not path:
         layer.problems.append(Problem(key, "write key=value", origin))
         return
-    node = layer.tree
+    node: dict[str, Any] = layer.tree
     for part in path[:-1]:
-        below = node.setdefault(part, {})
+        below: Any = node.setdefault(part, {})
         if isinstance(below, Given):  # `optim.schedule=wsd optim.schedule.floor=0`: a bare word is the kind
-            below = node[part] = {"kind": below}
+            below = {"kind": below}
+            node[part] = below
         node = below
     _put(node, path[-1], text, origin)
 

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.layers import split_key
 from hornbook.recipe import Recipe
-from hornbook.schema import REQUIRED, Setting, dotted, plain, settings, suggest
+from hornbook.schema import REQUIRED, Setting, Table, dotted, plain, settings, shapes_at, suggest
 
 _COMMENT_COLUMN = 48
 
@@ -24,7 +25,7 @@ def _table(node: dict[str, Any], path: tuple[str, ...], origins: dict[str, str],
         lines += ["", f"[{dotted(path)}]"]
     for name, value in values.items():
         if value != {}:
-            line = f"{dotted((name,))} = {toml_value(value)}"
+            line = f"{dotted((name,))} = {toml_value(value)} "
             lines.append(f"{line:<{_COMMENT_COLUMN}}# {origins.get(dotted((*path, name)), 'default')}")
     for name, value in tables.items():
         _table(value, (*path, name), origins, lines)
@@ -46,29 +47,73 @@ def toml_value(value: Any) -> str:
     return repr(value)
 
 
+def explanation(recipe: Recipe, origins: dict[str, str], key: str) -> dict[str, Any]:
+    """What is known of a setting: `key`, `variants` over all kinds that have it, and `value` with `origin` if in use.
+
+    Raises UsageError where there is no such setting.
+    """
+    name, values = _same_case(key), _values(plain(recipe))
+    variants = [
+        {
+            "where": setting.where,
+            "in_use": _holds(setting.where, name, values),
+            "doc": setting.doc,
+            "type": setting.type,
+            "range": setting.range,
+            "required": setting.default is REQUIRED,
+            "default": None if setting.default is REQUIRED else setting.default,
+        }
+        for setting in find_setting(key)
+    ]
+    known = {"key": name, "variants": variants}
+    return known | {"value": values[name], "origin": origins.get(name, "default")} if name in values else known
+
+
 def explain(recipe: Recipe, origins: dict[str, str], key: str) -> str:
-    """Doc, type, range, default, value and origin of a setting, over all kinds that have it. Raises UsageError."""
-    variants = find_setting(key)
-    name = key.replace("-", "_")
-    values = _values(plain(recipe))
-    lines = [name]
-    for setting in variants:
-        lines += _explain_variant(setting)
-    if name in values:
-        lines.append(f"  value    {toml_value(values[name])}  ({origins.get(name, 'default')})")
-    elif variants[0].where and "*" not in variants[0].key:
+    """The explanation as text: of the kind in use, or of all kinds where none of them is."""
+    known = explanation(recipe, origins, key)
+    used = [variant for variant in known["variants"] if variant["in_use"]]
+    lines = [known["key"]]
+    for variant in used or known["variants"]:
+        lines += _explain_variant(variant)
+    if "value" in known:
+        lines.append(f"  value    {toml_value(known['value'])}  ({known['origin']})")
+    elif not used:
         lines.append("  value    not in use: the recipe has chosen another kind")
     return "\n".join(lines)
 
 
+def _holds(where: str, name: str, values: dict[str, Any]) -> bool:
+    """Whether the condition `section.kind = "x"` of a variant holds; `*` in it stands for what `name` has there."""
+    if not where:
+        return True
+    key, _, kind = where.partition(" = ")
+    parts = [given if part == "*" else part for part, given in zip(key.split("."), name.split("."), strict=False)]
+    return values.get(".".join(parts)) == json.loads(kind)
+
+
+def _same_case(key: str) -> str:
+    """The key with its fields spelled as in the schema; names the user chose stay as they are."""
+    parts = list(split_key(key))
+    for at in range(len(parts)):
+        if not shapes_at((*parts[:at], parts[at].replace("-", "_"))) or _is_chosen(tuple(parts[:at])):
+            continue
+        parts[at] = parts[at].replace("-", "_")
+    return dotted(tuple(parts))
+
+
+def _is_chosen(parents: tuple[str, ...]) -> bool:
+    return any(isinstance(shape, Table) for shape in shapes_at(parents))
+
+
 def find_setting(key: str) -> list[Setting]:
     """Variants of the setting a dotted key names; a name the user chose matches `*`. Raises UsageError."""
-    wanted = key.replace("-", "_").split(".")
+    wanted = _same_case(key).split(".")
     for name, variants in settings().items():
         parts = name.split(".")
         if len(parts) == len(wanted) and all(p in ("*", w) for p, w in zip(parts, wanted, strict=True)):
             return variants
-    below = [name for name in settings() if name.startswith(key.replace("-", "_") + ".")]
+    below = [name for name in settings() if name.startswith(_same_case(key) + ".")]
     if below:
         raise UsageError(f"{key} is a section; its settings are {', '.join(below)}")
     meant = suggest(key)
@@ -76,12 +121,11 @@ def find_setting(key: str) -> list[Setting]:
     raise UsageError(f"there is no setting {key}{hint}")
 
 
-def _explain_variant(setting: Setting) -> list[str]:
-    lines = [f"  where    {setting.where}"] if setting.where else []
-    lines += [f"  about    {setting.doc}", f"  type     {setting.type}"]
-    lines += [f"  range    {setting.range}"] if setting.range else []
-    default = "none: it must be given" if setting.default is REQUIRED else toml_value(setting.default)
-    return [*lines, f"  default  {default}"]
+def _explain_variant(variant: dict[str, Any]) -> list[str]:
+    lines = [f"  where    {variant['where']}"] if variant["where"] else []
+    lines += [f"  about    {variant['doc']}", f"  type     {variant['type']}"]
+    lines += [f"  range    {variant['range']}"] if variant["range"] else []
+    return [*lines, f"  default  {'it must be given' if variant['required'] else toml_value(variant['default'])}"]
 
 
 def _values(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,25 +23,25 @@ class Recipe(Config):
     """Name of the run; the default run directory is runs/NAME."""
     seed: int = Field(1, ge=0, lt=2**63)
     """Seed of everything random: order, initial weights, dropout, samples."""
-    text: TextConfig = TextConfig()
+    text: TextConfig = Field(default_factory=TextConfig)
     """From raw text to token shards."""
-    data: DataConfig = DataConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
     """From token shards to batches."""
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
     """The Transformer."""
-    optim: OptimConfig = OptimConfig()
+    optim: OptimConfig = Field(default_factory=OptimConfig)
     """Optimizer and schedule."""
-    parallel: ParallelConfig = ParallelConfig()
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Spreading over devices."""
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = Field(default_factory=TrainConfig)
     """Length, batch, arithmetic."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """Saving."""
-    guard: GuardConfig = GuardConfig()
+    guard: GuardConfig = Field(default_factory=GuardConfig)
     """Protection."""
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig = Field(default_factory=EvalConfig)
     """Evaluation."""
-    log: LogConfig = LogConfig()
+    log: LogConfig = Field(default_factory=LogConfig)
     """Logging."""
 
 
@@ -57,7 +57,8 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         problems.append(
             (
                 "model.heads",
-                f"width {model.width} does not divide into {model.heads} heads: change one, or set model.attention.head_dim",
+                f"width {model.width} does not divide into {model.heads} heads: "
+                "change one, or set model.attention.head_dim",
             )
         )
     if model.position.kind == "rope" and model.head_dim % 2:

@@ -31,7 +31,7 @@ class _Schedule(Config):
         progress = (tokens - warmup) / max(total_tokens - warmup, 1)
         return self.decay(min(max(progress, 0.0), 1.0))
 
-    def decay(self, progress: float) -> float:
+    def decay(self, progress: float) -> float:  # noqa: ARG002
         """Factor after warm-up; `progress` runs from 0 (end of warm-up) to 1 (end of the run)."""
         raise AssertionError("each kind defines its decay")
 
@@ -41,7 +41,7 @@ class Constant(_Schedule):
 
     kind: Literal["constant"] = "constant"
 
-    def decay(self, progress: float) -> float:
+    def decay(self, progress: float) -> float:  # noqa: ARG002
         return 1.0
 
 

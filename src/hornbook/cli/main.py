@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hornbook.cli.shell import WORDS, guard
 from hornbook.errors import EXIT_MEANING, UsageError
@@ -50,15 +50,15 @@ VERBS = {
 class VerbGroup(TyperGroup):
     """The group of all verbs; listing them imports none."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Names of all verbs."""
         return list(VERBS)
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Import the verb and make its command."""
         return load_verb(cmd_name) if cmd_name in VERBS else None
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As usual, with a did-you-mean for a mistyped verb. Raises UsageError."""
         if args[0] not in VERBS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
@@ -66,7 +66,7 @@ class VerbGroup(TyperGroup):
             raise UsageError(f"there is no verb {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the verbs from the table, and the exit codes."""
         formatter.write_usage("hornbook", "VERB [ARGUMENTS]")
         formatter.write_paragraph()
@@ -99,10 +99,15 @@ def load_verb(name: str) -> Any:
 
 def build_command(function: Any, name: str, *, words: bool) -> Any:
     """A command of one function."""
-    app = typer.Typer(add_completion=False)
-    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], **(WORDS if words else {})}
-    app.command(name, context_settings=settings)(function)
-    return typer.main.get_command(app)
+    single = typer.Typer(add_completion=False)
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+    kind: type[TyperCommand] = TyperCommand
+    if words:
+        from hornbook.cli.settings_help import SettingsCommand
+
+        kind, settings = SettingsCommand, settings | WORDS
+    single.command(name, cls=kind, context_settings=settings)(function)
+    return typer.main.get_command(single)
 
 
 def _version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,11 @@ def people(quiet: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """Print one line for people on stderr; `text` may have rich's markup ([bold]...[/])."""
+    people(quiet).print(text)
 
 
 def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = False) -> None:
@@ -87,24 +92,31 @@ def guard(act: Callable[[], Any]) -> int:
     try:
         result = act()
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         return _close_quietly()
-    except HornbookError as error:
-        return _report(str(error), error.exit_code)
-    except typer.Abort:
-        return _report("interrupted", Exit.INTERRUPTED)
-    except OSError as error:
-        if error.errno in _STORAGE_ERRNOS:
-            storage = storage_error(error)
-            return _report(str(storage), storage.exit_code)
-        return _defect(error)
-    except MemoryError as error:
-        return _report(f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT)
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
-        return _other(error)
+        message, code = _judge(error)
+        return _report(message, code)
     return int(result) if isinstance(result, int) else Exit.DONE
+
+
+def _judge(error: Exception) -> tuple[str, Exit]:
+    """Message and exit code of an error; what nobody foresaw also leaves a traceback on stderr."""
+    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        error = storage_error(error)
+    if isinstance(error, HornbookError):
+        return str(error), error.exit_code
+    if hasattr(error, "format_message"):  # the command-line parser's own errors, whichever library they come from
+        context = getattr(error, "ctx", None)
+        hint = f"\n`{context.command_path} --help` lists what there is" if context is not None else ""
+        return f"{error.format_message()}{hint}", Exit.USAGE  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, unimported
+        return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
+    whole = any(word in ("-v", "--verbose") for word in sys.argv[1:])
+    sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
+    return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
 
 
 def storage_error(error: OSError) -> StorageError:
@@ -120,23 +132,6 @@ def storage_error(error: OSError) -> StorageError:
     return StorageError(f"{place}{os.strerror(error.errno or 0)}; {remedy}")
 
 
-def _other(error: Exception) -> int:
-    """Errors known by their form alone: of the command-line parser, and of a device that is full."""
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        context = getattr(error, "ctx", None)
-        hint = f"\n`{context.command_path} --help` lists what there is" if context is not None else ""
-        return _report(f"{error.format_message()}{hint}", Exit.USAGE)  # pyright: ignore[reportAttributeAccessIssue]
-    if type(error).__name__ == "OutOfMemoryError":
-        return _report(f"out of memory: {error}", Exit.DOES_NOT_FIT)
-    return _defect(error)
-
-
-def _defect(error: Exception) -> int:
-    whole = any(word in ("-v", "--verbose") for word in sys.argv[1:])
-    sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
-    return _report("this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT)
-
-
 def _report(message: str, code: Exit) -> int:
     style, end = ("\x1b[1;31m", "\x1b[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     sys.stderr.write(f"{style}error{end} {message}\n")
@@ -147,8 +142,3 @@ def _close_quietly() -> int:
     """The reader of stdout has gone (`| head`): end without a word, and without one at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.DONE
-
-
-def fail(message: str) -> NoReturn:
-    """Raise a UsageError."""
-    raise UsageError(message)

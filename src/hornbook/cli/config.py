@@ -1,0 +1,65 @@
+"""`hornbook config show | explain | schema | check`: what is set, by whom, and what could be."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from hornbook.cli.shell import WORDS, Json, Words, answer, resolve_words, split_target, split_targets
+from hornbook.errors import Exit, UsageError
+
+app = typer.Typer(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
+
+
+@app.command(context_settings=WORDS)
+def show(words: Words = None, as_json: Json = False) -> None:
+    """Print every setting with its origin, as a recipe that gives the same run."""
+    resolved = resolve_words(words)
+    value = {"recipe": resolved.recipe.model_dump(mode="json"), "origins": resolved.origins}
+    answer(value, resolved.to_toml(), as_json=as_json)
+
+
+@app.command(context_settings=WORDS)
+def explain(
+    words: Annotated[list[str], typer.Argument(metavar="KEY [RECIPE|RUN] [--section.key value]...")],
+    as_json: Json = False,
+) -> None:
+    """Tell what a setting does, its type, limits and default, and who set it."""
+    from hornbook.listing import explanation
+    from hornbook.resolve import resolve
+
+    targets, overrides = split_targets(words)
+    if not 1 <= len(targets) <= 2:
+        raise UsageError("write hornbook config explain KEY [RECIPE], such as hornbook config explain optim.lr tiny")
+    resolved = resolve(targets[1] if len(targets) > 1 else None, overrides)
+    key = targets[0].lstrip("-")
+    answer(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key), as_json=as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors and forms."""
+    from hornbook.listing import json_schema
+
+    answer({}, json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command(context_settings=WORDS)
+def check(words: Words = None, as_json: Json = False) -> Exit:
+    """Check a recipe; all problems are told at once, with exit code 2."""
+    from hornbook.resolve import ConfigError, resolve
+
+    target, overrides = split_target(words)
+    if target is None:
+        raise UsageError("which recipe? write hornbook config check RECIPE")
+    try:
+        resolved = resolve(target, overrides)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        answer({"ok": False, "problems": [vars(problem) for problem in error.problems]}, as_json=True)
+        return error.exit_code
+    given = sum(origin != "default" for origin in resolved.origins.values())
+    text = f"{target} is in order: {given} of {len(resolved.origins)} settings differ in origin from the default"
+    answer({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text, as_json=as_json)
+    return Exit.DONE

@@ -1,0 +1,84 @@
+"""`--help` of verbs that take settings: the ones people change most, from the schema; `--help-all` shows all."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+_TEXT = [
+    "text.steps",
+    "text.strict",
+    "text.max_document_bytes",
+    "text.shard_bytes",
+    "text.validation",
+    "text.tokenizer.kind",
+    "text.tokenizer.vocab",
+]
+_TRAIN = [
+    "seed",
+    "train.tokens",
+    "train.batch_tokens",
+    "train.sequence",
+    "train.micro_batch",
+    "train.precision",
+    "model.layers",
+    "model.width",
+    "model.heads",
+    "optim.lr",
+    "optim.schedule.kind",
+    "optim.schedule.warmup",
+    "checkpoint.every",
+    "eval.every",
+]
+_RESUME = [
+    "train.tokens",
+    "train.micro_batch",
+    "train.threads",
+    "optim.lr",
+    "optim.clip",
+    "optim.schedule.kind",
+    "optim.schedule.floor",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "eval.every",
+    "log.every",
+]
+FREQUENT = {"prepare": _TEXT, "tokenize": _TEXT, "train": _TRAIN, "fork": _TRAIN, "resume": _RESUME}
+"""Settings that `hornbook VERB --help` shows."""
+
+_ALL = "hornbook.help_all"
+
+
+class SettingsCommand(TyperCommand):
+    """A verb that takes `--section.key value` in any place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Understand `--help-all` and `--help all` before the ordinary parsing."""
+        wants_all = "--help-all" in args or any(args[i : i + 2] == ["--help", "all"] for i in range(len(args)))
+        if wants_all:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The usual help, then settings."""
+        super().format_help(ctx, formatter)
+        every = ctx.meta.get(_ALL, False)
+        rows = setting_rows(None if every else FREQUENT.get(ctx.info_name or "", _TRAIN))
+        with formatter.section("Settings" if every else "Settings people change most (--help-all shows every one)"):
+            formatter.write_dl(rows)
+
+
+def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
+    """(option, doc with type and default) of the settings named, or of all."""
+    from hornbook.listing import toml_value
+    from hornbook.schema import REQUIRED, settings
+
+    rows = []
+    for key in keys or settings():
+        for setting in settings()[key]:
+            default = "" if setting.default is REQUIRED else f", default {toml_value(setting.default)}"
+            where = f"; with {setting.where}" if setting.where and not keys else ""
+            rows.append((f"--{key}", f"{setting.doc} [{setting.type}{default}{where}]"))
+            if keys:
+                break
+    return rows
