@@ -21,27 +21,27 @@ class Recipe(Config):
 
     name: str = "run"
     """Name of the run; the default run directory is runs/NAME."""
-    seed: int = Field(1, ge=0, lt=2**63)
+    seed: int = Field(default=1, ge=0, lt=2**63)
     """Seed of everything random: order, initial weights, dropout, samples."""
-    text: TextConfig = Field(default_factory=TextConfig)
+    text: TextConfig = TextConfig()
     """From raw text to token shards."""
-    data: DataConfig = Field(default_factory=DataConfig)
+    data: DataConfig = DataConfig()
     """From token shards to batches."""
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: ModelConfig = ModelConfig()
     """The Transformer."""
-    optim: OptimConfig = Field(default_factory=OptimConfig)
+    optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    parallel: ParallelConfig = ParallelConfig()
     """Spreading over devices."""
-    train: TrainConfig = Field(default_factory=TrainConfig)
+    train: TrainConfig = TrainConfig()
     """Length, batch, arithmetic."""
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving."""
-    guard: GuardConfig = Field(default_factory=GuardConfig)
+    guard: GuardConfig = GuardConfig()
     """Protection."""
-    eval: EvalConfig = Field(default_factory=EvalConfig)
+    eval: EvalConfig = EvalConfig()
     """Evaluation."""
-    log: LogConfig = Field(default_factory=LogConfig)
+    log: LogConfig = LogConfig()
     """Logging."""
 
 

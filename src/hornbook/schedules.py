@@ -49,7 +49,7 @@ class Linear(_Schedule):
     """Straight line from the peak to `floor` x peak."""
 
     kind: Literal["linear"] = "linear"
-    floor: float = Field(0.0, ge=0, le=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
     """Factor at the end of the run."""
 
     def decay(self, progress: float) -> float:
@@ -60,7 +60,7 @@ class Cosine(_Schedule):
     """Half a cosine from the peak to `floor` x peak."""
 
     kind: Literal["cosine"] = "cosine"
-    floor: float = Field(0.1, ge=0, le=1)
+    floor: float = Field(default=0.1, ge=0, le=1)
     """Factor at the end of the run."""
 
     def decay(self, progress: float) -> float:
@@ -71,9 +71,9 @@ class WSD(_Schedule):
     """Warm-up, stable, decay: the peak rate until the last `decay_share` of the run, then down to `floor`."""
 
     kind: Literal["wsd"] = "wsd"
-    floor: float = Field(0.0, ge=0, le=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
     """Factor at the end of the run."""
-    decay_share: float = Field(0.2, gt=0, le=1)
+    decay_share: float = Field(default=0.2, gt=0, le=1)
     """Share of the steps after warm-up that decay."""
     shape: Literal["sqrt", "linear"] = "sqrt"
     """Form of the decay: 1 - sqrt(x) or a straight line."""

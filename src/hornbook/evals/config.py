@@ -8,13 +8,13 @@ from hornbook.fields import Config, Count
 class EvalConfig(Config):
     """Validation loss, bits-per-byte and samples while training."""
 
-    every: Count = Field(250, ge=0)
+    every: Count = Field(default=250, ge=0)
     """Steps between evaluations; 0 evaluates only at the end."""
-    tokens: Count = Field(262_144, gt=0)
+    tokens: Count = Field(default=262_144, gt=0)
     """Validation tokens per source and evaluation, at most."""
-    sample_every: Count = Field(0, ge=0)
+    sample_every: Count = Field(default=0, ge=0)
     """Steps between samples of `prompt`; 0 means with each evaluation."""
     prompt: str = "The"
     """What samples continue; empty turns samples off."""
-    sample_tokens: Count = Field(48, ge=1)
+    sample_tokens: Count = Field(default=48, ge=1)
     """Length of a sample."""

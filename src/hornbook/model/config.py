@@ -57,9 +57,9 @@ class FullAttention(Config):
     """Softmax attention with any number of key-value heads (MHA, GQA arXiv 2305.13245, MQA)."""
 
     kind: Literal["full"] = "full"
-    kv_heads: Count | None = Field(None, ge=1)
+    kv_heads: Count | None = Field(default=None, ge=1)
     """Key-value heads; by default as many as heads."""
-    head_dim: Count | None = Field(None, ge=1)
+    head_dim: Count | None = Field(default=None, ge=1)
     """Width of a head; by default width / heads."""
     bias: bool = False
     """Biases of the query, key and value projections."""
@@ -78,7 +78,7 @@ class MLP(Config):
     """Two projections with an activation between."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: Count | None = Field(None, ge=1)
+    hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 4 x width."""
     activation: Activation = "gelu_tanh"
     """`gelu_tanh` is GPT-2's approximation, `gelu` the exact form."""
@@ -90,7 +90,7 @@ class GLU(Config):
     """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
 
     kind: Literal["glu"] = "glu"
-    hidden: Count | None = Field(None, ge=1)
+    hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 8/3 x width, rounded up to a multiple of 64."""
     activation: Activation = "silu"
     """Activation of the gate."""
@@ -112,9 +112,9 @@ class ScaledNormal(Config):
     """N(0, std); projections that write to the residual stream get std / sqrt(2 x layers) (GPT-2)."""
 
     kind: Literal["scaled_normal"] = "scaled_normal"
-    std: Number = Field(0.02, gt=0)
+    std: Number = Field(default=0.02, gt=0)
     """Standard deviation of matrices and embeddings."""
-    position_std: Number = Field(0.01, gt=0)
+    position_std: Number = Field(default=0.01, gt=0)
     """Standard deviation of learned positions."""
 
 
@@ -126,13 +126,13 @@ class ModelConfig(Config):
 
     kind: Literal["decoder"] = "decoder"
     """Family."""
-    layers: Count = Field(12, ge=1)
+    layers: Count = Field(default=12, ge=1)
     """Blocks."""
-    width: Count = Field(768, ge=1)
+    width: Count = Field(default=768, ge=1)
     """Width of the residual stream."""
-    heads: Count = Field(12, ge=1)
+    heads: Count = Field(default=12, ge=1)
     """Query heads of each attention."""
-    vocab: Count | None = Field(None, ge=1)
+    vocab: Count | None = Field(default=None, ge=1)
     """Rows of the embedding; by default the tokenizer's size rounded up to a multiple of 64."""
     attention: AttentionConfig = FullAttention()
     """How positions exchange information."""
@@ -146,7 +146,7 @@ class ModelConfig(Config):
     """From hidden states to logits."""
     init: InitConfig = ScaledNormal()
     """Initial values."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the embedding and on what each branch adds to the residual stream."""
 
     @property

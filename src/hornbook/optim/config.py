@@ -12,19 +12,19 @@ class AdamW(Config):
     """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: Number = Field(3e-4, gt=0)
+    lr: Number = Field(default=3e-4, gt=0)
     """Peak learning rate."""
-    beta1: Number = Field(0.9, ge=0, lt=1)
+    beta1: Number = Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment."""
-    beta2: Number = Field(0.95, ge=0, lt=1)
+    beta2: Number = Field(default=0.95, ge=0, lt=1)
     """Decay of the second moment."""
-    eps: Number = Field(1e-8, gt=0)
+    eps: Number = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: Number = Field(0.1, ge=0)
+    weight_decay: Number = Field(default=0.1, ge=0)
     """Decoupled decay, multiplied by the learning rate."""
     decay_embeddings: bool = False
     """Decay embeddings too (GPT-3, nanoGPT)."""
-    clip: Number = Field(1.0, ge=0)
+    clip: Number = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 turns clipping off."""
     schedule: Schedule = Cosine()
     """Learning rate over the run."""

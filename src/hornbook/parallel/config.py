@@ -10,7 +10,7 @@ from hornbook.fields import Config
 class ParallelConfig(Config):
     """One process for now."""
 
-    data: int = Field(1, ge=1, le=1)
+    data: int = Field(default=1, ge=1, le=1)
     """Data-parallel processes."""
     recompute: Literal["none", "block"] = "none"
     """Keep activations, or only each block's input and compute the rest again in backward."""

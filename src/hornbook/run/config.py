@@ -10,21 +10,21 @@ from hornbook.fields import Config, Count, Number
 class TrainConfig(Config):
     """Length, batch and arithmetic of the run."""
 
-    tokens: Count | None = Field(None, ge=1)
+    tokens: Count | None = Field(default=None, ge=1)
     """Length of the run in tokens; or give `epochs`."""
-    epochs: Number | None = Field(None, gt=0)
+    epochs: Number | None = Field(default=None, gt=0)
     """Length of the run in passes over the training data; or give `tokens`."""
-    batch_tokens: Count = Field(524_288, ge=1)
+    batch_tokens: Count = Field(default=524_288, ge=1)
     """Tokens per optimizer step."""
-    sequence: Count = Field(1024, ge=2)
+    sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
-    micro_batch: Count = Field(8, ge=1)
+    micro_batch: Count = Field(default=8, ge=1)
     """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Arithmetic of matrix products and activations; weights and moments are always fp32."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
-    threads: Count = Field(0, ge=0)
+    threads: Count = Field(default=0, ge=0)
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
     """torch.compile each block: slower start, faster steps on a GPU."""
@@ -33,11 +33,11 @@ class TrainConfig(Config):
 class CheckpointConfig(Config):
     """What is saved, and when."""
 
-    every: Count = Field(500, ge=0)
+    every: Count = Field(default=500, ge=0)
     """Steps between saves; 0 saves only at the end and on a stop."""
-    keep: Count = Field(3, ge=1)
+    keep: Count = Field(default=3, ge=1)
     """Newest checkpoints kept."""
-    keep_every: Count = Field(0, ge=0)
+    keep_every: Count = Field(default=0, ge=0)
     """Steps between checkpoints that are kept for good; 0 keeps none for good."""
     best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
@@ -46,14 +46,14 @@ class CheckpointConfig(Config):
 class GuardConfig(Config):
     """What happens when a step goes wrong."""
 
-    max_skips: Count = Field(8, ge=0)
+    max_skips: Count = Field(default=8, ge=0)
     """Non-finite steps in a row that are skipped before the run stops with exit code 5."""
 
 
 class LogConfig(Config):
     """What is written while training."""
 
-    every: Count = Field(10, ge=1)
+    every: Count = Field(default=10, ge=1)
     """Steps between console lines; metrics.jsonl always has every step."""
-    sync_seconds: Number = Field(5.0, ge=0)
+    sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""

@@ -45,9 +45,9 @@ class BPE(Config):
     """Train a byte-level BPE tokenizer on the prepared text (tokenizers library)."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab: Count = Field(16384, ge=257, le=2**31 - 1)
+    vocab: Count = Field(default=16384, ge=257, le=2**31 - 1)
     """Size of the vocabulary, special tokens included."""
-    train_bytes: Count = Field(256_000_000, gt=0)
+    train_bytes: Count = Field(default=256_000_000, gt=0)
     """How much text the trainer reads at most; documents are taken evenly over the corpus."""
 
 
@@ -73,11 +73,11 @@ class TextConfig(Config):
     """Edits first, then decisions, in this order."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
-    max_document_bytes: Count = Field(16 * 2**20, ge=1024)
+    max_document_bytes: Count = Field(default=16 * 2**20, ge=1024)
     """A longer plain-text file is split into several documents; a longer row is quarantined."""
-    shard_bytes: Count = Field(256 * 2**20, gt=0)
+    shard_bytes: Count = Field(default=256 * 2**20, gt=0)
     """Text per document shard; a shard is the unit of work and of resuming."""
     tokenizer: TokenizerConfig = BPE()
     """How text becomes tokens."""
-    validation: float = Field(0.01, ge=0, lt=1)
+    validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
