@@ -181,11 +181,11 @@ class Appender:
         """Add one record. Floats keep every bit; those that are not finite become null."""
         if self._previous is not None:
             record = chain(record, self._previous)
-        line = memoryview(json.dumps(finite(record), ensure_ascii=False).encode() + b"\n")
+        line = json.dumps(finite(record), ensure_ascii=False).encode() + b"\n"
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._file, view) :]
         except OSError as error:
             os.ftruncate(self._file, self._end)
             raise storage_error(error, self.path) from error
@@ -273,11 +273,7 @@ def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
+        write_file(temporary, data.encode() if isinstance(data, str) else data, sync=sync)
         os.replace(temporary, path)
         if sync:
             sync_directory(path.parent)
@@ -285,6 +281,19 @@ def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error
+
+
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a file in its place and, unless told not to, return only when its bytes are on disk. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def sync_directory(folder: Path) -> None:

@@ -26,7 +26,7 @@ from hornbook.run.commit import (
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
 from hornbook.run.weights import check_weights
-from hornbook.rundir import RunDir, write_atomic
+from hornbook.rundir import RunDir, storage_error, write_atomic
 
 LATEST = "latest"
 BEST = "best"
@@ -55,7 +55,7 @@ class Note:
     """Something about checkpoints that belongs in the ledger."""
 
     kind: str
-    """`checkpoint_damaged`, `checkpoint_removed` or `litter_removed`."""
+    """`checkpoint_damaged`, `checkpoint_removed`, `litter_removed` or `tidying_failed`."""
     path: str
     text: str
 
@@ -82,17 +82,24 @@ class Checkpoints:
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
+            self._clean()
+            self._make_room()
         except OSError as error:
-            raise StorageError(f"cannot make {self._directory}: {error.strerror}") from error
-        self._clean()
-        self._make_room()
+            raise storage_error(error, self._directory) from error
         folder, _ = commit(self._directory, state.write, step=state.step, tokens=state.tokens, score=score, final=final)
         self._verified = folder
+        try:
+            self._tidy(folder, score)
+        except (OSError, StorageError) as error:
+            self._notes.append(Note("tidying_failed", str(folder), f"saved, but: {error}"))
+        return folder
+
+    def _tidy(self, folder: Path, score: float | None) -> None:
+        """Move the pointers and remove what the keep-policy does not protect; the save itself is done."""
         write_atomic(self._directory / LATEST, folder.name + "\n")
         if score is not None and self._config.best and self._beats_best(score, folder):
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
-        return folder
 
     def restore(self, state: Savable, before: int | None = None) -> Path | None:
         """Read the newest checkpoint that verifies (at or before step `before`); None where there is none at all.
@@ -130,8 +137,11 @@ class Checkpoints:
     def verify(self, path: Path) -> Manifest:
         """Compare every byte with the manifest, and see that a run can go on from it; IntegrityError if not."""
         manifest = verify_folder(path)
+        if step_of(path) not in (None, manifest.step):
+            raise IntegrityError(f"{path}: its manifest is of step {manifest.step}")
         for pattern, what in _NEEDED.items():
-            if not any(fnmatch(name, pattern) for name in manifest.files):
+            depth = pattern.count("/")
+            if not any(fnmatch(name, pattern) and name.count("/") == depth for name in manifest.files):
                 raise IntegrityError(f"{path}: {what} ({pattern}) are missing: a run cannot go on from it")
         return manifest
 

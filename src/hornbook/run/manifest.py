@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from hornbook.errors import IntegrityError
-from hornbook.rundir import sync_directory
+from hornbook.rundir import sync_directory, write_file
 
 MANIFEST = "MANIFEST.json"
 FORMAT = "hornbook checkpoint"
@@ -58,14 +58,7 @@ def write_manifest(
                 folder, path.relative_to(folder).as_posix(), sync=True
             )
     manifest = Manifest(step, tokens, score, final, files)
-    file = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        view = memoryview(_encode(manifest))
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
+    write_file(folder / MANIFEST, _encode(manifest))
     for path in reversed(folders):
         sync_directory(path)
     return manifest
@@ -82,9 +75,12 @@ def read_manifest(folder: Path) -> Manifest:
         if (data["format"], data["version"]) != (FORMAT, VERSION):
             raise IntegrityError(f"{folder}: {MANIFEST} is of version {data['version']}, this hornbook reads {VERSION}")
         files = {name: (int(entry["size"]), str(entry["xxh3_128"])) for name, entry in data["files"].items()}
-        return Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files)
+        manifest = Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{folder}: {MANIFEST} cannot be read ({type(error).__name__})") from error
+    if raw != _encode(manifest):
+        raise IntegrityError(f"{folder}: {MANIFEST} is not as it was written")
+    return manifest
 
 
 def verify_folder(folder: Path) -> Manifest:

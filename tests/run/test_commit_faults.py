@@ -1,0 +1,189 @@
+"""A save is killed, or the disk fails, at every single operation of it: nothing is ever lost.
+
+The harness (this file run as a program) forks a child per fault from a clean process. In the child each system
+operation that a save makes is counted, and the n-th is made to fail; the parent then looks at what is left.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import StorageError
+from hornbook.run.checkpoint import Checkpoints, read_pointer
+from hornbook.run.config import CheckpointConfig
+from hornbook.rundir import write_file
+
+OPERATIONS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "readv", "read")
+OPERATIONS += ("stat", "scandir", "listdir", "statvfs", "close")
+ALLOCATING = ("write", "mkdir", "rename", "replace")
+CONFIG = CheckpointConfig(keep=2)
+
+
+class Content:
+    """A state whose files all hold its value, so that a mixture of two saves would show."""
+
+    def __init__(self, step: int = 0, value: int = 0) -> None:
+        self.step, self.value, self.tokens = step, value, step * 10
+
+    def write(self, folder: Path) -> None:
+        (folder / "trainer").mkdir()
+        for name in ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
+            write_file(folder / name, json.dumps([self.step, self.value]).encode(), sync=False)
+
+    def read(self, folder: Path) -> None:
+        texts = {path.read_text() for path in folder.rglob("*") if path.is_file() and path.name != "MANIFEST.json"}
+        assert len(texts) == 1, texts
+        self.step, self.value = json.loads(texts.pop())
+
+
+class Fault:
+    """Counts operations and strikes at number `when` (1-based; 0 never)."""
+
+    def __init__(self, kind: str, when: int) -> None:
+        self.kind, self.when, self.count = kind, when, 0
+
+    def arm(self) -> None:
+        for name in OPERATIONS:
+            setattr(os, name, self._wrap(name, getattr(os, name)))
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.when and self.count >= self.when:
+                self._strike(name, real, args)
+            if name == "fsync":
+                return None  # no power is cut here, so nothing need reach the disk
+            return real(*args, **kwargs)
+
+        return wrapped
+
+    def _strike(self, name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        first = self.count == self.when
+        if first and self.kind == "torn" and name == "write":
+            real(args[0], bytes(args[1])[: len(args[1]) // 2])
+        if first and self.kind in ("kill", "torn"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if first and self.kind in ("EIO", "ENOSPC"):
+            raise OSError(getattr(errno, self.kind), os.strerror(getattr(errno, self.kind)))
+        creates = name == "open" and len(args) > 1 and args[1] & os.O_CREAT
+        if self.kind == "full" and (name in ALLOCATING[:2] or creates):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.kind == "gone" and name != "close":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def begin(folder: Path, again: bool) -> None:
+    """Two checkpoints, and for `again` a third of the step that is saved next."""
+    checkpoints = Checkpoints(folder, CONFIG)
+    for step in range(1, 4 if again else 3):
+        checkpoints.save(Content(step, 100 + step), score=float(step))
+
+
+def child(folder: Path, fault: Fault, report: int) -> None:
+    """Save step 3 under the fault; where the process lives on, save it again without."""
+    checkpoints = Checkpoints(folder, CONFIG)
+    checkpoints.restore(Content())
+    really = dict(vars(os))
+    fault.arm()
+    try:
+        checkpoints.save(Content(3, 203), score=0.5)
+        result = "saved"
+    except StorageError:
+        result = "refused"
+    for name in OPERATIONS:
+        setattr(os, name, really[name])
+    if result == "refused" and fault.kind in ("EIO", "ENOSPC"):
+        checkpoints.save(Content(3, 303))
+        result = "retried"
+    really["write"](report, f"{result} {fault.count}".encode())
+
+
+def inject(folder: Path, again: bool, kind: str, when: int) -> tuple[str, int]:
+    """Fork, strike, and give (what the child said: saved, refused, retried, killed or crashed; operations)."""
+    begin(folder, again)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            child(folder, Fault(kind, when), writer)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    said = os.read(reader, 100).decode().split()
+    os.close(reader)
+    status = os.waitpid(pid, 0)[1]
+    if said:
+        return said[0], int(said[1])
+    return ("killed" if os.WTERMSIG(status) == signal.SIGKILL else "crashed"), 0
+
+
+def judge(folder: Path, again: bool, said: str) -> list[str]:
+    """What is wrong with what is left."""
+    problems = []
+    checkpoints, found = Checkpoints(folder, CONFIG), Content()
+    if said == "crashed":
+        problems.append("an error that is no StorageError")
+    if checkpoints.newest_verified() is None:
+        return [*problems, "nothing verifies"]
+    checkpoints.restore(found)
+    allowed = {(3, 203)} if said == "saved" else {(3, 103 if again else 0), (3, 203), (3, 303)}
+    if not again and said != "saved":
+        allowed.add((2, 102))
+    if said == "retried":
+        allowed = {(3, 303)}
+    if (found.step, found.value) not in allowed:
+        problems.append(f"restored {found.step, found.value} after {said}")
+    if any(note.kind == "checkpoint_damaged" for note in checkpoints.take_notes()):
+        problems.append("a damaged checkpoint was visible")
+    checkpoints.save(Content(4, 404))
+    if (
+        checkpoints.newest_verified() != folder / "step-00000004"
+        or read_pointer(folder, "latest") != folder / "step-00000004"
+    ):
+        problems.append("the next save did not work")
+    litter = [name for name in os.listdir(folder) if name.startswith(".tmp-") or name.endswith(".old")]
+    return problems + [f"litter: {name}" for name in litter]
+
+
+def exhaust(base: Path, again: bool) -> dict[str, Any]:
+    """Every fault at every operation; gives the numbers and what went wrong."""
+    said, operations = inject(base / "count", again, "none", 0)
+    assert said == "saved"
+    tried, bad = {}, []
+    for kind in ("kill", "torn", "EIO", "ENOSPC", "full", "gone"):
+        for when in range(1, operations + 1):
+            folder = base / f"{kind}-{when}"
+            said, _ = inject(folder, again, kind, when)
+            tried[said] = tried.get(said, 0) + 1
+            bad += [f"{kind} at {when}: {problem}" for problem in judge(folder, again, said)]
+            shutil.rmtree(folder)
+    return {"operations": operations, "tried": tried, "bad": bad}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
+def test_every_operation_of_a_save_may_fail(tmp_path: Path, again: bool):
+    command = [sys.executable, __file__, str(tmp_path), "again" if again else "new"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["bad"] == []
+    assert result["operations"] >= 43
+    assert result["tried"].keys() >= {"killed", "saved", "refused", "retried"}
+
+
+if __name__ == "__main__":
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else sys.argv[1]) as scratch:
+        print(json.dumps(exhaust(Path(scratch), sys.argv[2] == "again")))
