@@ -1,0 +1,89 @@
+"""What may differ when a run goes on: one table over every setting.
+
+`free` settings change nothing that is computed. `journaled` ones alter the arithmetic or its end, and are
+legitimate: each change is written to the ledger. `refused` ones would make the checkpoint meaningless or
+break the promise that sample i is the same as before; `hornbook fork` is for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, Literal
+
+from hornbook.errors import UsageError
+from hornbook.listing import toml_value
+from hornbook.recipe import Recipe
+from hornbook.resolve import leaves
+from hornbook.schema import dotted
+
+Policy = Literal["free", "journaled", "refused"]
+
+RULES: tuple[tuple[str, Policy, str], ...] = (
+    ("name", "free", "the run keeps its directory"),
+    ("seed", "refused", "the seed decides the order of the data and every draw since the first step"),
+    ("text.*", "refused", "the tokens of this run are made already"),
+    ("data.path", "journaled", "the folder may move; data.lock holds the digests of what must be in it"),
+    ("data.*", "refused", "every sample since the first would be another"),
+    ("model.*", "refused", "the weights in the checkpoint have this shape and meaning"),
+    ("optim.kind", "refused", "the moments in the checkpoint belong to this optimizer"),
+    ("optim.*", "journaled", "the next steps follow the new value"),
+    ("parallel.*", "journaled", "the last bits of sums may differ"),
+    ("train.tokens", "journaled", "schedules are functions of the length"),
+    ("train.epochs", "journaled", "schedules are functions of the length"),
+    ("train.batch_tokens", "journaled", "the clock counts samples, so that any batch can follow"),
+    ("train.sequence", "refused", "every sample since the first would be another"),
+    ("train.*", "journaled", "the last bits of sums may differ"),
+    ("checkpoint.*", "free", "saving changes no number of the run"),
+    ("guard.*", "journaled", "it decides when the run stops"),
+    ("eval.tokens", "journaled", "validation losses before and after are not over the same tokens"),
+    ("eval.*", "free", "looking changes no number of the run"),
+    ("log.*", "free", "logging changes no number of the run"),
+)
+"""(glob over dotted keys, policy, why); the first match decides."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs; None stands for no value, or for a setting that the other kind does not have."""
+
+    key: str
+    old: Any
+    new: Any
+    policy: Policy
+    reason: str
+
+
+@cache
+def rule_of(key: str) -> tuple[str, Policy, str]:
+    """The first rule that matches a dotted key; every key has one."""
+    found = next((rule for rule in RULES if fnmatchcase(key, rule[0])), None)
+    assert found is not None, f"no rule says what may happen to {key} on resume"
+    return found
+
+
+def resume_changes(old: Recipe, new: Recipe) -> list[Change]:
+    """Every setting that differs between two recipes, with what a resume does about it."""
+    before = {dotted(path): value for path, value in leaves(old)}
+    after = {dotted(path): value for path, value in leaves(new)}
+    changes = []
+    for key in dict.fromkeys([*before, *after]):
+        if before.get(key) != after.get(key) or (key in before) != (key in after):
+            _, policy, reason = rule_of(key)
+            changes.append(Change(key, before.get(key), after.get(key), policy, reason))
+    return changes
+
+
+def refuse_incompatible(changes: Sequence[Change]) -> None:
+    """Raise UsageError that names every refused change, old and new value, and the way out."""
+    refused = [change for change in changes if change.policy == "refused"]
+    if refused:
+        lines = [
+            f"  {change.key} {toml_value(change.old)} -> {toml_value(change.new)} cannot change on resume: {change.reason}"
+            for change in refused
+        ]
+        raise UsageError(
+            "this run cannot go on with other settings\n"
+            + "\n".join(lines)
+            + "\n`hornbook fork RUN --out RUN2` starts a new run from these weights"
+        )
