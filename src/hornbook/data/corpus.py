@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.shards import DTYPES, verify_shard
 
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
-_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ class Corpus:
         self.delimiter_id = int(index["delimiter_id"])
         self.end_id = int(index["end_id"])
         self.vocab_size = int(index["vocab_size"])
+        self.wide = index["dtype"] == "uint32"
+        """Token ids take four bytes, not two."""
         self.tokenizer_digest = str(index["tokenizer_digest"])
 
     @staticmethod
@@ -149,12 +151,24 @@ class Corpus:
         return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards}
 
     def verify(self, progress: Callable[[str], None] | None = None) -> None:
-        """Read every shard whole and compare it with its checksums; IntegrityError names the first damaged file."""
-        from hornbook.data.integrity import verify_shard
+        """Read every shard whole and compare it with its checksums and with the index.
 
+        Args:
+            progress: called with the name of each shard that is as it should be.
+
+        Raises:
+            IntegrityError: names the first damaged file and, in a .bin, the first damaged block of 1 MiB.
+        """
         for stream in self.streams:
             for shard in stream.shards:
-                verify_shard(shard)
+                verify_shard(shard.root / shard.name)
+                stated = json.loads(shard.path(".json").read_text(encoding="utf-8"))["digests"]["bin"]
+                if stated != shard.digest:
+                    raise IntegrityError(
+                        f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {_REMEDY}"
+                    )
+                if np.any(shard.ends[1:] < shard.ends[:-1]):
+                    raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {_REMEDY}")
                 if progress is not None:
                     progress(shard.name)
 
@@ -175,14 +189,14 @@ def _read_index(root: Path) -> dict[str, Any]:
         missing = [key for key in needed if key not in index]
     except (ValueError, TypeError) as error:
         raise IntegrityError(f"{path} is damaged ({error}): {_REMEDY}") from error
-    if missing or index["dtype"] not in _DTYPES:
+    if missing or index["dtype"] not in DTYPES:
         raise IntegrityError(f"{path} is not an index of token shards (lacks {', '.join(missing)}): {_REMEDY}")
     return index
 
 
 def _open_shard(root: Path, entry: dict[str, Any], dtype: str) -> Shard:
     name, tokens, documents = entry["name"], int(entry["tokens"]), int(entry["documents"])
-    data = _map(root / f"{name}.bin", _DTYPES[dtype], tokens)
+    data = _map(root / f"{name}.bin", DTYPES[dtype], tokens)
     ends = _map(root / f"{name}.idx", np.dtype("<u8"), documents)
     last = int(ends[-1]) if documents else 0
     if last != tokens:

@@ -1,4 +1,4 @@
-"""The loader: global batches in a fixed order, from any point, with the names of the documents in them.
+"""The loader: global batches in a fixed order, from any point on.
 
 What it hands out is a pure function of (data, config, sequence, seed, clock, skipped windows). It holds two
 numbers of state: the clock, which a checkpoint stores, and the windows, which the ledger stores.
@@ -8,25 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-import xxhash
-from jaxtyping import Int64
-
-from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, rank_share
+from hornbook.data.batch import DocumentRef, GlobalBatch
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.mixture import build_stages
-from hornbook.data.order import Order
-from hornbook.data.plan import Plan, Segments, build_plan
+from hornbook.data.global_index import GlobalIndex
 from hornbook.data.prefetch import Prefetcher
-from hornbook.data.rows import RowReader
 from hornbook.data.windows import Windows, merge_windows, positions_of
-from hornbook.errors import UsageError
 
 
 class _Request(NamedTuple):
-    """Everything a global batch depends on besides the loader's constants."""
+    """What a global batch depends on besides the index."""
 
     clock: int
     num_samples: int
@@ -36,25 +27,18 @@ class _Request(NamedTuple):
 
 
 class Loader:
-    """Deterministic global batches over the training split; build it with `build_loader`."""
+    """Deterministic global batches over the training split; `build_loader` makes one."""
 
-    def __init__(
-        self, corpus: Corpus, config: DataConfig, *, sequence: int, micro_batch: int, seed: int, prefetch: bool
-    ) -> None:
-        self.corpus, self.config = corpus, config
-        self.sequence, self.micro_batch, self.seed = sequence, micro_batch, seed
-        sizes = {name: stream.tokens for name, stream in corpus.train.items()}
-        _check_length(sizes, sequence)
-        self.sources, self._stages, self.notes = build_stages(config, sizes, sequence)
-        self.source_tokens = {name: sizes[name] for name in self.sources}
-        streams = [corpus.train[name] for name in self.sources]
-        self.plans: list[Plan] = [
-            build_plan(stream, sequence, config.packing, corpus.root / "plans") for stream in streams
-        ]
-        self.order = Order(self.sources, [plan.rows for plan in self.plans], self._stages, seed=seed, kind=config.order)
-        self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=config.document_mask)
+    def __init__(self, index: GlobalIndex, *, micro_batch: int, prefetch: bool = True) -> None:
+        self.index, self.micro_batch = index, micro_batch
         self._clock, self._windows = 0, merge_windows([])
-        self._prefetcher = Prefetcher(self._make) if prefetch else None
+
+        def make(request: _Request) -> GlobalBatch:
+            positions = positions_of(request.clock, request.num_samples, request.windows)
+            return index.batch(positions, micro_batch, request.rank, request.world)
+
+        self._make = make
+        self._prefetcher = Prefetcher(make) if prefetch else None
 
     @property
     def clock(self) -> int:
@@ -66,6 +50,39 @@ class Loader:
         """Positions that are skipped: sorted, disjoint, half-open."""
         return self._windows
 
+    @property
+    def corpus(self) -> Corpus:
+        """The shards read from."""
+        return self.index.corpus
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources in use; `Batch.sources` are indices into it."""
+        return self.index.sources
+
+    @property
+    def source_tokens(self) -> dict[str, int]:
+        """Training tokens of each source in use."""
+        return self.index.source_tokens
+
+    @property
+    def notes(self) -> list[str]:
+        """What was understood otherwise than written: rounded stages, sources left out."""
+        return self.index.notes
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the sequence of samples: data, mixture, order, packing, mask, sequence length and seed."""
+        return self.index.fingerprint
+
+    def describe(self) -> str:
+        """The data as a tree of lines: mixture, sources, packing, with fingerprints."""
+        return self.index.describe()
+
+    def documents(self, sample: int) -> list[DocumentRef]:
+        """The documents whose tokens are in the row at global position `sample`, in the order of the row."""
+        return self.index.documents(sample)
+
     def seek(self, clock: int) -> None:
         """Continue as if `clock` samples had been consumed; takes the same time for any clock."""
         if clock < 0:
@@ -73,132 +90,30 @@ class Loader:
         self._clock = clock
 
     def skip(self, windows: Iterable[tuple[int, int]]) -> None:
-        """Never again take samples from these half-open windows of positions; added to those skipped before."""
+        """Never again take samples from these half-open windows of positions; they add to those skipped before.
+
+        The clock stays. After a rewind to before a window, the samples up to it come as they did, then those after it.
+        """
         self._windows = merge_windows([*self._windows, *windows])
 
     def take(self, num_samples: int, rank: int = 0, world: int = 1) -> GlobalBatch:
-        """The next `num_samples` samples, and of their microbatches those of this rank; moves the clock.
+        """The next `num_samples` samples and, of their microbatches, those of this rank; moves the clock.
 
         Raises:
-            IntegrityError: the tokens or document ends in a shard cannot be right.
+            IntegrityError: the tokens or document ends in a shard cannot be right. The clock has not moved.
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
         request = _Request(self._clock, num_samples, self._windows, rank, world)
-        if self._prefetcher is None:
-            batch = self._make(request)
-        else:
-            batch = self._prefetcher.get(request, request._replace(clock=self._clock + num_samples))
-        self._clock += num_samples
+        following = request._replace(clock=self._clock + num_samples)
+        batch = self._make(request) if self._prefetcher is None else self._prefetcher.get(request, following)
+        self._clock = following.clock
         return batch
 
     def close(self) -> None:
-        """Stop the prefetching thread."""
+        """End the prefetching thread; `take` starts it again."""
         if self._prefetcher is not None:
             self._prefetcher.close()
-
-    def _make(self, request: _Request) -> GlobalBatch:
-        positions = positions_of(request.clock, request.num_samples, request.windows)
-        sources, rows, _ = self.order.locate(positions)
-        filled = self._reader.read(sources, self._segments(sources, rows))
-        parts = [
-            tensor.split(self.micro_batch)
-            for tensor in (
-                filled.tokens, filled.targets, filled.weights, filled.positions,
-                torch.from_numpy(positions), torch.from_numpy(sources),
-            )
-        ]  # fmt: skip
-        batches = []
-        for j in rank_share(len(parts[0]), request.rank, request.world):
-            tokens, targets, weights, places, samples, origins = (part[j] for part in parts)
-            lengths = filled.lengths[j * self.micro_batch : (j + 1) * self.micro_batch]
-            batches.append(Batch(tokens, targets, weights, places, lengths, samples, origins))
-        return GlobalBatch(
-            batches,
-            float(filled.total_weight),
-            filled.token_hash,
-            int(positions[0]),
-            request.num_samples,
-            request.num_samples * self.sequence,
-        )
-
-    def _segments(self, sources: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]) -> Segments:
-        """Segments of rows of several sources, in the order of the rows."""
-        if len(self.plans) == 1:
-            return self.plans[0].segments(rows)
-        counts = np.zeros(len(rows), np.int64)
-        found = []
-        for source in np.unique(sources):
-            places = np.flatnonzero(sources == source)
-            offsets, begins, sizes = self.plans[source].segments(rows[places])
-            counts[places] = np.diff(offsets)
-            found.append((np.repeat(places, counts[places]), begins, sizes))
-        line_of = np.concatenate([lines for lines, _, _ in found])
-        order = np.argsort(line_of, kind="stable")
-        begins, sizes = (np.concatenate([part[k] for part in found])[order] for k in (1, 2))
-        return np.concatenate([[0], np.cumsum(counts)]), begins, sizes
-
-    def documents(self, sample: int) -> list[DocumentRef]:
-        """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
-        sources, rows, _ = self.order.locate(np.array([sample], np.int64))
-        source = int(sources[0])
-        name = self.sources[source]
-        shards = self.corpus.train[name].shards
-        found = []
-        _, begins, sizes = self.plans[source].segments(rows)
-        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-            for number, document, start, length in self._reader.documents(source, begin, size):
-                shard = shards[number]
-                row = shard.document(document)
-                found.append(DocumentRef(name, shard.name, document, str(row["id"]), str(row["origin"]), start, length))
-        return found
-
-    def epochs(self, tokens: int) -> dict[str, float]:
-        """How often each source is read in the first `tokens` tokens of training."""
-        draws = self.order.draws(tokens // self.sequence)
-        return {name: int(drawn) / plan.rows for name, drawn, plan in zip(self.sources, draws, self.plans, strict=True)}
-
-    def epoch_tokens(self, epochs: float) -> int:
-        """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
-        return -(-round(epochs * 1_000_000) * sum(plan.rows for plan in self.plans) // 1_000_000) * self.sequence
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, sequence length and seed."""
-        parts = [
-            f"{self.seed} {self.sequence} {self.config.order} {self.config.document_mask}",
-            *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
-            *(f"{stage.first} {stage.counts.tolist()}" for stage in self._stages),
-        ]
-        return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
-
-    def describe(self) -> str:
-        """The data as a tree of lines: mixture, sources, shards, with fingerprints."""
-        config = self.config
-        mask = "attention inside documents" if config.document_mask else "attention over the row"
-        lines = [f"mix [{self.fingerprint}] {config.order}, seed {self.seed}, rows of {self.sequence} tokens, {mask}"]
-        for stage in self._stages[1:]:
-            shares = ", ".join(f"{n} {w:.4g}" for n, w in zip(self.sources, stage.weights, strict=True) if w > 0)
-            lines.append(f"|-- from token {stage.first * self.sequence:,}: {shares}")
-        for number, (name, plan) in enumerate(zip(self.sources, self.plans, strict=True)):
-            last = number == len(self.sources) - 1
-            stream = self.corpus.train[name]
-            lines.append(
-                f"{'`--' if last else '|--'} {name} [{plan.digest[:16]}] weight {self._stages[0].weights[number]:.4g},"
-                f" {stream.tokens:,} tokens, {stream.documents:,} documents"
-            )
-            lines.append(
-                f"{'    ' if last else '|   '}`-- {config.packing}: {plan.rows:,} rows, {plan.padding:,} padded tokens,"
-                f" {len(stream.shards)} shards [{stream.digest[:16]}]"
-            )
-        return "\n".join(lines)
-
-
-def _check_length(sizes: dict[str, int], sequence: int) -> None:
-    available = sum(sizes.values())
-    if available < sequence:
-        remedy = "give more text" if available < 2 else f"set train.sequence to at most {available}, or give more text"
-        raise UsageError(f"train.sequence {sequence} is longer than the training data ({available} tokens): {remedy}")
 
 
 def build_loader(
@@ -215,11 +130,12 @@ def build_loader(
         UsageError: no shards, unknown sources, or less text than one row.
         IntegrityError: a shard is missing, truncated or changed.
     """
-    return Loader(Corpus.open(path), config, sequence=sequence, micro_batch=micro_batch, seed=seed, prefetch=prefetch)
+    index = GlobalIndex(Corpus.open(path), config, sequence=sequence, seed=seed)
+    return Loader(index, micro_batch=micro_batch, prefetch=prefetch)
 
 
 def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[str]:
-    """Texts for sources that are read more than `limit` times.
+    """Texts about sources that are read more than `limit` times.
 
     Up to four passes are about as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
     """

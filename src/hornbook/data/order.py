@@ -6,7 +6,7 @@ name, e); a source is repeated as often as its weight asks.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -19,34 +19,32 @@ Kind = Literal["shuffled", "sequential", "replacement"]
 _KINDS = {"shuffled": 0, "sequential": 1, "replacement": 2}
 
 
+class _Table(NamedTuple):
+    firsts: np.ndarray  # int64 [stages]: position at which each stage begins
+    before: np.ndarray  # int64 [stages, sources]: draws before the stage
+    counts: np.ndarray  # int64 [stages, sources]: draws in a block
+    patterns: np.ndarray  # int32 [stages, 4096]: source of each draw in a block
+    ranks: np.ndarray  # int64 [stages, 4096]: draws of the same source before it in the block
+    sizes: np.ndarray  # int64 [sources]: rows
+    keys: np.ndarray  # uint64 [sources]
+
+
 @compiled
-def _locate(
-    positions: np.ndarray,
-    firsts: np.ndarray,
-    before: np.ndarray,
-    counts: np.ndarray,
-    patterns: np.ndarray,
-    ranks: np.ndarray,
-    sizes: np.ndarray,
-    keys: np.ndarray,
-    kind: int,
-    sources: np.ndarray,
-    rows: np.ndarray,
-    epochs: np.ndarray,
-) -> None:
+def _locate(table, kind, positions, out):
+    """Source, row and epoch of each position into `out` [3, positions]."""
     for i in range(positions.size):
-        stage = np.searchsorted(firsts, positions[i], side="right") - 1
-        since = positions[i] - firsts[stage]
+        stage = np.searchsorted(table.firsts, positions[i], side="right") - 1
+        since = positions[i] - table.firsts[stage]
         block, place = since // BLOCK, since % BLOCK
-        source = patterns[stage, place]
-        draw = before[stage, source] + block * counts[stage, source] + ranks[stage, place]
-        size = sizes[source]
+        source = table.patterns[stage, place]
+        draw = table.before[stage, source] + block * table.counts[stage, source] + table.ranks[stage, place]
+        size, key = table.sizes[source], table.keys[source]
         epoch, row = draw // size, draw % size
         if kind == 0:
-            row = permuted(row, size, mix(keys[source] ^ mix(np.uint64(epoch) + np.uint64(1))))
+            row = permuted(row, size, mix(key ^ mix(np.uint64(epoch) + np.uint64(1))))
         elif kind == 2:
-            row = np.int64(mix(keys[source] ^ mix(np.uint64(draw) + np.uint64(1))) % np.uint64(size))
-        sources[i], rows[i], epochs[i] = source, row, epoch
+            row = np.int64(mix(key ^ mix(np.uint64(draw) + np.uint64(1))) % np.uint64(size))
+        out[0, i], out[1, i], out[2, i] = source, row, epoch
 
 
 class Order:
@@ -60,18 +58,21 @@ class Order:
         assert len(names) == len(sizes) == len(stages[0].counts)
         assert min(sizes) > 0
         self.stages = list(stages)
-        self._sizes = np.asarray(sizes, np.int64)
-        self._keys = np.array([key_of("order", seed, name) for name in names], np.uint64)
         self._kind = _KINDS[kind]
-        self._firsts = np.array([stage.first for stage in stages], np.int64)
-        self._before = np.array([self.draws(stage.first) for stage in stages], np.int64)
-        self._counts = np.array([stage.counts for stage in stages], np.int64)
-        self._patterns = np.array([stage.pattern for stage in stages], np.int32)
-        self._ranks = np.array([stage.ranks for stage in stages], np.int64)
+        self._sources = len(names)
+        self._table = _Table(
+            np.array([stage.first for stage in stages], np.int64),
+            np.array([self.draws(stage.first) for stage in stages], np.int64),
+            np.array([stage.counts for stage in stages], np.int64),
+            np.array([stage.pattern for stage in stages], np.int32),
+            np.array([stage.ranks for stage in stages], np.int64),
+            np.array(sizes, np.int64),
+            np.array([key_of("order", seed, name) for name in names], np.uint64),
+        )
 
     def draws(self, samples: int) -> Int64[np.ndarray, " sources"]:
         """How often each source is drawn in positions [0, samples)."""
-        total = np.zeros(len(self._sizes), np.int64)
+        total = np.zeros(self._sources, np.int64)
         ends = [stage.first for stage in self.stages[1:]] + [samples]
         for stage, end in zip(self.stages, ends, strict=True):
             if samples > stage.first:
@@ -82,9 +83,6 @@ class Order:
         self, positions: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Source, row and epoch of each position."""
-        sources, rows, epochs = (np.empty(len(positions), np.int64) for _ in range(3))
-        _locate(
-            positions, self._firsts, self._before, self._counts, self._patterns, self._ranks,
-            self._sizes, self._keys, self._kind, sources, rows, epochs,
-        )  # fmt: skip
-        return sources, rows, epochs
+        out = np.empty((3, len(positions)), np.int64)
+        _locate(self._table, self._kind, positions, out)
+        return out[0], out[1], out[2]

@@ -31,7 +31,7 @@ def _cut(ends: np.ndarray, sequence: int, begins: np.ndarray, lengths: np.ndarra
 
 
 @compiled
-def _next_room(words: np.ndarray, room: int) -> int:
+def _next_room(words, room):
     """Smallest room >= `room` with an open row, or -1; `words` is a bitmap over rooms."""
     word = room >> 6
     bits = words[word] >> np.uint64(room & 63)

@@ -25,15 +25,15 @@ def key_of(*parts: object) -> int:
 
 
 @compiled
-def mix(value: np.uint64) -> np.uint64:
-    """Scramble 64 bits, bijectively."""
+def mix(value):
+    """Scramble 64 bits (a uint64), bijectively."""
     value = (value ^ (value >> np.uint64(30))) * _FIRST
     value = (value ^ (value >> np.uint64(27))) * _SECOND
     return value ^ (value >> np.uint64(31))
 
 
 @compiled
-def permuted(index: int, size: int, key: np.uint64) -> int:
+def permuted(index, size, key):
     """Image of `index` under the permutation of range(size) named by `key` (a uint64)."""
     bits = np.uint64(0)
     while (_ONE << bits) < np.uint64(size):

@@ -90,7 +90,7 @@ def stream_ends(stream: Stream) -> Int64[np.ndarray, " documents"]:
 
 
 def _content(table: np.ndarray) -> str:
-    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(table))
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(table).data)
 
 
 def _cached(cache: Path | None, key: str) -> np.ndarray | None:

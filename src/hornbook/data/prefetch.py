@@ -2,22 +2,28 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+_Requests = queue.SimpleQueue[tuple[Key, Future[Value]] | None]
 
 
 class Prefetcher(Generic[Key, Value]):
-    """Calls `make(key)` ahead of time; `make` is a pure function, so a wrong guess costs time only."""
+    """Calls `make(key)` ahead of time; `make` is a pure function, so a wrong guess costs time only.
+
+    The thread knows `make` but not the prefetcher, so it ends when the prefetcher is dropped. It is joined before
+    the interpreter goes away: a thread that comes back from compiled code into a dying interpreter aborts the process.
+    """
 
     def __init__(self, make: Callable[[Key], Value]) -> None:
         self._make = make
-        self._requests: queue.SimpleQueue[tuple[Key, Future[Value]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._requests: _Requests[Key, Value] = queue.SimpleQueue()
         self._ahead: tuple[Key, Future[Value]] | None = None
+        self._stop: weakref.finalize | None = None
 
     def get(self, key: Key, following: Key) -> Value:
         """Value of `key`, then begin with that of `following`. An error of `make` is raised here, for its own key."""
@@ -31,31 +37,39 @@ class Prefetcher(Generic[Key, Value]):
         self._ahead = (following, self._submit(following))
         return value
 
-    def _submit(self, key: Key) -> "Future[Value]":
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hornbook-prefetch", daemon=True)
-            self._thread.start()
+    def _submit(self, key: Key) -> Future[Value]:
+        if self._stop is None:
+            thread = threading.Thread(
+                target=_work, args=(self._make, self._requests), name="hornbook-prefetch", daemon=True
+            )
+            self._stop = weakref.finalize(self, _end, self._requests, thread)
+            thread.start()
         future: Future[Value] = Future()
         self._requests.put((key, future))
         return future
 
-    def _run(self) -> None:
-        while (request := self._requests.get()) is not None:
-            key, future = request
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._make(key))
-            except BaseException as error:  # noqa: BLE001 - handed to the thread that asked
-                future.set_exception(error)
-            del key, future, request
-
     def close(self) -> None:
-        """Stop the thread; a value that is being made is finished first and dropped."""
+        """End the thread; a value that is being made is finished first and dropped. `get` starts it again."""
         if self._ahead is not None:
             self._ahead[1].cancel()
             self._ahead = None
-        if self._thread is not None:
-            self._requests.put(None)
-            self._thread.join()
-            self._thread = None
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+
+def _work(make: Callable[[Key], Value], requests: _Requests[Key, Value]) -> None:
+    while (request := requests.get()) is not None:
+        key, future = request
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(make(key))
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asks
+                future.set_exception(error)
+        del key, future, request
+
+
+def _end(requests: _Requests[Key, Value], thread: threading.Thread) -> None:
+    requests.put(None)
+    if thread is not threading.current_thread():
+        thread.join()

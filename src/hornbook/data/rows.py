@@ -5,121 +5,158 @@ writes inputs, targets, weights and positions. The shards are reached through a 
 that the pass costs the same for one shard or ten thousand; `RowReader` keeps the maps alive.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 import xxhash
 from jaxtyping import Int64
-from numba.core import types
-from numba.extending import intrinsic
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from hornbook.data.compiled import compiled
+from hornbook.data.compiled import compiled, pointer
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
 from hornbook.errors import IntegrityError
 
 
-@intrinsic
-def _pointer(_context, address):  # pyright: ignore[reportUnknownParameterType]
-    """An address as a pointer that numba.carray accepts."""
+class _Table(NamedTuple):
+    """Where the shards of several streams are. Each stream has one entry per shard and a last one for its end."""
 
-    def generate(context, builder, _signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+    first: np.ndarray  # int64 [streams + 1]: the first entry of each stream
+    starts: np.ndarray  # int64 [entries]: offset of the shard in its stream; in the last entry, the stream's length
+    documents: np.ndarray  # int64 [entries]
+    data: np.ndarray  # uint64 [entries]: address of the token ids
+    ends: np.ndarray  # uint64 [entries]: address of the END offsets
 
-    return types.voidptr(types.uint64), generate
+
+class _Rules(NamedTuple):
+    wide: bool  # ids are uint32, else uint16
+    end_id: int
+    end_counts: bool  # the end token is predicted after a document's last token
+    confine: bool  # attention stays inside documents, positions restart
+    vocab: int
+
+
+class _Out(NamedTuple):
+    tokens: np.ndarray  # int64 [rows, sequence]
+    targets: np.ndarray
+    weights: np.ndarray  # float32 [rows, sequence]
+    positions: np.ndarray
+    ids: np.ndarray  # int32 [rows, sequence]
+    pieces: np.ndarray  # int32 [rows * sequence]: lengths of the pieces of all rows
+    pieces_end: np.ndarray  # int64 [rows]: where each row's lengths end
+    damage: np.ndarray  # int64 [2]: entry of a damaged shard, and the id found in it or -1 (ends do not ascend)
 
 
 @compiled
-def _copy(data, first, length, follows, end_id, tokens, targets):
+def _copy(data, first, follows, end_id, tokens, targets):
     """Inputs and targets of one piece; `follows`: the document goes on after it. Returns the largest id."""
-    largest = np.int64(0)
+    length = tokens.size
     for j in range(length):
         tokens[j] = data[first + j]
     for j in range(length - 1):
         targets[j] = data[first + j + 1]
     targets[length - 1] = data[first + length] if follows else end_id
+    largest = np.uint32(0)
     for j in range(length):
-        largest = max(largest, np.int64(tokens[j]))
-    return largest
+        largest = max(largest, np.uint32(data[first + j]))
+    return np.int64(largest)
 
 
 @compiled
-def _fill(
-    wide, data_address, ends_address, starts, documents, first_shard,
-    sources, offsets, begins, sizes, end_id, end_counts, confine, vocab,
-    tokens, targets, weights, positions, ids, pieces, pieces_end, status,
-):  # fmt: skip
-    """Fill all rows; returns the total weight, or -1 with status = (shard, what was found)."""
-    sequence = tokens.shape[1]
-    total = np.int64(0)
-    used = 0
-    for i in range(sources.size):
-        column = 0
-        for s in range(offsets[i], offsets[i + 1]):
-            position, left = begins[s], sizes[s]
-            shard = np.searchsorted(
-                starts[first_shard[sources[i]] : first_shard[sources[i] + 1]], position, side="right"
-            )
-            shard += first_shard[sources[i]] - 1
-            while left > 0:
-                # `starts` has one entry more than shards per source: the entry after a shard is its end.
-                length = starts[shard + 1] - starts[shard]
-                local = position - starts[shard]
-                ends = numba.carray(_pointer(ends_address[shard]), (documents[shard],), np.uint64)
-                document = np.searchsorted(ends, np.uint64(local), side="right")
-                while left > 0 and local < length:
-                    if document >= ends.size or np.int64(ends[document]) <= local or np.int64(ends[document]) > length:
-                        status[0], status[1] = shard, -1
-                        return np.int64(-1)
-                    end = np.int64(ends[document])
-                    piece = min(left, end - local)
-                    follows = local + piece < end
-                    stop = column + piece
-                    if wide:
-                        data = numba.carray(_pointer(data_address[shard]), (length,), np.uint32)
-                        largest = _copy(
-                            data, local, piece, follows, end_id, tokens[i, column:stop], targets[i, column:stop]
-                        )
-                    else:
-                        data = numba.carray(_pointer(data_address[shard]), (length,), np.uint16)
-                        largest = _copy(
-                            data, local, piece, follows, end_id, tokens[i, column:stop], targets[i, column:stop]
-                        )
-                    if largest >= vocab:
-                        status[0], status[1] = shard, largest
-                        return np.int64(-1)
-                    weights[i, column:stop] = 1.0
-                    total += piece
-                    if not follows and not end_counts:
-                        weights[i, stop - 1] = 0.0
-                        total -= 1
-                    if confine:
-                        for j in range(piece):
-                            positions[i, column + j] = j
-                        pieces[used] = piece
-                        used += 1
-                    column, local, position, left = stop, local + piece, position + piece, left - piece
-                    document += 1
-                shard += 1
+def _fill_piece(table, rules, out, row, column, entry, local, piece, follows):
+    """Write one piece of a document; returns its weight, or -1 for damage."""
+    stop = column + piece
+    size = table.starts[entry + 1] - table.starts[entry]
+    tokens, targets = out.tokens[row, column:stop], out.targets[row, column:stop]
+    if rules.wide:
+        data = carray(pointer(table.data[entry]), (size,), np.uint32)
+        largest = _copy(data, local, follows, rules.end_id, tokens, targets)
+    else:
+        data = carray(pointer(table.data[entry]), (size,), np.uint16)
+        largest = _copy(data, local, follows, rules.end_id, tokens, targets)
+    if largest >= rules.vocab:
+        out.damage[0], out.damage[1] = entry, largest
+        return np.int64(-1)
+    out.weights[row, column:stop] = 1.0
+    if follows or rules.end_counts:
+        return piece
+    out.weights[row, stop - 1] = 0.0
+    return piece - 1
+
+
+@compiled
+def _count_positions(rules, out, row, column, length, used):
+    """Positions of a piece that attends only to itself; returns the number of lengths noted so far."""
+    if rules.confine:
+        for j in range(length):
+            out.positions[row, column + j] = j
+        out.pieces[used] = length
+        return used + 1
+    return used
+
+
+@compiled
+def _fill_segment(table, rules, out, row, column, stream, position, left, used):
+    """Write a stretch of a stream, document by document; returns (weight or -1 for damage, lengths noted)."""
+    entry = table.first[stream] - 1
+    entry += np.searchsorted(table.starts[table.first[stream] : table.first[stream + 1] - 1], position, side="right")
+    weight = np.int64(0)
+    while left > 0:
+        size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
+        ends = carray(pointer(table.ends[entry]), (table.documents[entry],), np.uint64)
+        document = np.searchsorted(ends, np.uint64(local), side="right")
+        while left > 0 and local < size:
+            end = np.int64(ends[document]) if document < ends.size else np.int64(-1)
+            if end <= local or end > size:
+                out.damage[0], out.damage[1] = entry, -1
+                return np.int64(-1), used
+            piece = min(left, end - local)
+            gained = _fill_piece(table, rules, out, row, column, entry, local, piece, local + piece < end)
+            if gained < 0:
+                return np.int64(-1), used
+            used = _count_positions(rules, out, row, column, piece, used)
+            weight += gained
+            column, local, position, left = column + piece, local + piece, position + piece, left - piece
+            document += 1
+        entry += 1
+    return weight, used
+
+
+@compiled
+def _pad(rules, out, row, column, used):
+    """Fill a row up with end tokens of weight 0; returns the number of lengths noted."""
+    out.tokens[row, column:] = rules.end_id
+    out.targets[row, column:] = rules.end_id
+    out.weights[row, column:] = 0.0
+    return _count_positions(rules, out, row, column, out.tokens.shape[1] - column, used)
+
+
+@compiled
+def _fill(table, rules, out, streams, segments):
+    """Write all rows; returns the total weight, or -1 where `out.damage` says what is wrong."""
+    offsets, begins, sizes = segments
+    total, used, sequence = np.int64(0), np.int64(0), out.tokens.shape[1]
+    for row in range(streams.size):
+        column = np.int64(0)
+        for s in range(offsets[row], offsets[row + 1]):
+            weight, used = _fill_segment(table, rules, out, row, column, streams[row], begins[s], sizes[s], used)
+            if weight < 0:
+                return weight
+            total += weight
+            column += sizes[s]
         if column < sequence:
-            tokens[i, column:] = end_id
-            targets[i, column:] = end_id
-            weights[i, column:] = 0.0
-            for j in range(sequence - column):
-                positions[i, column + j] = j
-            if confine:
-                pieces[used] = sequence - column
-                used += 1
-        if not confine:
-            for j in range(sequence):
-                positions[i, j] = j
+            used = _pad(rules, out, row, column, used)
         for j in range(sequence):
-            ids[i, j] = tokens[i, j]
-        pieces_end[i] = used
+            out.ids[row, j] = out.tokens[row, j]
+        if not rules.confine:
+            for j in range(sequence):
+                out.positions[row, j] = j
+        out.pieces_end[row] = used
     return total
 
 
@@ -137,52 +174,49 @@ class Rows:
 
 
 class RowReader:
-    """Reads rows of the streams of one split."""
+    """Reads rows of several streams of one corpus."""
 
     def __init__(self, corpus: Corpus, streams: Sequence[Stream], *, sequence: int, document_mask: bool) -> None:
-        self._streams = list(streams)
-        self._corpus, self._sequence, self._confine = corpus, sequence, document_mask
-        self._end_counts = corpus.end_id == corpus.delimiter_id
-        shards = [(*stream.shards, None) for stream in streams]  # None: the entry that holds the stream's length
-        flat = [shard for group in shards for shard in group]
-        self._shards = flat
-        self._first_shard = np.cumsum([0] + [len(group) for group in shards], dtype=np.int64)
-        self._starts = np.concatenate([stream.starts for stream in streams])
-        self._documents = np.array([shard.documents if shard else 0 for shard in flat], np.int64)
-        self._data = np.array([shard.data.ctypes.data if shard else 0 for shard in flat], np.uint64)
-        self._ends = np.array([shard.ends.ctypes.data if shard else 0 for shard in flat], np.uint64)
-        self._wide = any(shard.data.itemsize == 4 for shard in flat if shard)
+        self._corpus, self._streams, self._sequence = corpus, list(streams), sequence
+        self._shards = [shard for stream in streams for shard in (*stream.shards, None)]
+        self._table = _Table(
+            np.cumsum([0] + [len(stream.shards) + 1 for stream in streams], dtype=np.int64),
+            np.concatenate([stream.starts for stream in streams]),
+            np.array([shard.documents if shard else 0 for shard in self._shards], np.int64),
+            np.array([shard.data.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
+            np.array([shard.ends.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
+        )
+        end_counts = corpus.end_id == corpus.delimiter_id
+        self._rules = _Rules(corpus.wide, corpus.end_id, end_counts, document_mask, corpus.vocab_size)
 
-    def read(self, sources: Int64[np.ndarray, " rows"], segments: Segments) -> Rows:
-        """Rows made of `segments`, each of the stream with number `sources[row]`.
+    def read(self, streams: Int64[np.ndarray, " rows"], segments: Segments) -> Rows:
+        """Rows made of `segments`, each of the stream with number `streams[row]`.
 
         Raises:
             IntegrityError: a token id outside the vocabulary, or document ends that do not ascend.
         """
-        count, sequence = len(sources), self._sequence
-        offsets, begins, sizes = segments
+        count, sequence, confine = len(streams), self._sequence, self._rules.confine
         tokens, targets, positions = (torch.empty(count, sequence, dtype=torch.int64) for _ in range(3))
         weights = torch.empty(count, sequence, dtype=torch.float32)
-        ids = np.empty((count, sequence), np.int32)
-        pieces = np.empty(count * sequence if self._confine else 0, np.int32)  # pages are touched only where written
-        pieces_end, status = np.empty(count, np.int64), np.zeros(2, np.int64)
-        total = _fill(
-            self._wide, self._data, self._ends, self._starts, self._documents, self._first_shard,
-            sources, offsets, begins, sizes,
-            self._corpus.end_id, self._end_counts, self._confine, self._corpus.vocab_size,
-            tokens.numpy(), targets.numpy(), weights.numpy(), positions.numpy(), ids, pieces, pieces_end, status,
-        )  # fmt: skip
+        out = _Out(
+            *(tensor.numpy() for tensor in (tokens, targets, weights, positions)),
+            ids=np.empty((count, sequence), np.int32),
+            pieces=np.empty(count * sequence if confine else 0, np.int32),  # only pages that are written cost memory
+            pieces_end=np.empty(count, np.int64),
+            damage=np.zeros(2, np.int64),
+        )
+        total = _fill(self._table, self._rules, out, streams, segments)
         if total < 0:
-            raise self._damage(*status.tolist())
-        lengths = self._lengths(pieces, pieces_end) if self._confine else [(sequence,)] * count
-        return Rows(tokens, targets, weights, positions, lengths, int(total), xxhash.xxh3_64_hexdigest(ids))
+            raise self._damage(*out.damage.tolist())
+        lengths = _lengths(out) if confine else [(sequence,)] * count
+        return Rows(tokens, targets, weights, positions, lengths, int(total), xxhash.xxh3_64_hexdigest(out.ids.data))
 
-    def documents(self, source: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
+    def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
         """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
-        stream, found = self._streams[source], []
-        number = int(np.searchsorted(stream.starts[:-1], begin, side="right")) - 1
+        starts, shards, found = self._streams[stream].starts, self._streams[stream].shards, []
+        number = int(np.searchsorted(starts[:-1], begin, side="right")) - 1
         while size > 0:
-            shard, local = stream.shards[number], begin - int(stream.starts[number])
+            shard, local = shards[number], begin - int(starts[number])
             document = int(np.searchsorted(shard.ends, np.uint64(local), side="right"))
             while size > 0 and local < shard.tokens:
                 first = int(shard.ends[document - 1]) if document else 0
@@ -192,19 +226,17 @@ class RowReader:
             number += 1
         return found
 
-    @staticmethod
-    def _lengths(pieces: np.ndarray, ends: np.ndarray) -> list[tuple[int, ...]]:
-        flat, bounds = pieces[: ends[-1]].tolist() if len(ends) else [], [0, *ends.tolist()]
-        return [tuple(flat[first:end]) for first, end in zip(bounds, bounds[1:], strict=False)]
-
-    def _damage(self, shard: int, largest: int) -> IntegrityError:
-        damaged = self._shards[shard]
-        assert damaged is not None
+    def _damage(self, entry: int, largest: int) -> IntegrityError:
+        shard = self._shards[entry]
+        assert shard is not None
         remedy = "restore the file, or write the shards again with `hornbook tokenize`"
         if largest < 0:
-            return IntegrityError(
-                f"{damaged.path('.idx')}: ends of documents do not ascend up to {damaged.tokens}: {remedy}"
-            )
-        return IntegrityError(
-            f"{damaged.path('.bin')}: found token id {largest}, expected ids below {self._corpus.vocab_size}: {remedy}"
-        )
+            return IntegrityError(f"{shard.path('.idx')}: document ends do not ascend to {shard.tokens}: {remedy}")
+        vocab = self._corpus.vocab_size
+        return IntegrityError(f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {remedy}")
+
+
+def _lengths(out: _Out) -> list[tuple[int, ...]]:
+    bounds = [0, *out.pieces_end.tolist()]
+    flat = out.pieces[: bounds[-1]].tolist()
+    return [tuple(flat[first:end]) for first, end in itertools.pairwise(bounds)]

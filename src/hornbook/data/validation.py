@@ -17,7 +17,8 @@ def validation_batches(
     """Microbatches over the validation shards of `source`, in order.
 
     The first `max_tokens` tokens are inputs once each; what pads the last row has weight 0. Under
-    `document_mask` a window that begins inside a document sees nothing before the window. `samples` are row numbers, `sources` are 0.
+    `document_mask` a window that begins inside a document sees nothing before the window. `samples` are row
+    numbers, `sources` are 0.
 
     Raises:
         UsageError: the source has no validation shards.

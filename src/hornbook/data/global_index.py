@@ -1,0 +1,140 @@
+"""The global index: which source, row and documents stand behind each position, and their tensors.
+
+Everything here is a pure function of (data, config, sequence, seed) and a position; nothing has a history. The
+loader adds the two numbers that move: the clock and the skipped windows.
+"""
+
+import math
+
+import numpy as np
+import torch
+import xxhash
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, rank_share
+from hornbook.data.config import DataConfig
+from hornbook.data.corpus import Corpus
+from hornbook.data.mixture import build_stages
+from hornbook.data.order import Order
+from hornbook.data.plan import Plan, Segments, build_plan
+from hornbook.data.rows import RowReader
+from hornbook.errors import UsageError
+
+
+class GlobalIndex:
+    """All samples of the training split, addressed by global position."""
+
+    def __init__(self, corpus: Corpus, config: DataConfig, *, sequence: int, seed: int) -> None:
+        """Build plans and stages.
+
+        Raises:
+            UsageError: unknown sources, weights that cannot be met, or less text than one row.
+        """
+        self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
+        sizes = {name: stream.tokens for name, stream in corpus.train.items()}
+        self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
+        self.source_tokens = {name: sizes[name] for name in self.sources}
+        _check_length(self.source_tokens, sequence)
+        self.streams = [corpus.train[name] for name in self.sources]
+        cache = corpus.root / "plans"
+        self.plans: list[Plan] = [build_plan(stream, sequence, config.packing, cache) for stream in self.streams]
+        rows = [plan.rows for plan in self.plans]
+        self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
+        self._reader = RowReader(corpus, self.streams, sequence=sequence, document_mask=config.document_mask)
+
+    def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
+        """The samples at `positions` as one global batch, with the microbatches of one rank."""
+        sources, rows, _ = self.order.locate(positions)
+        filled = self._reader.read(sources, self._segments(sources, rows))
+        whole = (
+            filled.tokens, filled.targets, filled.weights, filled.positions,
+            torch.from_numpy(positions), torch.from_numpy(sources),
+        )  # fmt: skip
+        cuts = range(0, len(positions), micro_batch)
+        batches = []
+        for first in (cuts[j] for j in rank_share(len(cuts), rank, world)):
+            tokens, targets, weights, places, samples, origins = (part[first : first + micro_batch] for part in whole)
+            lengths = filled.lengths[first : first + micro_batch]
+            batches.append(Batch(tokens, targets, weights, places, lengths, samples, origins))
+        count = len(positions)
+        return GlobalBatch(
+            batches, float(filled.total_weight), filled.token_hash, int(positions[0]), count, count * self.sequence
+        )
+
+    def _segments(self, sources: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]) -> Segments:
+        """Segments of rows of several sources, in the order of the rows."""
+        if len(self.plans) == 1:
+            return self.plans[0].segments(rows)
+        row_of, begins, sizes = [], [], []
+        for source in np.unique(sources):
+            places = np.flatnonzero(sources == source)
+            offsets, some_begins, some_sizes = self.plans[source].segments(rows[places])
+            row_of.append(np.repeat(places, np.diff(offsets)))
+            begins.append(some_begins)
+            sizes.append(some_sizes)
+        all_rows = np.concatenate(row_of)
+        order = np.argsort(all_rows, kind="stable")
+        offsets = np.searchsorted(all_rows[order], np.arange(len(rows) + 1))
+        return offsets, np.concatenate(begins)[order], np.concatenate(sizes)[order]
+
+    def documents(self, sample: int) -> list[DocumentRef]:
+        """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
+        sources, rows, _ = self.order.locate(np.array([sample], np.int64))
+        source = int(sources[0])
+        name = self.sources[source]
+        shards = self.corpus.train[name].shards
+        found = []
+        _, begins, sizes = self.plans[source].segments(rows)
+        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+            for number, document, start, length in self._reader.documents(source, begin, size):
+                shard = shards[number]
+                row = shard.document(document)
+                found.append(DocumentRef(name, shard.name, document, str(row["id"]), str(row["origin"]), start, length))
+        return found
+
+    def epochs(self, tokens: int) -> dict[str, float]:
+        """How often each source is read in the first `tokens` tokens of training."""
+        draws = self.order.draws(tokens // self.sequence)
+        return {name: int(drawn) / plan.rows for name, drawn, plan in zip(self.sources, draws, self.plans, strict=True)}
+
+    def epoch_tokens(self, epochs: float) -> int:
+        """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
+        return math.ceil(round(epochs * sum(plan.rows for plan in self.plans), 6)) * self.sequence
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the sequence of samples: data, mixture, order, packing, mask, sequence length and seed."""
+        parts = [
+            f"{self.seed} {self.sequence} {self.config.order} {self.config.document_mask}",
+            *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
+            *(f"{stage.first} {stage.counts.tolist()}" for stage in self.stages),
+        ]
+        return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
+
+    def describe(self) -> str:
+        """The data as a tree of lines: mixture, sources, shards, with fingerprints."""
+        config = self.config
+        mask = "attention inside documents" if config.document_mask else "attention over the row"
+        lines = [f"mix [{self.fingerprint}] {config.order}, seed {self.seed}, rows of {self.sequence} tokens, {mask}"]
+        for stage in self.stages[1:]:
+            shares = ", ".join(f"{n} {w:.4g}" for n, w in zip(self.sources, stage.weights, strict=True) if w > 0)
+            lines.append(f"|-- from token {stage.first * self.sequence:,}: {shares}")
+        for number, (name, plan) in enumerate(zip(self.sources, self.plans, strict=True)):
+            last = number == len(self.sources) - 1
+            stream = self.corpus.train[name]
+            lines.append(
+                f"{'`--' if last else '|--'} {name} [{plan.digest[:16]}] weight {self.stages[0].weights[number]:.4g},"
+                f" {stream.tokens:,} tokens, {stream.documents:,} documents"
+            )
+            lines.append(
+                f"{'    ' if last else '|   '}`-- {config.packing}: {plan.rows:,} rows, {plan.padding:,} padded tokens,"
+                f" {len(stream.shards)} shards [{stream.digest[:16]}]"
+            )
+        return "\n".join(lines)
+
+
+def _check_length(sizes: dict[str, int], sequence: int) -> None:
+    available = sum(sizes.values())
+    if available < sequence:
+        remedy = "give more text" if available < 2 else f"set train.sequence to at most {available}, or give more text"
+        raise UsageError(f"train.sequence {sequence} is longer than the training data ({available} tokens): {remedy}")
