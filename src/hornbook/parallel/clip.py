@@ -9,13 +9,15 @@ optimizer's kernel as `found_inf`.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
-def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Global L2 norm, a float32 scalar on the gradients' device."""
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Global L2 norm of the gradients, a float32 scalar on their device."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     assert gradients, "there are no gradients: call forward_backward first"
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return get_total_norm(gradients)
 
 
 def unsound(*values: Tensor) -> Tensor:
@@ -24,9 +26,8 @@ def unsound(*values: Tensor) -> Tensor:
     return (~torch.isfinite(flat * flat)).any().float()
 
 
-def clip(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale the gradients in place so that their norm is at most `limit`; unsound ones stay as they are."""
-    factor = (limit / norm).clamp(max=1.0)
-    if factor.device.type == "cpu" and float(factor) == 1.0:
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale the gradients in place by min(1, limit / (norm + 1e-6)), torch's form."""
+    if norm.device.type == "cpu" and float(norm) + 1e-6 <= limit:
         return  # multiplying by one changes no bit, and here asking costs nothing
-    torch._foreach_mul_(gradients, factor)
+    clip_grads_with_norm_(parameters, limit, norm)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
+from hornbook.model.dropout import row_keys
+from hornbook.model.head import Head
 from hornbook.model.transformer import Transformer
 from hornbook.optim.moments import check_cover
 from hornbook.parallel.clip import clip, gradient_norm, unsound
@@ -22,9 +24,7 @@ from hornbook.run.config import TrainConfig
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def parallelize(
-    model: Transformer, parallel: ParallelConfig, train: TrainConfig, mesh: Mesh | None = None
-) -> "Engine":
+def parallelize(model: Transformer, parallel: ParallelConfig, train: TrainConfig, mesh: Mesh | None = None) -> "Engine":
     """Put `model` on the mesh. A model on meta gets memory, not values: initialise or load it next."""
     mesh = mesh or Mesh(choose_device(train.device))
     model.compute_dtype = PRECISIONS[train.precision]
@@ -52,6 +52,11 @@ class Engine:
         self._found_inf: Tensor | None = None
 
     @property
+    def _head(self) -> Head:
+        assert self.model.head is not None, "one process holds the whole model"
+        return self.model.head
+
+    @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter once, a tied one under its first name."""
         return dict(self.model.named_parameters())
@@ -62,17 +67,20 @@ class Engine:
             parameter.grad = None
         self._objective = self._found_inf = None
 
-    def forward_backward(self, batches: Sequence[Batch], total_weight: float) -> dict[str, Tensor]:
+    def forward_backward(
+        self, batches: Sequence[Batch], total_weight: float, key: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
         """Gradients of the mean over the whole global batch; returns weighted sums by name (float32 scalars).
 
         `total_weight` is the sum of target weights over all microbatches of all processes. Dividing by it before
         each backward makes k ragged microbatches equal one big batch; a mean of means is not. The microbatches
-        are taken in the order given, so the bits of the sum do not vary.
+        are taken in the order given, so the bits of the sum do not vary. `key` is (seed, step): with the sample
+        it keys what is random in the model; None turns dropout off.
         """
         self.model.train()
         sums: dict[str, Tensor] = {}
         for batch in batches:
-            terms = self._terms(batch)
+            terms = self._terms(batch, key)
             objective = torch.stack(list(terms.values())).sum() / max(total_weight, 1.0)
             objective.backward()
             for name, term in terms.items():
@@ -80,15 +88,15 @@ class Engine:
         self._objective = torch.stack(list(sums.values())).sum()
         return sums
 
-    def _terms(self, batch: Batch) -> dict[str, Tensor]:
+    def _terms(self, batch: Batch, key: tuple[int, int] | None) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name."""
-        hidden, auxiliary = self._forward(batch)
+        keys = None if key is None else row_keys(*key, self._place(batch.samples))
+        hidden, auxiliary = self._forward(batch, keys)
         targets, weights = self._place(batch.targets), self._place(batch.weights)
-        return {"loss": self.model.head.loss(hidden, targets, weights), **auxiliary}
+        return {"loss": self._head.loss(hidden, targets, weights), **auxiliary}
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens, positions, keys = (self._place(t) for t in (batch.tokens, batch.positions, batch.samples))
-        return self.model(tokens, positions, batch.lengths, keys)
+    def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.model(self._place(batch.tokens), self._place(batch.positions), batch.lengths, keys)
 
     def _place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.mesh.device, non_blocking=True)
@@ -98,12 +106,12 @@ class Engine:
 
         A norm or loss that is not finite is remembered, and `step` then refuses in the optimizer's kernel.
         """
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = gradient_norm(gradients)
+        parameters = list(self.model.parameters())
+        norm = gradient_norm(parameters)
         assert self._objective is not None
         self._found_inf = unsound(norm, self._objective)
         if limit:
-            clip(gradients, norm, limit)
+            clip(parameters, norm, limit)
         return norm
 
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -121,7 +129,7 @@ class Engine:
         self.model.eval()
         try:
             hidden, _ = self._forward(batch)
-            return self.model.head.token_losses(hidden, self._place(batch.targets))
+            return self._head.token_losses(hidden, self._place(batch.targets))
         finally:
             self.model.train()
 
@@ -131,7 +139,7 @@ class Engine:
         self.model.eval()
         try:
             hidden, _ = self.model(self._place(tokens))
-            return self.model.head.logits(hidden)
+            return self._head.logits(hidden)
         finally:
             self.model.train()
 

@@ -21,9 +21,23 @@ from hornbook.parallel.mesh import Mesh
 
 PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES CUBLAS_WORKSPACE_CONFIG RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_JOB_ID "
-    "SLURM_RESTART_COUNT HF_HOME HF_HUB_OFFLINE NO_COLOR OMP_NUM_THREADS MKL_NUM_THREADS HORNBOOK_SET HORNBOOK_RUNS"
-).split()
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_RESTART_COUNT",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "NO_COLOR",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "HORNBOOK_SET",
+    "HORNBOOK_RUNS",
+)
 
 
 def describe_environment(mesh: Mesh, seed: int, argv: list[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What happens when a step goes wrong: the host's judgement of recorded values.
+"""What happens when a step goes wrong: a pure judgement of recorded values.
 
-The update itself is guarded on the device (`Engine.step`); here it is counted, and the run is stopped when
-skipping does not help.
+The update itself is guarded on the device (`Engine.step`); here refusals are counted, and the run is stopped
+when skipping does not help.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Verdict:
     """Judgement of one step."""
 
     skipped: bool
-    """The update was refused."""
+    """The update was refused: loss or gradient was not finite."""
     in_a_row: int
     """Refused updates up to and with this step, without a good one between."""
     exhausted: bool
@@ -23,21 +23,20 @@ class Verdict:
 
 
 class Guard:
-    """Counts refused steps in a row."""
+    """Judges steps; its memory lives in the state, so that it is saved and rewound with it."""
 
-    def __init__(self, config: GuardConfig, in_a_row: int = 0) -> None:
+    def __init__(self, config: GuardConfig) -> None:
         self._config = config
-        self.in_a_row = in_a_row
 
-    def judge(self, applied: bool) -> Verdict:
-        """Judge a step by whether its update was applied."""
-        self.in_a_row = 0 if applied else self.in_a_row + 1
-        return Verdict(not applied, self.in_a_row, self.in_a_row > self._config.max_skips)
+    def judge(self, applied: bool, skips_before: int) -> Verdict:
+        """Judge a step by whether its update was applied; `skips_before`: refusals in a row before it."""
+        in_a_row = 0 if applied else skips_before + 1
+        return Verdict(not applied, in_a_row, in_a_row > self._config.max_skips)
 
-    def error(self, step: int) -> DivergedError:
+    def error(self, verdict: Verdict, step: int) -> DivergedError:
         """Why the run stops."""
         return DivergedError(
-            f"{self.in_a_row} steps in a row up to step {step} had a loss or gradient that is not finite, and "
-            f"guard.max_skips is {self._config.max_skips}: nothing of them was saved. The last checkpoint is good; "
-            "resume with a lower --optim.lr, or --train.precision fp32, and look at the data of these steps"
+            f"diverged: {verdict.in_a_row} steps in a row, up to step {step}, had a loss or gradient that is not "
+            f"finite, and guard.max_skips is {self._config.max_skips}. The last checkpoint holds none of them: resume "
+            "with a lower --optim.lr or a smaller --optim.clip, and look at the data of these steps in events.jsonl"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from hornbook.errors import StorageError
 from hornbook.rundir import Appender, RunDir, read_records, verify_chain
 
 Listener = Callable[[dict[str, Any]], None]
@@ -68,11 +69,14 @@ class Ledger:
         self.past = replay(record for record, _ in read_records(run.events))
         self.attempt = self.past.attempt + 1
         self.listeners: list[Listener] = list(listeners)
+        self._last: Position = At()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is not None and not issubclass(kind, StorageError):
+            self.note("fail", self._last, error=kind.__name__, text=str(error))
         self._appender.close()
 
     @property
@@ -86,5 +90,6 @@ class Ledger:
         record |= fields
         self._appender.append(record)
         self._appender.sync()
+        self._last = At(at.step, at.tokens)
         for listen in self.listeners:
             listen(record)

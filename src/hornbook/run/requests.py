@@ -70,12 +70,17 @@ class Inbox:
         """Take the requests that are due, acknowledge them in the ledger, and say what they ask for."""
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
-        stop = self._signals.received
-        if stop is None and any(request.action == "stop" for request in taken):
-            stop = "request"
-        if stop is None and stop_file(self._run).exists():
-            stop = "STOP file"
+        stop = self._stop_reason(taken)
+        if stop is not None:
+            self._ledger.note("stop_requested", at, reason=stop)
         return Orders(save, stop)
+
+    def _stop_reason(self, taken: list[Request]) -> str | None:
+        if self._signals.received is not None:
+            return self._signals.received
+        if any(request.action == "stop" for request in taken):
+            return "request"
+        return "STOP file" if stop_file(self._run).exists() else None
 
     def _files(self) -> list[Path]:
         with os.scandir(self._run.control) as entries:

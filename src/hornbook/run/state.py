@@ -64,7 +64,8 @@ class State:
         write_hf(folder, dict(self.engine.export_stream()), spec.config, spec.vocab, spec.tokenizer)
         trainer = folder / "trainer"
         trainer.mkdir()
-        save_file({k: v.cpu() for k, v in read_moments(self.optimizer).items()}, trainer / "optimizer.safetensors")
+        moments = {name: tensor.cpu() for name, tensor in read_moments(self.optimizer).items()}
+        save_file(moments, trainer / "optimizer.safetensors")
         (trainer / "state.json").write_text(json.dumps(self._counters(), indent=2) + "\n")
 
     def read(self, folder: Path) -> None:

@@ -44,6 +44,16 @@ class Step:
         """Throughput of this step."""
         return self.step_tokens / self.seconds if self.seconds else 0.0
 
+    def evidence(self) -> dict[str, float | int | str]:
+        """What the ledger keeps of a step that went wrong; the samples lead to its documents."""
+        return {
+            "loss": self.loss,
+            "gradient_norm": self.grad_norm,
+            "token_hash": self.token_hash,
+            "first_sample": self.first_sample,
+            "num_samples": self.num_samples,
+        }
+
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
         return {
@@ -57,9 +67,9 @@ class Step:
             "seconds": round(self.seconds, 6),
             "data_seconds": round(self.data_seconds, 6),
             "step_tokens": self.step_tokens,
+            "token_hash": self.token_hash,
             "first_sample": self.first_sample,
             "num_samples": self.num_samples,
-            "token_hash": self.token_hash,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }

@@ -1,0 +1,238 @@
+"""Observers of the loop: each is called with every finished `Step`, looks, and touches nothing.
+
+None of them draws from a generator, leaves a gradient or changes a mode: with and without them a run has the
+same bits (a test holds them to it).
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from hornbook.data.validation import validation_batches
+from hornbook.evals.loss import Score, evaluate
+from hornbook.model.generate import generate
+from hornbook.parallel.engine import Engine
+from hornbook.run.console import Console, Header
+from hornbook.run.job import Job
+from hornbook.run.ledger import Position
+from hornbook.run.step import Step
+from hornbook.rundir import Appender, RunDir, StateRecord, Status, process_identity, write_atomic
+
+Observer = Callable[[Step], None]
+
+HEARTBEAT_SECONDS = 1.0
+SAMPLE_TEMPERATURE = 0.8
+
+
+class Metrics:
+    """One line in metrics.jsonl per step."""
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+
+    def __call__(self, step: Step) -> None:
+        self._appender.append(step.record())
+
+    def sync(self) -> None:
+        """Return when every line is on disk: a checkpoint must not be newer than the record of its steps."""
+        self._appender.sync()
+
+
+@dataclass(frozen=True)
+class _Last:
+    attempt: int = 0
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+
+
+class Heartbeat:
+    """state.json, at most once a second: where the run is and that it lives."""
+
+    def __init__(self, run: RunDir, total_tokens: int) -> None:
+        self._run, self._total_tokens = run, total_tokens
+        self._identity = process_identity(os.getpid())
+        self._written = -HEARTBEAT_SECONDS
+        self._last = _Last()
+
+    def __call__(self, step: Step) -> None:
+        self._last = _Last(step.attempt, step.step, step.tokens, step.loss)
+        if time.monotonic() - self._written >= HEARTBEAT_SECONDS:
+            self.beat("running")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.beat("stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def start(self, attempt: int, at: Position) -> None:
+        """Say that the run is up, before its first step."""
+        self._last = _Last(attempt, at.step, at.tokens)
+        self.beat("running")
+
+    def beat(self, status: Status) -> None:
+        """Write the file now."""
+        last = self._last
+        record: StateRecord = {
+            "attempt": last.attempt,
+            "step": last.step,
+            "tokens": last.tokens,
+            "status": status,
+            "heartbeat": time.time(),
+            "total_tokens": self._total_tokens,
+            "loss": last.loss,
+            "pid": self._identity["pid"],
+            "host": self._identity["host"],
+            "boot": self._identity["boot"],
+            "started": self._identity["started"],
+        }
+        self._run.write_state(record)
+        self._written = time.monotonic()
+
+
+class Evaluation:
+    """Validation loss and bits-per-byte per source, every `eval.every` steps and at the end."""
+
+    def __init__(self, job: Job, engine: Engine, show: Sequence[Console]) -> None:
+        self._job, self._engine, self._show = job, engine, show
+        self._token_bytes = torch.from_numpy(job.inputs.tokenizer.token_bytes()).long()
+        self.newest: tuple[int, float] | None = None
+        """(step, validation loss) of the newest evaluation of this attempt."""
+
+    def __call__(self, step: Step) -> None:
+        if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
+            self._evaluate(step)
+
+    def _evaluate(self, step: Step) -> None:
+        started = time.monotonic()
+        scores = {source: self._score(source) for source in self._job.inputs.corpus.validation}
+        total = sum(scores.values(), Score())
+        self.newest = (step.step, total.loss)
+        result = {
+            "attempt": step.attempt,
+            "step": step.step,
+            "tokens": step.tokens,
+            "seconds": round(time.monotonic() - started, 3),
+            "sources": {source: score.as_dict() for source, score in scores.items()},
+            "all": total.as_dict(),
+        }
+        write_atomic(self._job.run.evals / f"step-{step.step:08d}.json", json.dumps(result, indent=2) + "\n")
+        self._job.ledger.note("evaluation", step, all=result["all"], sources=result["sources"])
+        for console in self._show:
+            console.scored(total.bits_per_byte)
+            console.note(f"validation loss {total.loss:.4f}, {total.bits_per_byte:.4f} bits per byte")
+
+    def _score(self, source: str) -> Score:
+        recipe = self._job.recipe
+        batches = validation_batches(
+            self._job.inputs.corpus,
+            source,
+            sequence=recipe.train.sequence,
+            micro_batch=recipe.train.micro_batch,
+            max_tokens=recipe.eval.tokens,
+            document_mask=recipe.data.document_mask,
+        )
+        return evaluate(self._engine, batches, self._token_bytes)
+
+
+class Samples:
+    """What the model makes of a fixed prompt, with a fixed seed, so that one sees it learn."""
+
+    def __init__(self, job: Job, engine: Engine, show: Sequence[Console]) -> None:
+        self._job, self._engine, self._show = job, engine, show
+        self._every = job.recipe.eval.sample_every or job.recipe.eval.every
+
+    def __call__(self, step: Step) -> None:
+        if self._job.recipe.eval.prompt and (step.final or is_due(step.step, self._every)):
+            self._sample(step)
+
+    def _sample(self, step: Step) -> None:
+        prompt = self._job.recipe.eval.prompt
+        text = self._continue(prompt)
+        record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
+        write_atomic(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
+        for console in self._show:
+            console.note(f"sample {prompt}{text}")
+
+    def _continue(self, prompt: str) -> str:
+        tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
+        made = generate(
+            self._engine.model,
+            [tokenizer.delimiter_id, *tokenizer.encode(prompt)],
+            max_tokens=recipe.eval.sample_tokens,
+            temperature=SAMPLE_TEMPERATURE,
+            seed=recipe.seed,
+            stop=(tokenizer.end_id,),
+            vocab=tokenizer.vocab_size,
+            length=recipe.model.position.length,
+        )
+        return tokenizer.decode(list(made))
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every `every` steps (0: never) happens after step `step`."""
+    return every > 0 and step % every == 0
+
+
+@dataclass(frozen=True)
+class Observers:
+    """All observers of a run, in the order in which they are called."""
+
+    metrics: Metrics
+    heartbeat: Heartbeat
+    consoles: list[Console]
+    evaluation: Evaluation
+    samples: Samples
+
+    def __iter__(self) -> Iterator[Observer]:
+        yield from (self.metrics, self.heartbeat, *self.consoles, self.evaluation, self.samples)
+
+    @property
+    def notes(self) -> list[Callable[[str], None]]:
+        """Where a line for people goes."""
+        return [console.note for console in self.consoles]
+
+    def score(self, step: int) -> float | None:
+        """Validation loss measured at this very step, if one was."""
+        newest = self.evaluation.newest
+        return newest[1] if newest is not None and newest[0] == step else None
+
+
+@contextlib.contextmanager
+def open_observers(job: Job, engine: Engine) -> Iterator[Observers]:
+    """Everything that looks at the run; on an exception the heartbeat says `failed`."""
+    every = job.recipe.log.every
+    header = describe_run(job, engine)
+    with (
+        Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds) as lines,
+        job.run.log.open("a", encoding="utf-8") as log,
+        Console(header, every=every) as screen,
+        Console(header, every=every, stream=log, live=False) as record,
+        Heartbeat(job.run, job.inputs.horizon.tokens) as heartbeat,
+    ):
+        consoles = [screen, record]
+        evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
+        yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
+
+
+def describe_run(job: Job, engine: Engine) -> Header:
+    """Facts for the first line of the console."""
+    recipe, horizon = job.recipe, job.inputs.horizon
+    return Header(
+        name=job.run.name,
+        parameters=sum(parameter.numel() for parameter in engine.named_parameters.values()),
+        precision=recipe.train.precision,
+        device=str(engine.mesh.device),
+        batch_tokens=horizon.batch_tokens,
+        total_steps=horizon.steps_from(0),
+        total_tokens=horizon.tokens,
+        schedule=recipe.optim.schedule.kind,
+    )

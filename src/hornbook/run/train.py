@@ -1,0 +1,105 @@
+"""The training loop. Every line that changes training is visible here."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from hornbook.errors import Exit
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.init import initialize
+from hornbook.optim.build import build_optimizer, set_learning_rate
+from hornbook.parallel.engine import parallelize
+from hornbook.parallel.mesh import distributed
+from hornbook.run.begin import begin
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.guard import Guard
+from hornbook.run.job import Job
+from hornbook.run.observers import Observers, is_due, open_observers
+from hornbook.run.saves import Saves
+from hornbook.run.state import State
+from hornbook.run.step import Step
+
+
+def train(job: Job) -> Exit:
+    """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
+    recipe, horizon = job.recipe, job.inputs.horizon
+    with distributed(recipe.parallel, recipe.train) as mesh:
+        model = build_model(recipe.model, job.inputs.vocab, device="meta")
+        engine = parallelize(model, recipe.parallel, recipe.train, mesh)
+        initialize(model, recipe.model, recipe.seed)  # keyed by parameter name: equal under any mesh
+        optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
+        state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec)
+        guard = Guard(recipe.guard)
+        with open_observers(job, engine) as observers:
+            checkpoints = Checkpoints(job.run.checkpoints, recipe.checkpoint)
+            saves = Saves(checkpoints, job.ledger, observers)
+            begin(job, mesh, state, saves)  # newest complete save, else what the run starts from
+            observers.heartbeat.start(job.ledger.attempt, state)
+            while state.tokens < horizon.tokens:
+                orders = job.inbox.poll(state)
+                if orders.save or orders.stop:
+                    saves.save(state)
+                if orders.stop:
+                    return _stop(job, state, observers)
+                step = take_step(job, state)
+                verdict = guard.judge(not step.skipped, state.skips_in_a_row)
+                state.skips_in_a_row = verdict.in_a_row
+                if verdict.skipped:
+                    job.ledger.note("skip", state, in_a_row=verdict.in_a_row, **step.evidence())
+                for observe in observers:
+                    observe(step)  # console, metrics, evaluation, samples: they look and never touch
+                if verdict.exhausted:
+                    raise guard.error(verdict, state.step)
+                if is_due(state.step, recipe.checkpoint.every) and not step.final:
+                    saves.try_save(state)
+            saves.save(state, final=True)
+            job.ledger.note("finish", state)
+            observers.heartbeat.beat("finished")
+            return Exit.DONE
+
+
+def take_step(job: Job, state: State) -> Step:
+    """One optimizer step over the next global batch."""
+    recipe, horizon, engine = job.recipe, job.inputs.horizon, state.engine
+    started = time.perf_counter()
+    batch = state.loader.take(horizon.rows(state.tokens))
+    arrived = time.perf_counter()
+    lr = recipe.optim.lr * recipe.optim.schedule(state.tokens, horizon.tokens, horizon.batch_tokens)
+    set_learning_rate(state.optimizer, lr)
+    engine.zero_gradients()
+    losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
+    norm = engine.clip_gradients(recipe.optim.clip)
+    applied = engine.step(state.optimizer)  # a non-finite step leaves every bit of weights and moments as it was
+    state.advance(batch)
+    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    return Step(
+        attempt=job.ledger.attempt,
+        step=state.step,
+        tokens=state.tokens,
+        step_tokens=batch.tokens,
+        loss=loss_sum / max(batch.total_weight, 1.0),
+        grad_norm=norm,
+        lr=lr,
+        skipped=not applied,
+        token_hash=batch.token_hash,
+        first_sample=batch.first_sample,
+        num_samples=batch.num_samples,
+        seconds=time.perf_counter() - started,
+        data_seconds=arrived - started,
+        final=state.tokens >= horizon.tokens,
+    )
+
+
+def fetch(*scalars: Tensor) -> list[float]:
+    """The numbers of some scalars on the device, all at once: the only place where the loop waits for it."""
+    return torch.stack([scalar.float() for scalar in scalars]).tolist()
+
+
+def _stop(job: Job, state: State, observers: Observers) -> Exit:
+    """What was asked for is on disk; say so and leave."""
+    job.ledger.note("stop", state)
+    observers.heartbeat.beat("stopped")
+    for tell in observers.notes:
+        tell(f"stopped at step {state.step:,}; `hornbook resume {job.run.path}` goes on")
+    return Exit.RESUMABLE
