@@ -17,7 +17,9 @@ def machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        model = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model)
+        model = next(
+            (line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model
+        )
     facts: dict[str, Any] = {"processor": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     facts |= {"python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
@@ -37,7 +39,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Rows as aligned text, numbers with four significant digits."""
     cells = [[_cell(value) for value in row] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
 
 
 def _cell(value: object) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hornbook.errors import HornbookError
+from hornbook.errors import Exit, HornbookError
 from hornbook.rundir import RunDir, read_records
 
 SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
@@ -123,7 +123,7 @@ def hornbook(*words: str | Path, capture: bool = False) -> str:
     done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if capture else None)
     if done.returncode:
         failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {done.returncode}")
-        failed.exit_code = done.returncode
+        failed.exit_code = Exit(done.returncode) if done.returncode in set(Exit) else Exit.DEFECT
         raise failed
     return done.stdout if capture else ""
 

@@ -22,7 +22,9 @@ DEFAULT_SECONDS = 170.0
 
 def quickstart(
     keep: Annotated[Path | None, typer.Option(help="Keep everything the demo makes in this new folder.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time the demo should take; the size is chosen to fit.")] = DEFAULT_SECONDS,
+    seconds: Annotated[
+        float, typer.Option(help="Time the demo should take; the size is chosen to fit.")
+    ] = DEFAULT_SECONDS,
     size: Annotated[str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the figures.")] = False,
@@ -80,7 +82,8 @@ def _command(*words: str | Path) -> tuple[str | Path, ...]:
 
 
 def _machine(pinned: demo.Size | None, seconds: float) -> demo.Size:
-    say(f"[bold]hornbook quickstart[/]   {platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}")
+    place = f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}"
+    say(f"[bold]hornbook quickstart[/]   {place}")
     if pinned is not None:
         say(f"size {pinned.name} (pinned)")
         return pinned
@@ -90,13 +93,13 @@ def _machine(pinned: demo.Size | None, seconds: float) -> demo.Size:
 
 
 def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> dict[str, object]:
-    from hornbook.text.installed import score, write_installed_corpus  # noqa: PLC0415 (loads numpy and pyarrow)
+    from hornbook.text.installed import score, write_installed_corpus
 
     planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
     say("The text is what every Python installation carries: code, and its docstrings. We planted duplicates in it.")
     demo.hornbook(*_command("prepare", recipe, "--out", data))
     precision, recall = score(data, planted)
-    say(f"Of the duplicates we planted, {recall:.1%} were found (recall); of what was removed as one, {precision:.1%} was (precision).")
+    say(f"Recall: {recall:.1%} of all duplicates were found. Precision: {precision:.1%} of what was removed was one.")
     return {"dedup_precision": precision, "dedup_recall": recall}
 
 
@@ -112,7 +115,7 @@ def _train(recipe: Path, data: Path, run: RunDir, size: demo.Size, seed: int) ->
     kill_at = int(demo.KILL_AT * size.steps) + size.steps // (2 * demo.SAVES_PER_RUN)
     words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed))
     last = demo.train_and_kill(words, run, kill_at)
-    say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}.[/] Nothing was saved since its last checkpoint. Now resume:")
+    say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
     demo.hornbook(*_command("resume", run.path))
     kill = demo.compare_attempts(run)
     sign = "=" if kill.before == kill.after else "is not"
@@ -122,7 +125,7 @@ def _train(recipe: Path, data: Path, run: RunDir, size: demo.Size, seed: int) ->
 
 def _evaluate(run: RunDir) -> dict[str, object]:
     answer = json.loads(demo.hornbook(*_command("eval", run.path, "--baselines", "--json"), capture=True))
-    model, baselines = answer["all"]["bits_per_byte"], answer["baselines"]
+    model, baselines = answer["bits_per_byte"], answer["baselines"]
     rows = [
         ("unigram model of the same tokens", baselines["unigram"]),
         ("gzip -9, each document alone", baselines["gzip_per_document"]),
@@ -138,7 +141,9 @@ def _evaluate(run: RunDir) -> dict[str, object]:
 
 
 def _export(run: RunDir, out: Path) -> dict[str, object]:
-    answer = json.loads(demo.hornbook(*_command("export", run.path, "--to", "hf", "--out", out, "--json"), capture=True))
+    answer = json.loads(
+        demo.hornbook(*_command("export", run.path, "--to", "hf", "--out", out, "--json"), capture=True)
+    )
     say(f"A Hugging Face model in {out}.")
     return {"certificate": answer.get("certificate")}
 

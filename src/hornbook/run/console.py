@@ -4,6 +4,7 @@ The console is an observer: it reads `Step` records and notes, and touches nothi
 writes one complete line per interval, without carriage returns or escape codes, so that logs stay readable.
 """
 
+import itertools
 import math
 import sys
 import time
@@ -70,7 +71,7 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
         return ""
     width = min(width, len(finite))
     edges = [len(finite) * i // width for i in range(width + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
 

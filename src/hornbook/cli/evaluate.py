@@ -1,0 +1,110 @@
+"""`hornbook eval`: loss and bits-per-byte of a run or checkpoint on held-out text."""
+
+import math
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import Json, answer, people
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hornbook.data.corpus import Corpus
+    from hornbook.recipe import Recipe
+
+WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
+
+
+def evaluate(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="Text to score instead of the run's validation shards; repeatable."),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also gzip and a unigram model on the same text.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Loss and bits-per-byte, per source and in all, over every held-out token."""
+    from hornbook.evals import corpus as scoring
+    from hornbook.model.load import load_model
+    from hornbook.parallel.config import ParallelConfig
+    from hornbook.parallel.engine import parallelize
+    from hornbook.run.checkpoint import checkpoint_path
+
+    folder = checkpoint_path(target)
+    recipe = _recipe(folder)
+    loaded = load_model(folder)
+    if loaded.tokenizer is None:
+        raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
+    engine = parallelize(loaded.model, ParallelConfig(), recipe.train)
+    sequence = min(recipe.train.sequence, loaded.config.position.length)
+    with _corpus(data, recipe, folder) as corpus:
+        if not corpus.validation:
+            raise UsageError(f"{corpus.root} holds no validation tokens: set text.validation, or give --data FILES")
+        scores = scoring.score_sources(
+            engine,
+            corpus,
+            loaded.tokenizer.token_bytes(),
+            sequence=sequence,
+            micro_batch=recipe.train.micro_batch,
+            document_mask=recipe.data.document_mask,
+        )
+        figures: dict[str, Any] = {"checkpoint": str(folder)} | scoring.report(scores)
+        if baselines:
+            figures["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
+    if as_json:
+        answer(figures, as_json=True)
+    else:
+        _show(figures)
+
+
+def _recipe(folder: Path) -> "Recipe":
+    """The recipe of the run that `folder` is a checkpoint of, else defaults with a window of 1,024 tokens."""
+    from hornbook.recipe import Recipe
+    from hornbook.resolve import resolve
+    from hornbook.run.config import TrainConfig
+
+    path = folder.resolve().parent.parent / "recipe.toml"
+    if path.is_file():
+        return resolve(str(path), environ={}).recipe
+    return Recipe(train=TrainConfig(sequence=WINDOW))
+
+
+@contextmanager
+def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path) -> "Iterator[Corpus]":
+    """What to score: the files given, else the shards the run was trained on."""
+    from hornbook.data.corpus import Corpus
+    from hornbook.evals.corpus import corpus_of_files
+
+    if data:
+        with corpus_of_files(data, folder) as corpus:
+            yield corpus
+    elif recipe.data.path is None:
+        raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")
+    else:
+        yield Corpus.open(recipe.data.path)
+
+
+def _show(figures: dict[str, Any]) -> None:
+    """Print the figures as a table for people."""
+    from rich.table import Table
+
+    table = Table(title=figures["checkpoint"])
+    for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
+        table.add_column(column, justify="left" if column == "source" else "right")
+    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
+    for name, score in rows:
+        table.add_row(
+            name, f"{score['loss']:.4f}", f"{score['bits_per_byte']:.4f}", f"{score['tokens']:,}", f"{score['bytes']:,}"
+        )
+    for name, bits in figures.get("baselines", {}).items():
+        table.add_row(name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", "")
+    people().print(table)

@@ -1,0 +1,104 @@
+"""Scores and baselines of the held-out part of a corpus, source by source."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.validation import validation_batches
+from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
+from hornbook.evals.loss import Evaluator, Score, evaluate
+from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.prepare import prepare
+from hornbook.text.tokenize import tokenize
+from hornbook.text.tokenizer import Tokenizer
+
+
+def score_sources(
+    engine: Evaluator,
+    corpus: Corpus,
+    token_bytes: np.ndarray,
+    *,
+    sequence: int,
+    micro_batch: int,
+    document_mask: bool,
+    max_tokens: int | None = None,
+) -> dict[str, Score]:
+    """Score of each source's validation tokens, the first `max_tokens` of each (None: all).
+
+    `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows of `sequence` tokens are disjoint, and
+    each token but a document's delimiter is predicted once.
+    """
+    sizes = torch.from_numpy(token_bytes).long()
+    scores = {}
+    for source, stream in corpus.validation.items():
+        batches = validation_batches(
+            corpus,
+            source,
+            sequence=sequence,
+            micro_batch=micro_batch,
+            max_tokens=stream.tokens if max_tokens is None else max_tokens,
+            document_mask=document_mask,
+        )
+        scores[source] = evaluate(engine, batches, sizes)
+    return scores
+
+
+def report(scores: Mapping[str, Score]) -> dict[str, Any]:
+    """Figures of all sources together, and of each under `sources`."""
+    total = sum(scores.values(), Score())
+    return total.as_dict() | {"sources": {source: score.as_dict() for source, score in scores.items()}}
+
+
+def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
+    """Bits per byte of the validation text under gzip and under the unigram model of the training tokens."""
+    documents = [
+        tokenizer.decode(tokens.tolist()).encode()
+        for stream in corpus.validation.values()
+        for tokens in _documents(stream, {corpus.delimiter_id, corpus.end_id})
+    ]
+    alone, joined = gzip_bits_per_byte(documents)
+    unigram = unigram_bits_per_byte(_counts(corpus, "train"), _counts(corpus, "validation"), sum(map(len, documents)))
+    return {"gzip_per_document": alone, "gzip_concatenated": joined, "unigram": unigram}
+
+
+def _documents(stream: Stream, special: set[int]) -> Iterator[np.ndarray]:
+    """Token ids of each document, without its delimiter and end."""
+    for shard in stream.shards:
+        start = 0
+        for end in shard.ends.tolist():
+            tokens = shard.data[start:end]
+            yield tokens[~np.isin(tokens, list(special))]
+            start = end
+
+
+def _counts(corpus: Corpus, split: str) -> np.ndarray:
+    """How often each token occurs in a split: int64 [vocab]."""
+    streams: Mapping[str, Stream] = getattr(corpus, split)
+    counts = np.zeros(corpus.vocab_size, np.int64)
+    for stream in streams.values():
+        for shard in stream.shards:
+            counts += np.bincount(shard.data, minlength=corpus.vocab_size)
+    return counts
+
+
+@contextmanager
+def corpus_of_files(paths: Sequence[str], tokenizer_folder: Path) -> Iterator[Corpus]:
+    """A corpus whose validation split is the whole text of `paths`, one source per path, in a temporary folder.
+
+    The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out.
+    """
+    sources = {Path(path).stem or f"source{i}": SourceConfig(paths=[path]) for i, path in enumerate(paths)}
+    if len(sources) < len(paths):
+        sources = {f"source{i}": SourceConfig(paths=[path]) for i, path in enumerate(paths)}
+    config = TextConfig(sources=sources, steps=[], tokenizer=TokenizerFile(path=str(tokenizer_folder)), validation=0.0)
+    with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
+        prepare(config, Path(scratch), workers=1)
+        tokenize(Path(scratch), config, workers=1)
+        corpus = Corpus.open(scratch)
+        yield Corpus(corpus.root, corpus.index, {"train": {}, "validation": corpus.train})

@@ -1,0 +1,97 @@
+"""The console: whole plain lines off a terminal, a small live panel on one."""
+
+import io
+
+import pytest
+
+from hornbook.run.console import Console, Header, clock, si, sparkline
+from hornbook.run.step import Step
+
+HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")
+
+
+def step(number: int, loss: float = 4.0, skipped: bool = False) -> Step:
+    return Step(
+        attempt=1,
+        step=number,
+        tokens=number * 4096,
+        step_tokens=4096,
+        loss=loss,
+        grad_norm=0.5,
+        lr=1e-3,
+        skipped=skipped,
+        token_hash="00",
+        first_sample=0,
+        num_samples=16,
+        seconds=0.25,
+        data_seconds=0.0,
+        final=number == 250,
+    )
+
+
+def test_off_a_terminal_each_interval_is_one_plain_line():
+    stream = io.StringIO()
+    with Console(HEADER, every=10, stream=stream) as console:
+        for number in range(1, 26):
+            console(step(number, loss=5 - number / 100))
+    text = stream.getvalue()
+    assert "\r" not in text
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert lines[0].startswith("demo   3.4M parameters · bf16 · cpu")
+    assert [line.split()[0] for line in lines[1:]] == ["step=1", "step=10", "step=20"]
+    assert "tok/s=16.4k" in lines[2]
+    assert "eta=1m00s" in lines[2]
+
+
+def test_notes_and_skips_are_shown_at_once():
+    stream = io.StringIO()
+    with Console(HEADER, every=10, stream=stream) as console:
+        console(step(3, skipped=True))
+        console.scored(1.25)
+        console.note("saved\ncheckpoint")
+        console(step(10))
+    text = stream.getvalue()
+    assert "step 3: a non-finite gradient, update skipped" in text
+    assert "saved checkpoint" in text
+    assert "bpb=1.2500" in text
+
+
+def test_the_live_panel_is_small_and_carries_the_figures():
+    stream = io.StringIO()
+    with Console(HEADER, every=10, stream=stream, live=True) as console:
+        for number in range(1, 51):
+            console(step(number, loss=5 - number / 50))
+        for number in range(20):
+            console.note(f"event {number}")
+        console.scored(1.5)
+    lines = stream.getvalue().rstrip().splitlines()
+    assert len(lines) <= 14
+    text = "\n".join(lines)
+    assert "step 50 / 250" in text
+    assert "20.0%" in text
+    assert "bpb 1.5000 (best 1.5000)" in text
+    assert "event 19" in text
+    assert "event 3" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(58_912_000, "58.9M"), (999, "999"), (1_500, "1.5k"), (2.16e9, "2.16B"), (0.000123, "0.000123")]
+)
+def test_si(value, text):
+    assert si(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.2, "12s"), (250, "4m10s"), (3600 * 3 + 52 * 60, "3h52m"), (90000, "1d01h"), (float("nan"), "?")],
+)
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_sparkline_spans_the_range_and_survives_what_is_not_finite():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, float("nan"), 1.0]) == "▁▁"
+    assert sparkline([]) == ""
+    assert len(sparkline(range(1000))) == 40
