@@ -1,0 +1,133 @@
+"""One task of tokenize: a shard of documents to a shard of tokens for each split."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from hornbook.errors import IntegrityError
+from hornbook.text.sample import is_validation
+from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
+from hornbook.text.store import digest_file, digest_of, read_json, write_json
+from hornbook.text.tokenizer import Tokenizer
+
+VERSION = 1
+"""Part of every key: raise it when the same documents shall give other shards."""
+
+SPLITS = ("train", "validation")
+_BATCH_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """A shard of documents and what to do with it."""
+
+    data: Path
+    source: str
+    number: int
+    documents: str
+    """Path of the shard below `data`."""
+    digest: str
+    """What prepare wrote there."""
+    tokenizer_digest: str
+    validation: float
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shard on disk."""
+        path = self.data / self.documents
+        return path.stat().st_size if path.exists() else 0
+
+    @property
+    def manifest(self) -> Path:
+        """Written last: the task is done."""
+        return self.data / "work" / f"encoded-{self.source}-{self.number:05d}.json"
+
+    def key(self) -> str:
+        """Changes when the result would."""
+        return digest_of(
+            [VERSION, self.source, self.number, self.digest, self.tokenizer_digest, self.validation, self.dtype]
+        )
+
+    def shard(self, split: str) -> Path:
+        """Where the tokens go, without ending."""
+        return self.data / "tokens" / split / self.source / f"{self.number:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a task made: at most one shard per split (none where the split has no documents)."""
+
+    shards: list[ShardInfo]
+    unknown: int
+    """Tokens of text that the tokenizer cannot express."""
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, digest: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.digest != digest:
+        raise IntegrityError(f"{path} changed while it was used; run `hornbook tokenize` again")
+    return tokenizer
+
+
+def encode(task: EncodeTask) -> Encoded:
+    """Write the token shards of the task unless they are there and whole."""
+    done = read_json(task.manifest)
+    if isinstance(done, dict) and done.get("key") == task.key() and _intact(task, done["splits"]):
+        splits, unknown = done["splits"], done["unknown"]
+    else:
+        splits, unknown = _encode(task)
+        write_json(task.manifest, {"key": task.key(), "splits": splits, "unknown": unknown})
+    return Encoded([describe_shard(task.data, split, task.source, task.number) for split in splits], unknown)
+
+
+def _intact(task: EncodeTask, splits: list[str]) -> bool:
+    try:
+        for split in splits:
+            verify_shard(task.shard(split))
+    except IntegrityError:
+        return False
+    return True
+
+
+def _encode(task: EncodeTask) -> tuple[list[str], int]:
+    path = task.data / task.documents
+    if not path.exists() or digest_file(path) != task.digest:
+        raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
+    tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
+    unknown = 0
+    with ExitStack() as stack:
+        writers: dict[str, ShardWriter] = {}
+        for batch in _batches(path):
+            encoded = tokenizer.encode_documents([row["text"] for row in batch])
+            for row, ids in zip(batch, encoded, strict=True):
+                split = SPLITS[is_validation(row["cluster"], task.validation)]
+                if split not in writers:
+                    writers[split] = stack.enter_context(writing_shard(task.shard(split), task.dtype))
+                writers[split].add(ids, row["id"], row["origin"], row["bytes"])
+                if tokenizer.unknown_id is not None:
+                    unknown += int(np.count_nonzero(np.asarray(ids) == tokenizer.unknown_id))
+    return [split for split in SPLITS if split in writers], unknown
+
+
+def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Rows of a document shard, about 1 MiB of text at a time."""
+    batch: list[dict[str, Any]] = []
+    filled = 0
+    with pq.ParquetFile(path) as table:
+        for rows in table.iter_batches(batch_size=64, columns=["id", "text", "origin", "cluster", "bytes"]):
+            for row in rows.to_pylist():
+                batch.append(row)
+                filled += row["bytes"]
+                if filled >= _BATCH_BYTES:
+                    yield batch
+                    batch, filled = [], 0
+    if batch:
+        yield batch

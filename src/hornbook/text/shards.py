@@ -1,0 +1,157 @@
+"""Token shards on disk: what one is, how it is written, how it is checked (docs/architecture.md, "text").
+
+A shard is `NAME.bin` (tokens), `NAME.idx` (END offset of each document), `NAME.docs.parquet` (who the documents are)
+and `NAME.json` (counts and digests), which is written last.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from hornbook.errors import IntegrityError
+from hornbook.text.store import TableWriter, digest_file, read_json, write_json, writing
+
+BLOCK_BYTES = 1 << 20
+"""Bytes of .bin per checksum."""
+
+FILES = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_DOCUMENTS = pa.schema([("id", pa.string()), ("origin", pa.string()), ("bytes", pa.int64())])
+_REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
+
+
+def dtype_for(vocab: int) -> str:
+    """Name of the smallest stored type that holds every token id."""
+    return "uint16" if vocab <= 2**16 else "uint32"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard as tokens/index.json lists it."""
+
+    name: str
+    """Path below the data folder without ending: tokens/SPLIT/SOURCE/00000."""
+    split: str
+    source: str
+    tokens: int
+    """Delimiters included."""
+    documents: int
+    bytes: int
+    """UTF-8 bytes of the documents."""
+    digest: str
+    """xxh3_128 of .bin, as hex."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the index."""
+        return asdict(self)
+
+
+class ShardWriter:
+    """Adds documents to a shard; memory holds one block of tokens and 8 bytes per document."""
+
+    def __init__(self, path: Path, dtype: str, tokens: BinaryIO, documents: TableWriter) -> None:
+        self.path = path
+        self._dtype = DTYPES[dtype]
+        self._tokens = tokens
+        self._documents = documents
+        self._pending = bytearray()
+        self._whole = xxhash.xxh3_128()
+        self.blocks: list[str] = []
+        self.ends: list[int] = []
+        self.bytes = 0
+
+    def add(self, ids: list[int], name: str, origin: str, size: int) -> None:
+        """Add a document: its tokens as stored, its id, its origin and the UTF-8 bytes of its text."""
+        self._pending += np.asarray(ids, dtype=self._dtype).tobytes()
+        self.ends.append((self.ends[-1] if self.ends else 0) + len(ids))
+        self._documents.add((name, origin, size), len(name) + len(origin))
+        self.bytes += size
+        while len(self._pending) >= BLOCK_BYTES:
+            self._flush(BLOCK_BYTES)
+
+    def finish(self) -> str:
+        """Write the last block; gives the digest of .bin."""
+        if self._pending:
+            self._flush(len(self._pending))
+        return self._whole.hexdigest()
+
+    def _flush(self, size: int) -> None:
+        block = bytes(self._pending[:size])
+        del self._pending[:size]
+        self._tokens.write(block)
+        self._whole.update(block)
+        self.blocks.append(xxhash.xxh3_64_hexdigest(block))
+
+
+@contextmanager
+def writing_shard(path: Path, dtype: str) -> Iterator[ShardWriter]:
+    """Write the shard `path` (without ending); its files appear when the block ends well, `.json` last."""
+    with (
+        writing(path.with_name(path.name + FILES["bin"])) as tokens,
+        writing(path.with_name(path.name + FILES["docs"])) as docs,
+    ):
+        with TableWriter(docs, _DOCUMENTS) as table:
+            writer = ShardWriter(path, dtype, tokens, table)
+            yield writer
+        digest = writer.finish()
+    with writing(path.with_name(path.name + FILES["idx"])) as index:
+        index.write(np.asarray(writer.ends, dtype="<u8").tobytes())
+    digests = {"bin": digest}
+    digests.update({name: digest_file(path.with_name(path.name + FILES[name])) for name in ("idx", "docs")})
+    sidecar = {
+        "tokens": writer.ends[-1] if writer.ends else 0,
+        "documents": len(writer.ends),
+        "bytes": writer.bytes,
+        "dtype": dtype,
+        "block_bytes": BLOCK_BYTES,
+        "digests": digests,
+        "blocks": writer.blocks,
+    }
+    write_json(path.with_name(path.name + ".json"), sidecar)
+
+
+def describe_shard(data: Path, split: str, source: str, number: int) -> ShardInfo:
+    """The index entry of a shard that was written, from its sidecar."""
+    name = f"tokens/{split}/{source}/{number:05d}"
+    sidecar = read_json(data / f"{name}.json")
+    if not isinstance(sidecar, dict):
+        raise IntegrityError(f"{data / name}.json: cannot be read: {_REMEDY}")
+    counts = (sidecar["tokens"], sidecar["documents"], sidecar["bytes"])
+    return ShardInfo(name, split, source, *counts, sidecar["digests"]["bin"])
+
+
+def verify_shard(path: Path) -> None:
+    """Compare the files of the shard `path` (without ending) with its sidecar.
+
+    Raises IntegrityError naming the file, and for .bin the first damaged block.
+    """
+    sidecar = read_json(path.with_name(path.name + ".json"))
+    if not isinstance(sidecar, dict) or not {"digests", "blocks", "dtype", "tokens", "documents"} <= sidecar.keys():
+        raise IntegrityError(f"{path}.json: missing or damaged: {_REMEDY}")
+    files = {name: path.with_name(path.name + ending) for name, ending in FILES.items()}
+    sizes = {
+        "bin": sidecar["tokens"] * DTYPES[sidecar["dtype"]].itemsize,
+        "idx": 8 * sidecar["documents"],
+    }
+    for name, file in files.items():
+        if not file.is_file():
+            raise IntegrityError(f"{file}: missing: {_REMEDY}")
+        if name in sizes and file.stat().st_size != sizes[name]:
+            raise IntegrityError(f"{file}: expected {sizes[name]} bytes, found {file.stat().st_size}: {_REMEDY}")
+    _verify_blocks(files["bin"], sidecar["blocks"])
+    for name, file in files.items():
+        if digest_file(file) != sidecar["digests"][name]:
+            raise IntegrityError(f"{file}: its digest is not the one in {path}.json: {_REMEDY}")
+
+
+def _verify_blocks(path: Path, blocks: list[str]) -> None:
+    with path.open("rb") as file:
+        for number, expected in enumerate(blocks):
+            if xxhash.xxh3_64_hexdigest(file.read(BLOCK_BYTES)) != expected:
+                raise IntegrityError(f"{path}: block {number} (of {BLOCK_BYTES} bytes) is damaged: {_REMEDY}")

@@ -1,0 +1,220 @@
+"""From clean documents to token shards: train or load the tokenizer, then encode every shard of documents.
+
+As in prepare, the result is a function of the documents and the configuration alone.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hornbook.errors import UsageError
+from hornbook.rundir import RunDir, RunLock
+from hornbook.text.bpe import save_tokenizer, train_bpe
+from hornbook.text.config import BPE, TextConfig, TokenizerFile
+from hornbook.text.encode import SPLITS, VERSION, EncodeTask, encode
+from hornbook.text.pool import choose_workers, run_tasks
+from hornbook.text.prepare import MANIFEST, WORK, read_text_config
+from hornbook.text.sample import training_texts
+from hornbook.text.shards import FILES, ShardInfo, dtype_for
+from hornbook.text.store import digest_of, read_json, write_json
+from hornbook.text.tokenizer import Tokenizer, read_settings
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, bytes done, bytes in all)."""
+
+_SMALL_BYTES = 2 * 2**20
+
+
+@dataclass(slots=True)
+class Share:
+    """Counts of one source in one split."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Compression of the tokenizer: UTF-8 bytes per stored token (delimiters count as tokens)."""
+        return self.bytes / self.tokens if self.tokens else 0.0
+
+    def add(self, shard: ShardInfo) -> None:
+        """Count a shard."""
+        self.documents += shard.documents
+        self.tokens += shard.tokens
+        self.bytes += shard.bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts and bytes per token."""
+        return {**asdict(self), "bytes_per_token": self.bytes_per_token}
+
+
+@dataclass(slots=True)
+class TokenReport:
+    """What tokenize made."""
+
+    vocab: int
+    """Token ids of the tokenizer."""
+    trained: bool
+    """Whether the tokenizer was trained here."""
+    shares: dict[tuple[str, str], Share] = field(default_factory=dict)
+    """(source, split) -> counts."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know: an empty split, a vocabulary smaller than asked, unknown tokens."""
+    seconds: float = 0.0
+
+    def total(self, split: str | None = None) -> Share:
+        """The sum over the sources, of one split or of both."""
+        parts = [share for (_, name), share in self.shares.items() if split in (None, name)]
+        return Share(sum(p.documents for p in parts), sum(p.tokens for p in parts), sum(p.bytes for p in parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        sources: dict[str, dict[str, Any]] = {}
+        for (source, split), share in self.shares.items():
+            sources.setdefault(source, {})[split] = share.to_json()
+        return {
+            "vocab": self.vocab,
+            "trained": self.trained,
+            "total": self.total().to_json(),
+            **{split: self.total(split).to_json() for split in SPLITS},
+            "sources": sources,
+            "notes": self.notes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def tokenize(
+    data: Path, config: TextConfig, *, workers: int = 0, overwrite: bool = False, progress: Progress | None = None
+) -> TokenReport:
+    """Write tokenizer/ and tokens/ of a prepared folder; a killed run goes on where it was.
+
+    Of `config` only `tokenizer` and `validation` matter. `workers` 0 takes one process per core.
+
+    Raises UsageError (not prepared, or tokenized otherwise), IntegrityError (damaged documents), StorageError,
+    InUseError.
+    """
+    started = time.monotonic()
+    read_text_config(data)
+    with RunLock(RunDir(data)):
+        manifest = read_json(data / MANIFEST)
+        documents = {path: digest for path, digest in manifest["outputs"].items() if path.startswith("documents/")}
+        key = _key(config, documents)
+        index = read_json(data / "tokens" / "index.json")
+        if index is not None and index.get("key") != key:
+            if not overwrite:
+                raise UsageError(
+                    f"{data} is tokenized otherwise; use --overwrite to replace its tokenizer and tokens "
+                    "(runs trained on them could not be resumed), or prepare another folder"
+                )
+            index = None
+        if index is None:
+            index = _tokenize(data, config, documents, key, workers, progress or _silent)
+    report = _report(config, index, list(read_text_config(data).sources))
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    del phase, done, total
+
+
+def _key(config: TextConfig, documents: dict[str, str]) -> str:
+    """Digest of everything the token shards depend on."""
+    tokenizer: dict[str, Any] = config.tokenizer.model_dump(mode="json")
+    if isinstance(config.tokenizer, TokenizerFile):
+        loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
+        tokenizer = {"kind": "file", "digest": loaded.digest}
+    return digest_of([VERSION, tokenizer, config.validation, documents])
+
+
+def _tokenize(
+    data: Path, config: TextConfig, documents: dict[str, str], key: str, workers: int, progress: Progress
+) -> dict[str, Any]:
+    (data / "tokens" / "index.json").unlink(missing_ok=True)
+    tokenizer = _make_tokenizer(data, config, documents, key, progress)
+    dtype = dtype_for(tokenizer.vocab_size)
+    tasks = [
+        EncodeTask(
+            data, path.split("/")[1], int(Path(path).stem), path, digest, tokenizer.digest, config.validation, dtype
+        )
+        for path, digest in documents.items()
+    ]
+    total, done = sum(task.size for task in tasks), 0
+    shards: list[ShardInfo] = []
+    unknown = 0
+    count = 1 if not workers and total < _SMALL_BYTES else choose_workers(workers, len(tasks))
+    for task, result in zip(tasks, run_tasks(encode, tasks, count), strict=True):
+        shards += result.shards
+        unknown += result.unknown
+        done += task.size
+        progress("encode", done, total)
+    _remove_others(data, {shard.name for shard in shards})
+    index = {
+        "format": 1,
+        "key": key,
+        "dtype": dtype,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_digest": tokenizer.digest,
+        "delimiter_id": tokenizer.delimiter_id,
+        "end_id": tokenizer.end_id,
+        "validation": config.validation,
+        "unknown_tokens": unknown,
+        "shards": [shard.to_json() for split in SPLITS for shard in shards if shard.split == split],
+    }
+    write_json(data / "tokens" / "index.json", index)
+    shutil.rmtree(data / WORK, ignore_errors=True)
+    return index
+
+
+def _make_tokenizer(
+    data: Path, config: TextConfig, documents: dict[str, str], key: str, progress: Progress
+) -> Tokenizer:
+    """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
+    folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
+    settings = config.tokenizer
+    if read_json(done) == {"key": key}:
+        return Tokenizer.load(folder)
+    if isinstance(settings, BPE):
+        progress("train the tokenizer", 0, 1)
+        shards = [data / path for path in documents]
+        tokenizer = train_bpe(settings, training_texts(shards, config.validation, settings.train_bytes))
+        save_tokenizer(tokenizer, folder)
+        progress("train the tokenizer", 1, 1)
+    else:
+        path = Path(settings.path)
+        tokenizer = Tokenizer.load(path, settings.end_of_text)
+        save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
+    write_json(done, {"key": key})
+    return Tokenizer.load(folder)
+
+
+def _remove_others(data: Path, names: set[str]) -> None:
+    """Delete shards of an earlier tokenization."""
+    wanted = {data / (name + ending) for name in names for ending in (*FILES.values(), ".json")}
+    for path in (data / "tokens").rglob("*"):
+        if path.is_file() and path not in wanted:
+            path.unlink()
+
+
+def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> TokenReport:
+    trained = isinstance(config.tokenizer, BPE)
+    report = TokenReport(index["vocab_size"], trained)
+    for source in sources:
+        for split in SPLITS:
+            report.shares[source, split] = Share()
+    for entry in index["shards"]:
+        report.shares[entry["source"], entry["split"]].add(ShardInfo(**entry))
+    for (source, split), share in report.shares.items():
+        if not share.documents and (split == "train" or config.validation):
+            report.notes.append(f"source {source!r} has no {split} documents")
+    if isinstance(config.tokenizer, BPE) and index["vocab_size"] < config.tokenizer.vocab:
+        report.notes.append(
+            f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: the text has no more pairs that repeat"
+        )
+    if index["unknown_tokens"]:
+        report.notes.append(f"{index['unknown_tokens']} tokens stand for text that this tokenizer cannot express")
+    return report

@@ -1,0 +1,195 @@
+"""A tokenizer as hornbook uses it: text in, token ids out, and no text can produce a special token.
+
+Any `tokenizer.json` of the tokenizers library is read. Encoding uses a clone in which every special token
+has another spelling, one that no text has: so `<|endoftext|>` in a document is ordinary characters whether the
+library would match it in the text (added tokens) or reach it through the model's own vocabulary. Decoding
+uses the tokenizer as it is.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import xxhash
+from tokenizers.pre_tokenizers import ByteLevel
+
+from hornbook.errors import IntegrityError, UsageError
+
+END_OF_TEXT = "<|endoftext|>"
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>")
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>")
+_UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
+"""Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
+
+
+class Tokenizer:
+    """Encodes documents with their delimiters, and text without."""
+
+    def __init__(self, definition: str, begin: str | None, end: str) -> None:
+        """`definition` is the JSON of a tokenizer.json; `begin` and `end` name its special tokens.
+
+        Raises IntegrityError where the JSON is no tokenizer, UsageError where it lacks the named tokens.
+        """
+        try:
+            self._decoder = tokenizers.Tokenizer.from_str(definition)
+            self._data: dict[str, Any] = json.loads(definition)
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for all that is wrong
+            raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
+        self.definition = definition
+        self.end_id = self._special_id(end)
+        self.delimiter_id = self._special_id(begin) if begin else self.end_id
+        self.begin, self.end = begin or end, end
+        self._encoder = _without_special_tokens(self._data, {self.begin, self.end})
+        unknown = self._data["model"].get("unk_token")
+        self.unknown_id = self._decoder.token_to_id(unknown) if unknown else None
+        """Token of what cannot be encoded; None for byte-level tokenizers, which encode everything."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], end_of_text: str | None = None) -> "Tokenizer":
+        """Read a tokenizer.json, or the folder that holds one.
+
+        The delimiters are those of tokenizer_config.json beside it (bos_token, eos_token) where there is one, else
+        known spellings; `end_of_text` names the end token where neither finds it.
+        """
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        try:
+            definition = file.read_text(encoding="utf-8")
+            data = json.loads(definition)
+        except FileNotFoundError as error:
+            raise UsageError(f"{file} does not exist: give a tokenizer.json or a folder that holds one") from error
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise IntegrityError(f"{file} is not a tokenizer.json: {error}") from error
+        if not isinstance(data, dict) or "model" not in data:
+            raise IntegrityError(f"{file} is not a tokenizer.json: it has no model")
+        try:
+            return cls(definition, *find_delimiters(data, read_settings(file.parent), end_of_text))
+        except UsageError as error:
+            raise UsageError(f"{file}: {error}") from error
+        except IntegrityError as error:
+            raise IntegrityError(f"{file}: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Largest token id plus one, special and added tokens included."""
+        return max(self._decoder.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def digest(self) -> str:
+        """xxh3_128 of the tokenizer.json and of the delimiters, as hex."""
+        text = f"{self.definition}\n{self.delimiter_id} {self.end_id}"
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; none of them is special."""
+        return self._encoder.encode(text, add_special_tokens=False).ids
+
+    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of documents as stored: delimiter first; the end token last too where it is another."""
+        tail = [] if self.end_id == self.delimiter_id else [self.end_id]
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[self.delimiter_id, *encoding.ids, *tail] for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special tokens appear as they are spelled. Bytes that are no UTF-8 become U+FFFD."""
+        return self._decoder.decode(list(ids), skip_special_tokens=False)
+
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes each token stands for, int32 [vocab_size]; 0 for special tokens and unused ids.
+
+        Exact for byte-level tokenizers. For others it is the length of the spelling with the word-boundary mark
+        read as a blank and byte tokens `<0x0A>` as one byte: off by the blank that some put before a text.
+        """
+        sizes = np.zeros(self.vocab_size, dtype=np.int32)
+        byte_level = '"ByteLevel"' in json.dumps([self._data.get("pre_tokenizer"), self._data.get("decoder")])
+        added = {token["id"]: token for token in self._data.get("added_tokens", [])}
+        specials = {self.delimiter_id, self.end_id} | {number for number, each in added.items() if each["special"]}
+        for token, number in self._decoder.get_vocab(with_added_tokens=True).items():
+            if number not in specials:
+                plain = not byte_level or number in added
+                sizes[number] = _spelling_bytes(token) if plain else len(token)
+        return sizes
+
+    def _special_id(self, token: str) -> int:
+        number = self._decoder.token_to_id(token)
+        if number is None:
+            raise UsageError(f"the tokenizer has no token {token!r}")
+        return number
+
+
+def _spelling_bytes(token: str) -> int:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1
+    return len(token.replace("\u2581", " ").removeprefix("##").encode())
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{folder / 'tokenizer_config.json'} cannot be read: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def find_delimiters(
+    data: dict[str, Any], settings: dict[str, Any], end_of_text: str | None = None
+) -> tuple[str | None, str]:
+    """(begin-of-text token or None, end-of-text token) of a tokenizer.json and its tokenizer_config.json."""
+    known = [token["content"] for token in data.get("added_tokens", [])]
+    begin, end = (_name(settings.get(key)) for key in ("bos_token", "eos_token"))
+    end = end_of_text or end or next((token for token in _ENDS if token in known), None)
+    if end is None:
+        raise UsageError(
+            f'no end-of-text token is known among {known[:12]}; name it: text.tokenizer.end_of_text = "..."'
+        )
+    if not settings:
+        begin = next((token for token in _BEGINS if token in known), None)
+    return begin, end
+
+
+def _name(token: Any) -> str | None:
+    """A special token in tokenizer_config.json is a string, or an object with its `content`."""
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) and name else None
+
+
+def _without_special_tokens(data: dict[str, Any], delimiters: set[str]) -> tokenizers.Tokenizer:
+    """A clone with equal ids in which the special tokens are spelled as no text is."""
+    clone = json.loads(json.dumps(data))
+    added = clone.get("added_tokens") or []
+    specials = delimiters | {token["content"] for token in added if token["special"]}
+    renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
+    for token in added:
+        if token["content"] in renamed:
+            token["content"], token["special"] = renamed[token["content"]], True
+    clone["post_processor"] = clone["truncation"] = clone["padding"] = None
+    _rename_in_model(clone["model"], renamed)
+    encoder = tokenizers.Tokenizer.from_str(json.dumps(clone))
+    encoder.encode_special_tokens = True
+    return encoder
+
+
+def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {renamed.get(token, token): number for token, number in vocab.items()}
+    else:  # Unigram: pairs of piece and score
+        model["vocab"] = [[renamed.get(token, token), score] for token, score in vocab]
+    if model.get("unk_token") in renamed:
+        model["unk_token"] = renamed[model["unk_token"]]
+    if "merges" in model:
+        pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+        model["merges"] = [list(pair) for pair in pairs if not {*pair, "".join(pair)} & renamed.keys()]
+
+
+BYTE_ALPHABET = sorted(ByteLevel.alphabet())
+"""The 256 characters that stand for bytes in byte-level tokenizers."""
