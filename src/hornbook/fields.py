@@ -5,19 +5,21 @@ and the planner start at once, and so that one schema serves files, command line
 """
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_serializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, model_serializer, model_validator
 
-_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_BINARY_SUFFIXES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_NUMBER = re.compile(r"([+-]?[0-9][0-9_]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_SCALES = _DECIMAL | {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_NUMBER = re.compile(r"([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)")
+_LARGEST_EXPONENT = 30  # beyond, the text is left to pydantic, which refuses it for integers
 
 
 class Config(BaseModel):
     """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 def parse_number(value: Any) -> Any:
@@ -25,20 +27,33 @@ def parse_number(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = _NUMBER.fullmatch(value.strip())
-    if match is None:
+    scale = _SCALES.get(match.group(2).lower()) if match is not None else None
+    if match is None or scale is None:
         return value
-    digits, suffix = match.group(1).replace("_", ""), match.group(2).lower()
-    scale = _SUFFIXES.get(suffix) or _BINARY_SUFFIXES.get(suffix)
-    if scale is None:
+    number = Decimal(match.group(1).replace("_", ""))  # exact: a seed may have more digits than a float holds
+    if not number.is_zero() and abs(number.adjusted()) > _LARGEST_EXPONENT:
         return value
-    number = float(digits) * scale
-    return int(number) if number.is_integer() else number
+    number *= scale
+    return int(number) if number == number.to_integral_value() else float(number)
 
 
-Count = Annotated[int, BeforeValidator(parse_number)]
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+class _WithSuffix:
+    """The JSON schema of a number that may also be written as text with a suffix."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": f"^{_NUMBER.pattern}$"}]}
+
+
+Count = Annotated[int, BeforeValidator(parse_number), BeforeValidator(_no_boolean), _WithSuffix()]
 """An integer that accepts `32k`, `1.5M` (decimal) and `64Ki` (binary) in text."""
 
-Number = Annotated[float, BeforeValidator(parse_number)]
+Number = Annotated[float, BeforeValidator(parse_number), BeforeValidator(_no_boolean), _WithSuffix()]
 """A float that accepts the same suffixes."""
 
 
@@ -82,9 +97,18 @@ class Duration(Config):
 
     @model_serializer
     def _write(self) -> str:
+        """The shortest text that reads back as the same length, bit for bit."""
         if self.unit == "share":
-            return f"{self.amount * 100:g}%"
-        return f"{self.amount:.0f} {self.unit}"
+            percent = f"{self.amount * 100:g}%"
+            return percent if float(percent[:-1]) / 100 == self.amount else repr(self.amount)
+        whole = self.amount.is_integer()
+        return f"{int(self.amount) if whole else repr(self.amount)} {self.unit}"
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """People write text or a number, never the table that pydantic sees."""
+        del schema, handler
+        return {"type": ["string", "number"], "description": (cls.__doc__ or "").strip()}
 
     def tokens(self, total_tokens: int, batch_tokens: int) -> float:
         """Length in tokens, given the length of the run and of one optimizer step (both in tokens)."""

@@ -137,9 +137,25 @@ def _values(node: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+_LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def _for_toml(node: Any) -> Any:
+    """A schema with `none` where pydantic says null, which TOML lacks, and with limits where validators look."""
+    if isinstance(node, list):
+        return [_for_toml(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node == {"type": "null"}:
+        return {"const": "none"}
+    limits = {_LIMITS[key]: node[key] for key in _LIMITS if key in node and "anyOf" in node}
+    node = {key: _for_toml(value) for key, value in node.items() if not (limits and key in _LIMITS)}
+    return {**node, **limits}  # limits on numbers do not touch text or `none`
+
+
 def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe file."""
-    schema = Recipe.model_json_schema()
+    schema = _for_toml(Recipe.model_json_schema())
     schema["properties"]["extends"] = {
         "type": "string",
         "description": "A shipped recipe or a path relative to this file, whose settings this recipe changes.",

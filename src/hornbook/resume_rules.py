@@ -78,12 +78,17 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
     """Raise UsageError that names every refused change, old and new value, and the way out."""
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
-        lines = [
-            f"  {change.key} {toml_value(change.old)} -> {toml_value(change.new)} cannot change on resume: {change.reason}"
-            for change in refused
-        ]
+        lines = [f"  {_arrow(change)} cannot change on resume: {change.reason}" for change in refused]
         raise UsageError(
-            "this run cannot go on with other settings\n"
-            + "\n".join(lines)
-            + "\n`hornbook fork RUN --out RUN2` starts a new run from these weights"
+            "\n".join(
+                [
+                    "this run cannot go on with other settings",
+                    *lines,
+                    "`hornbook fork RUN --out RUN2` starts a new run from these weights",
+                ]
+            )
         )
+
+
+def _arrow(change: Change) -> str:
+    return f"{change.key} {toml_value(change.old)} -> {toml_value(change.new)}"

@@ -81,14 +81,12 @@ class VerbGroup(TyperGroup):
 
 
 def load_verb(name: str) -> Any:
-    """The command of a verb, from its module. Raises UsageError if this installation lacks it."""
+    """The command of a verb, from its module. Raises UsageError where the module is absent."""
     verb = VERBS[name]
-    candidates = [f"hornbook.cli.{module}" for module in (verb.module, name, f"{name}_")]
-    module = next((module for module in candidates if importlib.util.find_spec(module) is not None), None)
-    if module is None:
+    module = f"hornbook.cli.{verb.module}"
+    if importlib.util.find_spec(module) is None:
         raise UsageError(f"`hornbook {name}` is not part of this version")
-    loaded = importlib.import_module(module)
-    found = next(getattr(loaded, n) for n in (verb.function, name, f"{name}_", "command") if hasattr(loaded, n))
+    found = getattr(importlib.import_module(module), verb.function)
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
