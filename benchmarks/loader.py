@@ -1,0 +1,171 @@
+"""Tokens per CPU second of the loader against torch's DataLoader over the same memory map, and the time of a seek.
+
+Both give the same shuffled rows, 8 x 2048 int64 inputs and targets. Ours also makes weights, positions, the
+lengths of documents, the names of the samples and the hash of the batch; the DataLoader makes none of these.
+The forms are timed in turn (A B C A B C ...) in one process on one thread; medians and their ratio count.
+
+    python -m benchmarks.loader
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import table, write
+from hornbook.data.config import DataConfig
+from hornbook.data.corpus import Corpus
+from hornbook.data.loader import Loader, build_loader
+from hornbook.text.shards import describe_shard, writing_shard
+from hornbook.text.store import write_json
+
+ROWS, SEQUENCE, TOKENS, ROUNDS, SAMPLES, VOCAB = 8, 2048, 30_000_000, 9, 4096, 50_000
+
+
+def write_corpus(data: Path, tokens: int, sources: dict[str, float]) -> None:
+    """Token shards of random ids in documents of log-normal length (median 350 tokens, mean about 720)."""
+    rng = np.random.default_rng(0)
+    shards = []
+    for source, share in sources.items():
+        folder = data / "tokens" / "train" / source
+        folder.mkdir(parents=True)
+        with writing_shard(folder / "00000", "uint16") as shard:
+            while not shard.ends or shard.ends[-1] < tokens * share:
+                length = max(2, int(rng.lognormal(np.log(350), 1.2)))
+                ids = rng.integers(1, VOCAB, length)
+                ids[0] = 0
+                shard.add(ids, f"{len(shard.ends)}", "made", 4 * length)  # pyright: ignore[reportArgumentType]
+        shards.append(describe_shard(data, "train", source, 0).to_json())
+    index = {
+        "dtype": "uint16",
+        "delimiter_id": 0,
+        "end_id": 0,
+        "vocab_size": VOCAB,
+        "tokenizer_digest": "",
+        "shards": shards,
+    }
+    write_json(data / "tokens" / "index.json", index)
+
+
+class MapDataset(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Rows of the memory map, as most training scripts read them."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self._data = data
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of one row."""
+        window = torch.from_numpy(self._data[row * SEQUENCE : (row + 1) * SEQUENCE + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+
+def peer(data: Path) -> Iterator[None]:
+    """torch.utils.data.DataLoader without worker processes, which are slower for a memory map."""
+    mapped = np.memmap(data / "tokens/train/all/00000.bin", np.uint16, mode="r")
+    order = torch.randperm(len(mapped) // SEQUENCE - 1, generator=torch.Generator().manual_seed(1)).tolist()
+    loader = torch.utils.data.DataLoader(MapDataset(mapped), batch_size=ROWS, sampler=order)
+    while True:
+        for inputs, targets in loader:
+            assert inputs.shape == targets.shape == (ROWS, SEQUENCE) or len(inputs) < ROWS
+            yield
+
+
+def ours(data: Path, samples: int = ROWS, prefetch: bool = False, **config: Any) -> Iterator[None]:
+    """This package's loader; a step of the iterator is one microbatch."""
+    loader = build_loader(DataConfig(**config), data, sequence=SEQUENCE, micro_batch=ROWS, seed=1, prefetch=prefetch)
+    while True:
+        for _ in loader.take(samples).batches:
+            yield
+
+
+def _rate(batches: Iterator[None]) -> float:
+    """Million tokens per CPU second (all threads of the process) over SAMPLES rows."""
+    begin = time.process_time()
+    for _ in range(SAMPLES // ROWS):
+        next(batches)
+    return SAMPLES * SEQUENCE / (time.process_time() - begin) / 1e6
+
+
+def _seek_milliseconds(loader: Loader) -> float:
+    """Seek to sample one billion and take a global batch of 8 there: the best of 20, from the wall clock."""
+    times = []
+    for attempt in range(20):
+        begin = time.perf_counter()
+        loader.seek(10**9 + attempt)
+        loader.take(ROWS)
+        times.append((time.perf_counter() - begin) * 1e3)
+    return min(times)
+
+
+def _verify_rate(corpus: Corpus) -> float:
+    """GB per CPU second of checking all checksums."""
+    begin = time.process_time()
+    corpus.verify()
+    return (
+        sum(shard.data.nbytes for stream in corpus.streams for shard in stream.shards)
+        / (time.process_time() - begin)
+        / 1e9
+    )
+
+
+def run() -> dict[str, Any]:
+    """Time all forms; returns the figures that are written to results/loader.json."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(Path(folder))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    one, three = folder / "one", folder / "three"
+    write_corpus(one, TOKENS, {"all": 1.0})
+    write_corpus(three, TOKENS, {"web": 0.6, "code": 0.3, "books": 0.1})
+    forms: dict[str, Callable[[], Iterator[None]]] = {
+        "torch DataLoader, num_workers=0": lambda: peer(one),
+        "ours, causal rows": lambda: ours(one, document_mask=False),
+        "ours, document masks": lambda: ours(one),
+        "ours, document masks, best fit": lambda: ours(one, packing="best_fit"),
+        "ours, document masks, 3 sources": lambda: ours(three, weights={"web": 0.5, "code": 0.3, "books": 0.2}),
+        "ours, document masks, 3 sources, 64 rows ahead": lambda: ours(three, samples=64, prefetch=True),
+    }
+    streams = {name: form() for name, form in forms.items()}
+    rates: dict[str, list[float]] = {name: [] for name in forms}
+    for round_number in range(ROUNDS + 1):
+        for name, stream in streams.items():
+            rate = _rate(stream)
+            if round_number:  # the first round compiles and fills caches
+                rates[name].append(rate)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    base = medians["torch DataLoader, num_workers=0"]
+    with_masks = build_loader(DataConfig(), three, sequence=SEQUENCE, micro_batch=ROWS, seed=1, prefetch=False)
+    return {
+        "million_tokens_per_cpu_second": medians,
+        "spread": {name: [min(values), max(values)] for name, values in rates.items()},
+        "ratio_to_dataloader": {name: value / base for name, value in medians.items()},
+        "seek_to_sample_1e9_milliseconds": _seek_milliseconds(with_masks),
+        "verify_gigabytes_per_cpu_second": _verify_rate(with_masks.corpus),
+        "rows": ROWS,
+        "sequence": SEQUENCE,
+    }
+
+
+def main() -> None:
+    """Run, print a table, write results/loader.json."""
+    figures = run()
+    rates, ratios = figures["million_tokens_per_cpu_second"], figures["ratio_to_dataloader"]
+    print(table(["form", "Mtokens / CPU s", "x DataLoader"], [[name, rates[name], ratios[name]] for name in rates]))
+    print(f"seek to sample 1e9 and take 8 rows: {figures['seek_to_sample_1e9_milliseconds']:.2f} ms")
+    print(f"verify checksums: {figures['verify_gigabytes_per_cpu_second']:.1f} GB / CPU s")
+    print(f"written: {write('loader', figures)}")
+
+
+if __name__ == "__main__":
+    main()
