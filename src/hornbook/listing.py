@@ -148,6 +148,8 @@ def _for_toml(node: Any) -> Any:
         return node
     if node == {"type": "null"}:
         return {"const": "none"}
+    if node.get("default", "") is None:
+        node = {**node, "default": "none"}
     limits = {_LIMITS[key]: node[key] for key in _LIMITS if key in node and "anyOf" in node}
     node = {key: _for_toml(value) for key, value in node.items() if not (limits and key in _LIMITS)}
     return {**node, **limits}  # limits on numbers do not touch text or `none`

@@ -1,0 +1,176 @@
+"""Layers laid over one another, by the schema.
+
+Unions come out right: a layer that names another `kind` starts from that kind's defaults, a layer that
+does not name one edits the present one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hornbook.layers import Given, Layer, Problem, parse_toml
+from hornbook.recipe import ALTERNATIVES, Recipe
+from hornbook.schema import (
+    ROOT,
+    Leaf,
+    Listing,
+    Path,
+    Section,
+    Shape,
+    Table,
+    defaults,
+    dotted,
+    field_name,
+    shape_of,
+    suggest,
+)
+
+
+@dataclass
+class Merge:
+    """Layers laid over the defaults so far: values as nested dicts, origins by path, problems."""
+
+    tree: dict[str, Any] = field(default_factory=lambda: defaults(Recipe))
+    origins: dict[Path, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def lay(self, layers: Sequence[Layer]) -> "Merge":
+        """Lay the layers over what is there, the first lowest."""
+        for layer in layers:
+            self.problems += layer.problems
+            self._alternatives(layer.tree)
+            self._section(ROOT, self.tree, layer.tree, ())
+        return self
+
+    def _alternatives(self, layer: dict[str, Any]) -> None:
+        """A layer that gives one of two alternative settings and not the other takes the other back."""
+        for one, other in ALTERNATIVES:
+            for given, dropped in ((one, other), (other, one)):
+                origin = _given_at(layer, given)
+                if origin is not None and _given_at(layer, dropped) is None:
+                    path = tuple(dropped.split("."))
+                    drop(self.tree, path)
+                    self.origins[path] = origin
+
+    def _section(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
+        self._kind(shape, node, layer, path)
+        model = shape.model(node.get("kind"))
+        for word, value in layer.items():
+            name = _any_field(shape, word)
+            if name is None:
+                self._unknown((*path, word), value)
+            elif model is None or name == "kind":
+                continue
+            elif name not in model.model_fields:
+                self._other_kind(shape, node, (*path, name), value)
+            else:
+                below = shape_of(model.model_fields[name].annotation)
+                self._lay_value(below, node, name, value, (*path, name))
+
+    def _kind(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
+        """Start from another kind's defaults where the layer names one."""
+        given = layer.get("kind")
+        if not isinstance(given, Given) or _any_field(shape, "kind") is None:
+            return
+        kind = _typed(given, Leaf(str))
+        if kind != node.get("kind"):
+            model = shape.kinds.get(kind) if isinstance(kind, str) else None
+            node.clear()
+            node.update(defaults(model) if model is not None else {"kind": kind})
+            self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
+        self.origins[(*path, "kind")] = given.origin
+
+    def _lay_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
+        if isinstance(shape, Section) and isinstance(value, Given) and isinstance(value.value, str):
+            value = {"kind": value}  # `optim.schedule = "wsd"` names the kind
+        if isinstance(shape, Section | Table) and isinstance(value, dict):
+            below = node.get(name)
+            if not isinstance(below, dict):
+                below = node[name] = {}
+            lay = self._section if isinstance(shape, Section) else self._table
+            lay(shape, below, value, path)  # pyright: ignore[reportArgumentType]
+            return
+        typed = _typed(value, shape)
+        self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
+        self.origins[path] = first_origin(value)
+        node[name] = typed
+
+    def _table(self, shape: Table, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
+        for name, value in layer.items():
+            if isinstance(value, Given) and value.value == "none":
+                node.pop(name, None)
+            else:
+                self._lay_value(shape.values, node, name, value, (*path, name))
+
+    def _unknown(self, path: Path, value: Any) -> None:
+        meant = suggest(dotted(path))
+        hint = f"did you mean {' or '.join(meant)}?" if meant else ""
+        self.problems.append(Problem(dotted(path), "no such setting", first_origin(value), hint))
+
+    def _other_kind(self, shape: Section, node: dict[str, Any], path: Path, value: Any) -> None:
+        kinds = [kind for kind, model in shape.kinds.items() if path[-1] in model.model_fields]
+        key = dotted((*path[:-1], "kind"))
+        text = f'not a setting of kind "{node.get("kind")}", but of {" and ".join(f'"{kind}"' for kind in kinds)}'
+        hint = f'{key} = "{kinds[0]}" chooses it'
+        self.problems.append(Problem(dotted(path), text, first_origin(value), hint))
+
+    def origin(self, path: Path) -> str:
+        """Origin of the longest known beginning of the path; a default's children are defaults."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]]
+        return "default"
+
+
+def first_origin(value: Any) -> str:
+    """Origin of a given value, or of the first one below."""
+    if isinstance(value, Given):
+        return value.origin
+    for item in value.values():
+        origin = first_origin(item)
+        if origin:
+            return origin
+    return ""
+
+
+def _any_field(shape: Section, word: str) -> str | None:
+    """Name of the field in whichever kind has it."""
+    return next((name for model in shape.kinds.values() if (name := field_name(model, word)) is not None), None)
+
+
+def _typed(value: Any, shape: Shape) -> Any:
+    """The value for pydantic: raw text parsed as far as the schema asks, `none` as None."""
+    if isinstance(value, dict):
+        return {key: _typed(item, shape) for key, item in value.items()}
+    given = value.value
+    if isinstance(shape, Leaf) and shape.optional and given == "none":
+        return None
+    if not value.raw:
+        return given
+    if given[:1] in ('"', "'"):
+        parsed = parse_toml(given)
+        given = parsed if isinstance(parsed, str) else given
+    elif isinstance(shape, Listing):
+        parsed = parse_toml(given)
+        given = parsed if isinstance(parsed, list) else [given]
+    return given
+
+
+def _given_at(layer: dict[str, Any], key: str) -> str | None:
+    node: Any = layer
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node.origin if isinstance(node, Given) and node.value != "none" else None
+
+
+def drop(tree: dict[str, Any], path: Path) -> None:
+    """Remove the value at the path, or the list that holds it."""
+    node: Any = tree
+    for part in path[:-1]:
+        below = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(below, dict):
+            path = path[: path.index(part) + 1] if isinstance(below, list) else path
+            break
+        node = below
+    if isinstance(node, dict):
+        node.pop(path[-1], None)
