@@ -110,7 +110,8 @@ class Merge:
     def _other_kind(self, shape: Section, node: dict[str, Any], path: Path, value: Any) -> None:
         kinds = [kind for kind, model in shape.kinds.items() if path[-1] in model.model_fields]
         key = dotted((*path[:-1], "kind"))
-        text = f'not a setting of kind "{node.get("kind")}", but of {" and ".join(f'"{kind}"' for kind in kinds)}'
+        owners = '" and "'.join(kinds)
+        text = f'not a setting of kind "{node.get("kind")}", but of "{owners}"'
         hint = f'{key} = "{kinds[0]}" chooses it'
         self.problems.append(Problem(dotted(path), text, first_origin(value), hint))
 
