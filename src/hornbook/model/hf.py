@@ -81,6 +81,12 @@ def stored_shape(parts: list[Placed]) -> tuple[int, ...]:
     return shape[::-1] if first.row.transpose else shape
 
 
+def stored_bytes(config: ModelConfig, vocab: int, dtype: str) -> int:
+    """Bytes of all weights of a folder that `write_hf` would write."""
+    shapes = parameter_shapes(config, vocab).values()
+    return sum(torch.Size(shape).numel() for shape in shapes) * getattr(torch, dtype).itemsize
+
+
 def write_hf(
     folder: Path,
     model: nn.Module | Tensors,

@@ -213,12 +213,19 @@ def write_tensors(
     plan = plan_shards(sizes, limit)
     for file, names in plan.items():
         try:
-            save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
+            _save({name: make(name) for name in names}, folder / file)
         except (SafetensorError, OSError) as error:
             raise _storage_error(error, folder / file) from error
     if list(plan) != [SINGLE]:
         where = {name: file for file, names in plan.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # the library makes files that only their owner can read
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,97 @@
+"""`hornbook export`: a checkpoint to a certified Hugging Face folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.model.certificate import Certificate
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def export(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; it must not exist yet.")],
+    to: Annotated[str, typer.Option("--to", help="Format: hf.")] = "hf",
+    dtype: Annotated[str, typer.Option("--dtype", help="Stored type of the weights: fp32 or bf16.")] = "fp32",
+    certificate: Annotated[
+        bool, typer.Option("--certificate/--no-certificate", help="Load it back with transformers and compare.")
+    ] = True,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Write a folder that transformers loads, and prove that it computes the same.
+
+    The folder appears when everything is written and certified. Exit code 3 if the certificate fails.
+    """
+    from hornbook.cli.out_folder import appearing, check_free, file_sizes
+    from hornbook.cli.target import find_checkpoint
+    from hornbook.model.hf import read_hf, write_hf
+
+    if to != "hf":
+        raise UsageError(f"--to {to}: the one format is hf")
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
+    folder = find_checkpoint(target)
+    config, vocab, stream = read_hf(folder)
+    check_free(out)
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
+    if dry_run:
+        answer(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab), as_json=as_json)
+        return
+    with appearing(out) as partial:
+        tensors = dict(stream)
+        tokenizer = folder if (folder / "tokenizer.json").exists() else None
+        write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype])
+        found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
+        report["files"] = file_sizes(partial)
+    report["certificate"] = found.to_json() if found else None
+    answer(report, report_text(out, report["files"], found.summary() if found else note), as_json=as_json)
+    if found is None and not as_json:
+        say(f"[yellow]warning[/] {note}")
+
+
+def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
+    """The certificate, or why there is none; a failed one is an IntegrityError."""
+    from hornbook.model.certificate import MissingTransformers, certify
+
+    try:
+        return certify(folder, source=tensors).require(), ""
+    except MissingTransformers as error:
+        return None, f"exported, but {error}"
+
+
+def _plan(config: Any, vocab: int, dtype: str) -> dict[str, Any]:
+    from hornbook.model.hf import stored_bytes
+    from hornbook.model.hf_config import choose_architecture
+    from hornbook.model.hf_tables import NATIVE
+
+    architecture = choose_architecture(config)
+    return {
+        "architecture": architecture.name if architecture else NATIVE,
+        "weights_bytes": stored_bytes(config, vocab, dtype),
+        "dry_run": True,
+    }
+
+
+def _plan_text(report: dict[str, Any], config: Any, vocab: int) -> str:
+    plan = _plan(config, vocab, DTYPES[report["dtype"]])
+    return (
+        f"would export {report['checkpoint']} to {report['out']}: {plan['architecture']}, "
+        f"{plan['weights_bytes'] / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
+    )
+
+
+def report_text(out: Path, files: dict[str, int], last: str) -> str:
+    """The folder, its files with sizes, and a closing line."""
+    width = max(map(len, files))
+    lines = [f"{out}/", *(f"  {name:<{width}}  {size:>14,} bytes" for name, size in files.items())]
+    return "\n".join([*lines, last])

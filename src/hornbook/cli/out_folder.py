@@ -1,0 +1,56 @@
+"""A folder that appears at once or not at all, so that a killed export leaves nothing half done under its name."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hornbook.errors import UsageError
+from hornbook.rundir import TEMPORARY, storage_error, sync_directory
+
+
+def check_free(out: Path) -> None:
+    """UsageError unless `out` is missing or an empty folder."""
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out}: it is not empty; choose another folder, or remove it first")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: it is a file; choose another name")
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when the block ends well and vanishes when it does not.
+
+    What an earlier, killed attempt left is removed. Errors: UsageError if `out` is taken, StorageError.
+    """
+    check_free(out)
+    partial = out.parent / f"{TEMPORARY}{out.name}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    except OSError as error:
+        raise storage_error(error, out) from error
+    try:
+        yield partial
+        _publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _publish(partial: Path, out: Path) -> None:
+    try:
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(partial)
+        os.rename(partial, out)
+        sync_directory(out.parent)
+    except OSError as error:
+        raise storage_error(error, out) from error
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file, by name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

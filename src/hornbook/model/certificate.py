@@ -1,0 +1,257 @@
+"""A certificate that a folder means the same to transformers as to hornbook.
+
+The one idea: ask the other side. The folder is loaded by transformers and by our own reader, both compute float32
+logits of the same random tokens, and both tokenizers read the same texts. Beside it, the stored tensors are
+compared bit for bit with the ones they were written from. What does not agree is listed, never averaged away.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.hf import read_hf
+from hornbook.model.hf_config import identify, why_native
+from hornbook.model.load import Loaded, load_model
+from hornbook.model.safetensors_folder import named, read_json, write_json
+from hornbook.text.tokenizer import Tokenizer
+
+TOLERANCE = 1e-5
+"""Largest difference of two float32 logits, as a share of the largest logit."""
+FILE = "certificate.json"
+MAX_LOGITS = 2**26
+"""Logits of one comparison: 256 MiB. A longer context is compared in part, its last positions always."""
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    " two leading  and   inner spaces,\ta tab,\nand line ends\n\n",
+    "def f(x):\n    return {'a': x[0] + 1, \"b\": None}  # 3.14e-5",
+    "Gr\u00fc\u00dfe, \u00e9t\u00e9, \u041c\u043e\u0441\u043a\u0432\u0430",
+    "\u6771\u4eac, \u0645\u0631\u062d\u0628\u0627",
+    "\U0001f600 \U0001f469\u200d\U0001f4bb \u20ac \u2014 1234567890",
+)
+"""Texts in composed form, so that a normalising tokenizer can restore them too."""
+
+
+class MissingTransformers(UsageError):
+    """The certificate needs an optional package."""
+
+
+@dataclass(frozen=True)
+class TokenizerFigures:
+    """Both tokenizers on the same texts."""
+
+    texts: int
+    ids: int
+    ids_equal: bool
+    restored: bool
+    """Every text came back from its ids."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was compared and found; `ok` if there is nothing in `problems`."""
+
+    architecture: str
+    compared_with: str | None
+    """transformers and its version; None where it has no such architecture."""
+    tolerance: float
+    max_difference: float | None
+    """Largest difference of two logits."""
+    largest_logit: float | None
+    relative_difference: float | None
+    tokens: int
+    """Tokens whose logits were compared."""
+    positions: int
+    """Last position compared, plus one."""
+    tensors_equal: bool | None
+    """The stored tensors are the given ones, rounded to the stored type; None if none were given."""
+    tokenizer: TokenizerFigures | None
+    problems: tuple[str, ...]
+    torch: str
+
+    @property
+    def ok(self) -> bool:
+        """Nothing disagrees."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of certificate.json."""
+        return {"ok": self.ok, **dataclasses.asdict(self), "problems": list(self.problems)}
+
+    def summary(self) -> str:
+        """One line for people."""
+        if self.relative_difference is None:
+            return f"{self.architecture}: read back by hornbook, tensors equal (transformers has no such class)"
+        return (
+            f"loaded back by {self.compared_with} as {self.architecture}, logits equal "
+            f"(max diff {self.relative_difference:.1e} of the largest logit, over {self.tokens} tokens)"
+        )
+
+    def require(self) -> "Certificate":
+        """Itself if it is ok, else IntegrityError with every problem."""
+        if not self.ok:
+            raise IntegrityError("the certificate failed:\n  " + "\n  ".join(self.problems))
+        return self
+
+
+def certify(
+    folder: Path,
+    *,
+    reference: Path | None = None,
+    source: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+) -> Certificate:
+    """Compare `folder` as hornbook reads it with `reference` (by default the same folder) as transformers does.
+
+    source: the tensors the folder was written from, by our names. seed: of the random tokens. The result is written to
+    `certificate.json` in `folder`, whether it is ok or not. Errors: MissingTransformers; IntegrityError and
+    UsageError where the folder cannot be read at all.
+    """
+    ours = load_model(folder)
+    architecture = identify(read_json(folder / "config.json"))
+    problems: list[str] = []
+    tensors_equal = None if source is None else _compare_tensors(folder, source, problems)
+    logits, tokenizer, compared_with = None, None, None
+    if architecture is not None:
+        with _quiet_transformers() as transformers:
+            compared_with = f"transformers {transformers.__version__}"
+            theirs = _load_theirs(transformers, reference or folder, problems)
+            logits = _compare_logits(ours, theirs, seed)
+            tokenizer = _compare_tokenizers(transformers, reference or folder, ours.tokenizer, problems)
+        if not logits.relative <= tolerance:  # not: >, which is false for NaN
+            problems.append(f"logits differ by {logits.relative:.2e} of the largest one; {tolerance:.0e} is allowed")
+    certificate = Certificate(
+        architecture=architecture.name if architecture else why_native(ours.config),
+        compared_with=compared_with,
+        tolerance=tolerance,
+        max_difference=logits.difference if logits else None,
+        largest_logit=logits.largest if logits else None,
+        relative_difference=logits.relative if logits else None,
+        tokens=logits.tokens if logits else 0,
+        positions=logits.positions if logits else 0,
+        tensors_equal=tensors_equal,
+        tokenizer=tokenizer,
+        problems=tuple(problems),
+        torch=version("torch"),
+    )
+    write_json(folder / FILE, certificate.to_json())
+    return certificate
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[Any]:
+    """The library without progress bars and notices, which belong to no one here; its settings are put back."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingTransformers(
+            "the certificate compares with transformers, which is not installed: pip install 'hornbook[hf]'"
+        ) from error
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _load_theirs(transformers: Any, folder: Path, problems: list[str]) -> nn.Module:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            problems.append(f"transformers reports {kind.replace('_', ' ')}: {named(map(str, info[kind]))}")
+    return model.eval()
+
+
+def _compare_tensors(folder: Path, source: Mapping[str, Tensor], problems: list[str]) -> bool:
+    _, _, stream = read_hf(folder, dtype=None)
+    differing, seen = [], set()
+    for name, stored in stream:
+        seen.add(name)
+        if name not in source or not torch.equal(stored, source[name].detach().to("cpu", stored.dtype)):
+            differing.append(name)
+    differing += source.keys() - seen
+    if differing:
+        problems.append(f"stored tensors differ from the given ones: {named(differing)}")
+    return not differing
+
+
+@dataclass(frozen=True)
+class _Logits:
+    difference: float
+    largest: float
+    tokens: int
+    positions: int
+
+    @property
+    def relative(self) -> float:
+        return self.difference / self.largest if self.largest else float("nan")
+
+
+def _compare_logits(ours: Loaded, theirs: nn.Module, seed: int) -> _Logits:
+    difference = largest = 0.0
+    tokens = last = 0
+    for batch, start, end in _grid(ours.config.position.length, ours.vocab):
+        generator = torch.Generator().manual_seed(seed + end)
+        ids = torch.randint(0, ours.vocab, (batch, end - start), generator=generator)
+        positions = torch.arange(start, end).expand(batch, -1)
+        with torch.no_grad():
+            a = _our_logits(ours, ids, positions)
+            b = theirs(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+        # torch's max carries NaN on, Python's does not
+        difference = float(torch.tensor([difference, float((a - b).abs().max())]).max())
+        largest = float(torch.tensor([largest, float(b.abs().max())]).max())
+        tokens, last = tokens + ids.numel(), max(last, end)
+    return _Logits(difference, largest, tokens, last)
+
+
+def _our_logits(ours: Loaded, ids: Tensor, positions: Tensor) -> Tensor:
+    hidden, _ = ours.model(ids, positions)
+    assert ours.model.head is not None
+    return ours.model.head.logits(hidden)
+
+
+def _grid(context: int, vocab: int) -> list[tuple[int, int, int]]:
+    """(rows, first position, end) of each comparison: short, middling, as long as fits, and the last positions."""
+    longest = min(context, max(MAX_LOGITS // vocab, 16))
+    grid = [(2, 0, 1), (2, 0, min(17, longest)), (1, 0, longest)]
+    return grid if longest == context else [*grid, (1, context - 16, context)]
+
+
+def _compare_tokenizers(
+    transformers: Any, folder: Path, ours: Tokenizer | None, problems: list[str]
+) -> TokenizerFigures | None:
+    if ours is None:
+        return None
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    ids = [ours.encode(text) for text in TEXTS]
+    their_ids = [theirs.encode(text, add_special_tokens=False) for text in TEXTS]
+    restored = [ours.decode(each) for each in ids]
+    their_restored = [theirs.decode(each, clean_up_tokenization_spaces=False) for each in ids]
+    for text, a, b, back, their_back in zip(TEXTS, ids, their_ids, restored, their_restored, strict=True):
+        if a != b:
+            problems.append(f"the tokenizers disagree on {text!r}: {a} here, {b} in transformers")
+        # A tokenizer that changes text by design (case, accents) is lossy on both sides, and that is no fault.
+        elif back not in (text, their_back):
+            problems.append(f"{text!r} comes back from its ids as {back!r}, in transformers as {their_back!r}")
+    return TokenizerFigures(len(TEXTS), sum(map(len, ids)), ids == their_ids, restored == list(TEXTS))

@@ -1,0 +1,111 @@
+"""Text from a model: one token after the other, each computed from the cached keys and values of those before.
+
+A text may grow longer than the model's positions. Then it goes on from its last half: these tokens are computed
+anew from position 0, and the cache has room for as many again. So a long text costs at most twice the
+computation, and what lies further back than the window is forgotten.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hornbook.errors import UsageError
+from hornbook.model.cache import KVCache
+from hornbook.model.sampling import REMOVED, Sampling, choose_token
+from hornbook.model.transformer import Transformer
+from hornbook.text.tokenizer import Tokenizer
+
+_WINDOW = 8
+"""Tokens that are decoded again with each new one, at least."""
+
+
+def generate(
+    model: Transformer,
+    tokens: Sequence[int],
+    *,
+    max_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    greedy: bool = False,
+    seed: int = 0,
+    stop: Collection[int] = (),
+    vocab: int | None = None,
+    length: int | None = None,
+) -> Iterator[int]:
+    """Ids that continue `tokens`, as they come; ends after `max_tokens` or before an id of `stop`.
+
+    tokens: at least one id; a document begins with the tokenizer's delimiter. vocab: ids from here on are never chosen
+    (rows of the embedding that pad it). length: positions to use at most, by default those the model has vectors
+    for, else no limit. Errors: UsageError.
+    """
+    sampling = Sampling(temperature, top_k, top_p, greedy, seed)
+    if not tokens:
+        raise UsageError("there is no token to continue: begin with the tokenizer's delimiter")
+    room = _room(model, length)
+    return _continue(model, list(tokens), sampling, max_tokens=max_tokens, stop=stop, vocab=vocab, room=room)
+
+
+def _room(model: Transformer, length: int | None) -> int | None:
+    learned = None if model.positions is None else model.positions.weight.shape[0]
+    return min((each for each in (learned, length) if each is not None), default=None)
+
+
+def _continue(
+    model: Transformer,
+    history: list[int],
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    stop: Collection[int],
+    vocab: int | None,
+    room: int | None,
+) -> Iterator[int]:
+    cache, pending = KVCache(len(model.blocks)), history
+    for index in range(max_tokens):
+        if room is not None and cache.length + len(pending) > room:
+            cache, pending = KVCache(len(model.blocks)), history[-max(room // 2, 1) :]
+        logits = next_logits(model, pending, cache)
+        if vocab is not None:
+            logits[vocab:] = REMOVED
+        token = choose_token(logits, sampling, index)
+        if token in stop:
+            return
+        yield token
+        history.append(token)
+        pending = [token]
+
+
+def next_logits(model: Transformer, tokens: Sequence[int], cache: KVCache) -> Float[Tensor, " vocab"]:
+    """Logits of the token that follows `tokens`, which follow what the cache holds; the cache takes them up."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        hidden, _ = model(torch.tensor([tokens], device=device), cache=cache)
+        assert model.head is not None
+        return model.head.logits(hidden[0, -1])
+
+
+def stream_text(ids: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
+    """Text of the ids as soon as it is certain: a character split over tokens waits for its last byte.
+
+    `before` are the ids that the text continues; they are not shown. The pieces join to what decoding everything at
+    once gives behind what it gives for `before`.
+    """
+    window = list(before[-_WINDOW:])
+    context, shown = len(window), len(tokenizer.decode(window))
+    for token in ids:
+        window.append(token)
+        text = tokenizer.decode(window)
+        # An unfinished character decodes to one replacement character at the end. So does a byte that will never be
+        # finished; then the next token moves it away from the end, and it is shown.
+        certain = len(text) - text.endswith("\ufffd")
+        if certain > shown:
+            yield text[shown:certain]
+            shown = certain
+        if certain == len(text) and len(window) >= context + _WINDOW:
+            # Some decoders treat the first token apart, so tokens already shown stay in front.
+            window = window[context:]
+            context, shown = len(window), len(tokenizer.decode(window))
+    yield from filter(None, [tokenizer.decode(window)[shown:]])
