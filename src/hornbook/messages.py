@@ -40,13 +40,15 @@ _TEXTS = {
 
 def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     """The problem that one pydantic error describes; `path` is its place without union tags."""
-    kind, context = item["type"], {key: str(value) for key, value in item.get("ctx", {}).items()}
+    kind, context = item["type"], {key: _short(value) for key, value in item.get("ctx", {}).items()}
     if kind == "missing":
         return Problem(dotted(path), "is required", origin)
     given: Any = item["input"]
     if kind == "union_tag_invalid":
         given = context["tag"]
     text = _TEXTS.get(kind, item["msg"]).format_map(context).replace("'", '"')
+    if kind == "union_tag_invalid":
+        text = " or ".join(text.rsplit(", ", 1))
     hint = ""
     if kind in ("literal_error", "union_tag_invalid"):
         close = difflib.get_close_matches(str(given), re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
@@ -54,3 +56,7 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind not in ("value_error", "too_short") and not isinstance(given, dict):
         text = f"{text}, not {given!r}"
     return Problem(dotted(path), text, origin, hint)
+
+
+def _short(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -72,37 +72,43 @@ def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[
 def _judge(merge: Merge) -> Resolved:
     """The validated recipe; raises ConfigError."""
     recipe = comparable = None
+    faults: set[Path] = set()
     try:
         recipe = comparable = Recipe.model_validate(merge.tree)
     except ValidationError as error:
         for item in error.errors(include_url=False):
             path = _fault_path(item)
             merge.problems.append(problem_of(item, path, merge.origin(path)))
-        comparable = _without_faults(merge, error)
+        faults = {_section_of(_fault_path(item)) for item in error.errors(include_url=False)}
+        comparable = _without(merge, faults)
     if comparable is not None:
-        merge.problems += _cross_problems(merge, comparable)
+        merge.problems += _cross_problems(merge, comparable, {dotted(path) for path in faults})
     if merge.problems or recipe is None:
         raise ConfigError(merge.problems)
     return Resolved(recipe, {dotted(path): merge.origin(path) for path, _ in leaves(recipe)})
 
 
-def _without_faults(merge: Merge, error: ValidationError) -> Recipe | None:
-    """The recipe with its faulty values set back to defaults, so that sections can still be compared."""
-    for item in error.errors(include_url=False, include_input=False, include_context=False):
-        drop(merge.tree, _fault_path(item))
+def _section_of(path: Path) -> Path:
+    """What must go for the recipe to be valid: with a wrong `kind` all that depends on it."""
+    return path[:-1] if path[-1] == "kind" else path
+
+
+def _without(merge: Merge, faults: set[Path]) -> Recipe | None:
+    """The recipe with its faulty parts set back to defaults, so that the sound ones can still be compared."""
+    for path in faults:
+        drop(merge.tree, path)
     try:
         return Recipe.model_validate(merge.tree)
     except ValidationError:
         return None
 
 
-def _cross_problems(merge: Merge, recipe: Recipe) -> list[Problem]:
-    """Problems between sections, except where a setting they name is faulty itself."""
-    reported = {problem.key for problem in merge.problems}
+def _cross_problems(merge: Merge, recipe: Recipe, faulty: set[str]) -> list[Problem]:
+    """Problems between sections, except where a setting they name is faulty itself or below a faulty one."""
     problems = []
     for key, text in cross_check(recipe):
         mentioned = [key, *re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)]
-        if reported.isdisjoint(mentioned):
+        if not any(name == fault or name.startswith(f"{fault}.") for name in mentioned for fault in faulty):
             origins = [merge.origin(tuple(name.split("."))) for name in mentioned]
             problems.append(Problem(key, text, next((o for o in origins if o != "default"), "default")))
     return problems
