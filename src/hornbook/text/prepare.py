@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.rundir import RunDir, RunLock, storage_error
+from hornbook.rundir import RunDir, RunLock, storage_error, write_atomic
 from hornbook.text.apply import ApplyTask, apply
 from hornbook.text.config import SourceConfig, TextConfig
 from hornbook.text.funnel import Funnel, SourceFunnel
@@ -27,7 +28,8 @@ Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""
 
 MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
-OURS = ("documents", "signals", "tokens", "tokenizer", WORK, MANIFEST, FUNNEL, QUARANTINE, "unfinished.json")
+TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
+OURS = ("documents", "signals", "tokens", "tokenizer", WORK, MANIFEST, FUNNEL, QUARANTINE, TEXT_TOML, UNFINISHED)
 _MIN_TASK_BYTES = 2 * 2**20
 _SMALL_BYTES = 8 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
@@ -52,7 +54,7 @@ def prepare(
         done = _finished(config, inputs, out)
         if done is not None:
             return done
-        write_json(out / "unfinished.json", {"key": config_key(config)})
+        write_json(out / UNFINISHED, {"key": config_key(config)})
         return _prepare(config, inputs, out, workers, progress or _silent)
 
 
@@ -79,7 +81,7 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         foreign = any(entry.name not in (*OURS, "run.lock") for entry in out.iterdir())
-        known = any((out / name).exists() for name in (MANIFEST, "unfinished.json"))
+        known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
     except OSError as error:
         raise storage_error(error, out) from error
     if foreign and not known:
@@ -99,7 +101,7 @@ def clear(out: Path) -> None:
 def _finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
     """The funnel of a finished folder; None where there is work to do; UsageError where it is another's folder."""
     manifest = read_json(out / MANIFEST)
-    begun = manifest or read_json(out / "unfinished.json")
+    begun = manifest or read_json(out / UNFINISHED)
     if begun is None:
         return None
     if begun["key"] != config_key(config):
@@ -229,6 +231,10 @@ def _commit(
             with task.quarantine.open("rb") as part:
                 shutil.copyfileobj(part, file)
     write_json(out / FUNNEL, funnel.to_json())
+    text = config.model_dump(mode="json", exclude={"strict"}, exclude_none=True)
+    write_atomic(
+        out / TEXT_TOML, "# The [text] section that prepare had; tokenize reads it.\n" + tomli_w.dumps({"text": text})
+    )
     _require_documents(funnel, out)
     for folder in ("documents", "signals"):
         for path in (out / folder).rglob("*.parquet"):
@@ -243,10 +249,10 @@ def _commit(
             for file in result.files
         ],
         "damage": next((result.damage for result in measured if result.damage), ""),
-        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, FUNNEL)}},
+        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, FUNNEL, TEXT_TOML)}},
     }
     write_json(out / MANIFEST, manifest)
-    (out / "unfinished.json").unlink()
+    (out / UNFINISHED).unlink()
     shutil.rmtree(out / WORK)
 
 
@@ -267,10 +273,6 @@ def read_text_config(data: Path) -> TextConfig:
     """The [text] section with which a folder was prepared. Raises UsageError where prepare has not finished."""
     manifest = read_json(data / MANIFEST)
     if not isinstance(manifest, dict) or "text" not in manifest:
-        state = (
-            "is not finished: run `hornbook prepare` again"
-            if (data / "unfinished.json").exists()
-            else "is not prepared"
-        )
+        state = "is not finished: run `hornbook prepare` again" if (data / UNFINISHED).exists() else "is not prepared"
         raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
     return TextConfig.model_validate(manifest["text"])

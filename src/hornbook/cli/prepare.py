@@ -1,0 +1,160 @@
+"""`hornbook prepare`: raw text to clean, deduplicated documents."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.config import TextConfig
+    from hornbook.text.funnel import Funnel, SourceFunnel
+
+
+def prepare(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [PATH]... [--section.key value]...",
+            help="A recipe, or files, folders, globs and URLs (each becomes a source); settings in any place.",
+        ),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Folder to write.")],
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row (exit code 3).")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier prepare wrote there.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Read text, normalise it, drop empty documents and duplicates, and count every row.
+
+    A killed run goes on where it was. Any number of workers writes the same bytes. Damaged rows are named in
+    DATA/quarantine.jsonl.
+    """
+    from hornbook.cli.progress import progress_bar
+    from hornbook.text.prepare import prepare as run
+
+    config = text_config(words or [], strict)
+    if dry_run:
+        _show_plan(config, out, as_json)
+        return
+    with progress_bar() as progress:
+        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress)
+    people().print(*funnel_tables(funnel, out))
+    if as_json:
+        answer({"data": str(out), **funnel.to_json()}, as_json=True)
+
+
+def text_config(words: Sequence[str], strict: bool) -> "TextConfig":
+    """The [text] section that the words make: a recipe's, with a source for each path that is named."""
+    from hornbook.cli.shell import split_targets
+    from hornbook.resolve import resolve
+    from hornbook.text.config import SourceConfig
+
+    targets, overrides = split_targets(words)
+    recipe = targets.pop(0) if targets and is_recipe(targets[0]) else None
+    if strict:
+        overrides = [*overrides, "text.strict=true"]
+    config = resolve(recipe, overrides).recipe.text
+    if targets:
+        sources = {name: SourceConfig(paths=[path]) for name, path in name_sources(targets).items()}
+        config = config.model_copy(update={"sources": sources})
+    if not config.sources:
+        where = f"recipe {recipe} has no text.sources" if recipe else "no path and no recipe is named"
+        raise UsageError(
+            f"there is nothing to prepare: {where}; name files or folders: hornbook prepare PATH... --out DATA"
+        )
+    return config
+
+
+def is_recipe(word: str) -> bool:
+    """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe that is no path here."""
+    from hornbook.layers import shipped_recipes
+
+    if word.endswith(".toml"):
+        return True
+    path = Path(word)
+    if path.exists():
+        return (path / "recipe.toml").is_file()
+    return word in shipped_recipes()
+
+
+def name_sources(paths: Sequence[str]) -> dict[str, str]:
+    """A source name for each path: its last part without endings; a number is added where that is taken."""
+    named: dict[str, str] = {}
+    for path in paths:
+        last = os.path.basename(path.rstrip("/")) if not path.strip("*?[]/.") == "" else "text"
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"(\.[A-Za-z0-9]{1,7})+$", "", last)).strip("-") or "text"
+        name, number = stem, 2
+        while name in named:
+            name, number = f"{stem}-{number}", number + 1
+        named[name] = path
+    return named
+
+
+def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
+    from hornbook.cli.progress import size_text
+    from hornbook.text.prepare import list_all, plan
+
+    inputs = list_all(config)
+    tasks = plan(config, inputs, out / "work")
+    sources = {
+        name: {
+            "files": len(files),
+            "bytes": sum(file.size for file in files),
+            "shards": sum(task.source == name for task in tasks),
+        }
+        for name, files in inputs.items()
+    }
+    lines = [f"would write {out}:"]
+    lines += [
+        f"  {name}: {each['files']:,} files, {size_text(each['bytes'])}, {each['shards']} shards"
+        for name, each in sources.items()
+    ]
+    lines.append(f"  steps: {', '.join(step.kind for step in config.steps)}; nothing written")
+    answer({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines), as_json=as_json)
+
+
+def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
+    """The funnel for people: a table, where the damaged rows are, and what to do next."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title="From raw text to clean documents", title_justify="left", pad_edge=False)
+    table.add_column("source")
+    table.add_column("")
+    for name in ("rows", "share", "text"):
+        table.add_column(name, justify="right")
+    parts = dict(funnel.sources)
+    if len(parts) > 1:
+        parts["all"] = funnel.total()
+    for name, source in parts.items():
+        for row in _funnel_rows(name, source):
+            table.add_row(*row)
+        table.add_section()
+    damaged = sum(tally.rows for tally in funnel.total().quarantined.values())
+    notes = f"{damaged:,} damaged rows are named in {out / 'quarantine.jsonl'}\n" if damaged else ""
+    return [table, f"{notes}next: hornbook tokenize {out}"]
+
+
+def _funnel_rows(name: str, source: "SourceFunnel") -> list[tuple[str, ...]]:
+    from hornbook.cli.progress import size_text
+
+    def line(first: str, label: str, rows: int, size: int, style: str = "") -> tuple[str, ...]:
+        share = f"{rows / max(source.read.rows, 1):.1%}"
+        cells = (first, label, f"{rows:,}", share, size_text(size))
+        return tuple(f"[{style}]{cell}[/]" if style and cell else cell for cell in cells)
+
+    rows = [line(name, "read", source.read.rows, source.read.bytes)]
+    for reason, tally in sorted(source.quarantined.items()):
+        rows.append(line("", f"- damaged: {reason}", tally.rows, tally.bytes, "yellow"))
+    for reason, tally in sorted(source.dropped.items()):
+        rows.append(line("", f"- {reason}", tally.rows, tally.bytes, "dim"))
+    rows.append(line("", "= kept", source.kept.rows, source.kept.bytes, "bold green"))
+    return rows

@@ -1,0 +1,111 @@
+"""`hornbook tokenize`: documents to token shards."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.config import TextConfig
+    from hornbook.text.tokenize import TokenReport
+
+
+def tokenize(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DATA [--section.key value]...", help="Folder written by prepare; settings in any place."
+        ),
+    ] = None,
+    *,
+    vocab: Annotated[
+        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size (16k).")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a tokenizer and tokens made with other settings.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Train or load a tokenizer and encode all documents, held-out ones apart.
+
+    Settings come from the recipe that prepare had. A killed run goes on where it was; any number of workers
+    writes the same bytes.
+    """
+    from hornbook.cli.progress import progress_bar
+    from hornbook.text.tokenize import tokenize as run
+
+    data, config = _config(words or [], vocab, tokenizer)
+    if dry_run:
+        _show_plan(data, config, as_json)
+        return
+    with progress_bar() as progress:
+        report = run(data, config, workers=workers, overwrite=overwrite, progress=progress)
+    people().print(*report_tables(report, data))
+    if as_json:
+        answer({"data": str(data), **report.to_json()}, as_json=True)
+
+
+def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
+    """The data folder, and the [text] section stored in it with the settings given now."""
+    from hornbook.cli.shell import split_target
+    from hornbook.resolve import resolve
+    from hornbook.text.prepare import TEXT_TOML, read_text_config
+
+    target, overrides = split_target(words, "data folder")
+    if target is None:
+        raise UsageError("name the folder that `hornbook prepare` wrote: hornbook tokenize DATA")
+    if vocab is not None and tokenizer is not None:
+        raise UsageError("--vocab trains a tokenizer and --tokenizer takes one that exists: give one of them")
+    if vocab is not None:
+        overrides += ["text.tokenizer.kind=bpe", f"text.tokenizer.vocab={vocab}"]
+    if tokenizer is not None:
+        overrides += ["text.tokenizer.kind=file", f"text.tokenizer.path={tokenizer}"]
+    data = Path(target)
+    read_text_config(data)
+    return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
+
+
+def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
+    from hornbook.text.config import BPE
+
+    kind = config.tokenizer
+    what = f"train BPE, {kind.vocab:,} tokens" if isinstance(kind, BPE) else f"use {kind.path}"
+    text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {config.validation:.1%} held out; nothing written"
+    plan = {"dry_run": True, "data": str(data), "tokenizer": kind.model_dump(), "validation": config.validation}
+    answer(plan, text, as_json=as_json)
+
+
+def report_tables(report: "TokenReport", data: Path) -> list[Any]:
+    """The report for people: a table, notes, and what to do next."""
+    from rich import box
+    from rich.table import Table
+
+    made = "trained" if report.trained else "given"
+    title = f"Tokens ({report.vocab:,} in the vocabulary, {made}; {report.seconds:.1f} s)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("source")
+    table.add_column("split")
+    for name in ("documents", "tokens", "text", "bytes/token"):
+        table.add_column(name, justify="right")
+    last = ""
+    for (source, split), share in report.shares.items():
+        table.add_row("" if source == last else source, split, *_cells(share))
+        last = source
+    table.add_section()
+    table.add_row("[bold]all[/]", "", *(f"[bold]{cell}[/]" for cell in _cells(report.total())))
+    notes = "".join(f"note: {note}\n" for note in report.notes)
+    return [table, f"{notes}next: hornbook train RECIPE --data {data}"]
+
+
+def _cells(share: Any) -> tuple[str, ...]:
+    from hornbook.cli.progress import size_text
+
+    return f"{share.documents:,}", f"{share.tokens:,}", size_text(share.bytes), f"{share.bytes_per_token:.2f}"
