@@ -3,15 +3,15 @@
 The ledger hears of it before the first step, with what the last bits depend on.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from hornbook.errors import UsageError
 from hornbook.parallel.mesh import Mesh
 from hornbook.run.environment import bits_depend_on, describe_environment
-from hornbook.run.job import Job, Origin, origin_of
-from hornbook.run.manifest import verify_folder
+from hornbook.run.job import Job
+from hornbook.run.origin import origin_of
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
 from hornbook.rundir import write_atomic
@@ -22,31 +22,22 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves) -> None:
     origin = job.origin or origin_of(job.ledger.past.origin)
     restored = saves.restore(state)
     if restored is None and origin is not None:
-        take_over(origin, state)
+        origin.give(state)
     fields: dict[str, Any] = {"environment": _environment(job, mesh), "argv": job.argv}
     if job.origin is not None:
         fields["origin"] = job.origin.record()
     if job.changes:
-        fields["changes"] = job.changes
+        fields["changes"] = [dataclasses.asdict(change) for change in job.changes]
     if restored is not None:
         fields["checkpoint"] = restored.name
     if job.ledger.torn:
         fields["torn_bytes"] = job.ledger.torn
     job.ledger.note(job.mode, state, **fields)
+    if job.changes:
+        job.write_recipe()  # after the ledger: a kill between the two loses nothing
     saves.pass_on_notes(state)
     if restored is None and origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
-
-
-def take_over(origin: Origin, state: State) -> None:
-    """Read the checkpoint a run is started from; an imported one gives weights only."""
-    if not origin.checkpoint.is_dir():
-        raise UsageError(f"{origin.checkpoint}, which this run starts from, is not there")
-    if origin.kind == "import":
-        state.read_weights(origin.checkpoint)
-    else:
-        verify_folder(origin.checkpoint)
-        state.read(origin.checkpoint)
 
 
 def _environment(job: Job, mesh: Mesh) -> dict[str, Any]:

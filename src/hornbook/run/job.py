@@ -1,8 +1,7 @@
 """One start of a run: everything that is decided before the first tensor."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
@@ -10,30 +9,15 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
 from hornbook.parameters import embedding_rows
 from hornbook.recipe import Recipe
+from hornbook.resolve import Resolved
+from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
 from hornbook.run.ledger import Ledger
+from hornbook.run.origin import Origin
 from hornbook.run.requests import Inbox
 from hornbook.run.state import ModelSpec
-from hornbook.rundir import RunDir
+from hornbook.rundir import RunDir, write_atomic
 from hornbook.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A checkpoint that a new run begins from."""
-
-    kind: Literal["import", "fork"]
-    """`import` takes the weights; `fork` takes weights, moments and clock."""
-    checkpoint: Path
-
-    def record(self) -> dict[str, str]:
-        """As the ledger holds it."""
-        return {"kind": self.kind, "checkpoint": str(self.checkpoint)}
-
-
-def origin_of(record: dict[str, Any] | None) -> Origin | None:
-    """Inverse of `Origin.record`."""
-    return None if record is None else Origin(record["kind"], Path(record["checkpoint"]))
 
 
 @dataclass(frozen=True)
@@ -75,14 +59,21 @@ class Job:
     inbox: Inbox
     mode: Literal["start", "resume"]
     origin: Origin | None = None
-    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Dotted key -> {old, new} of settings changed by this resume."""
+    """The checkpoint that this start takes over."""
+    changes: list[Change] = field(default_factory=list)
+    """Settings that this resume changes."""
     argv: list[str] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+    """Dotted key -> where its value came from."""
 
     @property
     def recipe(self) -> Recipe:
         """The complete recipe."""
         return self.inputs.recipe
+
+    def write_recipe(self) -> None:
+        """Replace recipe.toml: every value in force, with its origin."""
+        write_atomic(self.run.recipe, Resolved(self.recipe, {**self.origins, **self.inputs.derived}).to_toml())
 
 
 def open_inputs(recipe: Recipe) -> Inputs:

@@ -5,22 +5,27 @@ would mix two runs.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, UsageError
+from hornbook.listing import toml_value
 from hornbook.recipe import Recipe
-from hornbook.resolve import Resolved
+from hornbook.resolve import leaves, resolve
+from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.environment import check_data_lock
-from hornbook.run.job import Inputs, Job, Origin, open_inputs
-from hornbook.run.ledger import Ledger
+from hornbook.run.job import Job, open_inputs
+from hornbook.run.ledger import Ledger, replay
+from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
 from hornbook.run.train import train
-from hornbook.rundir import RunDir, RunLock, write_atomic
+from hornbook.rundir import RunDir, RunLock, read_records, write_atomic
+from hornbook.schema import dotted
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints"}
 
@@ -33,38 +38,66 @@ class Start:
     """`start` wants a new run directory, `resume` one that holds a run."""
     origin: Origin | None = None
     """The checkpoint a new run takes over."""
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Dotted key -> {old, new}: settings that a resume changes."""
-    argv: tuple[str, ...] = ()
+    argv: Sequence[str] = ()
     """The command, for the record."""
 
 
 def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: Start) -> Exit:
     """Train `recipe` in the run directory; DONE when finished, RESUMABLE when stopped, INTERRUPTED on a second Ctrl-C.
 
-    Raises UsageError (the directory holds something else), InUseError, IntegrityError (data changed, all checkpoints
-    damaged), DivergedError, DoesNotFitError, StorageError.
+    `origins` tells where each value of the recipe came from. Raises UsageError (the directory holds something else, a
+    resume would change what must not change), InUseError, IntegrityError (data changed, every checkpoint damaged),
+    DivergedError, DoesNotFitError, StorageError.
     """
     check_directory(run, start.mode)
     refuse_if_held(run)
+    changes = changed_settings(run, recipe) if start.mode == "resume" else []
     inputs = open_inputs(recipe)
-    run.create()
-    with StopSignals() as signals, RunLock(run):
+    if start.origin is not None:
+        check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
+    with StopSignals() as signals, RunLock(run.create()):
         check_directory(run, start.mode)  # again: another start may have been faster
         run.clean()
         with Ledger(run) as ledger:
-            write_first_files(run, inputs, origins, start)
-            job = Job(
-                run,
-                inputs,
-                ledger,
-                Inbox(run, ledger, signals),
-                start.mode,
-                start.origin,
-                {key: dict(change) for key, change in start.changes.items()},
-                list(start.argv),
-            )
+            inbox = Inbox(run, ledger, signals)
+            job = Job(run, inputs, ledger, inbox, start.mode, start.origin, changes, list(start.argv), dict(origins))
+            lock_data(job)
+            if start.mode == "start":
+                job.write_recipe()
             return _train(job)
+
+
+def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
+    """What a resume with `recipe` changes; UsageError naming old, new and `fork` for what must not change."""
+    old = recipe_in_force(run)
+    path = old.data.path if recipe.data.path is None else str(Path(recipe.data.path).resolve())
+    settled = recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(update={"path": path}),
+            "model": recipe.model.model_copy(update={"vocab": recipe.model.vocab or old.model.vocab}),
+        }
+    )
+    changes = resume_changes(old, settled)
+    refuse_incompatible(changes)
+    return changes
+
+
+def recipe_in_force(run: RunDir) -> Recipe:
+    """recipe.toml with what the ledger says was changed since (the same, unless a resume was killed at that moment)."""
+    settings = replay(record for record, _ in read_records(run.events)).settings
+    recipe = resolve(str(run.recipe), environ={}).recipe
+    present = {dotted(path) for path, _ in leaves(recipe)}
+    words = [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None or key in present]
+    return resolve(str(run.recipe), words, environ={}).recipe
+
+
+def lock_data(job: Job) -> None:
+    """Write data.lock at the start of a run; at a resume, see that the data is still what it says."""
+    current = job.inputs.corpus.lock()
+    if job.mode == "resume":
+        check_data_lock(job.run.data_lock, current)
+    else:
+        write_atomic(job.run.data_lock, json.dumps(current, indent=2) + "\n")
 
 
 def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
@@ -92,17 +125,6 @@ def is_empty(run: RunDir) -> bool:
         entry for entry in run.path.iterdir() if entry.name not in _SKELETON | {run.data_lock.name, run.events.name}
     ]
     return not any(inside) and not any(run.checkpoints.glob("*"))
-
-
-def write_first_files(run: RunDir, inputs: Inputs, origins: Mapping[str, str], start: Start) -> None:
-    """data.lock and recipe.toml of a new run; for a resume, the check of the first and the update of the second."""
-    if start.mode == "resume":
-        check_data_lock(run.data_lock, inputs.corpus.lock())
-    else:
-        write_atomic(run.data_lock, json.dumps(inputs.corpus.lock(), indent=2) + "\n")
-    if start.mode == "start" or start.changes:
-        resolved = Resolved(inputs.recipe, {**origins, **inputs.derived})
-        write_atomic(run.recipe, resolved.to_toml())
 
 
 def _train(job: Job) -> Exit:

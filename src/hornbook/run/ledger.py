@@ -52,7 +52,7 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     state = Monotone()
     for record in records:
         state.attempt = max(state.attempt, record["attempt"])
-        state.settings |= {key: change["new"] for key, change in record.get("changes", {}).items()}
+        state.settings |= {change["key"]: change["new"] for change in record.get("changes", ())}
         if "window" in record:
             state.windows.append((record["window"][0], record["window"][1]))
         if record.get("origin"):

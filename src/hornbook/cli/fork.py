@@ -1,0 +1,38 @@
+"""`hornbook fork`: a new run from a checkpoint of another, under other settings."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, Words, split_target
+from hornbook.errors import Exit, UsageError
+
+
+def fork(
+    words: Words = None,
+    *,
+    out: Annotated[Path, typer.Option(metavar="RUN2", help="The new run directory.")],
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Checkpoint of this step; by default the newest.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> Exit:
+    """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
+    from hornbook.cli.training import run_job
+    from hornbook.resolve import Resolved, resolve
+    from hornbook.run.launch import Start, recipe_in_force
+    from hornbook.run.origin import fork_origin, refuse_other_shape
+    from hornbook.rundir import RunDir
+
+    target, overrides = split_target(words, "run directory")
+    if target is None:
+        raise UsageError("which run? write hornbook fork RUN --out RUN2")
+    parent = RunDir(Path(target))
+    origin = fork_origin(parent, at)
+    resolved = resolve(str(parent.recipe), overrides)
+    refuse_other_shape(recipe_in_force(parent), resolved.recipe)
+    if resolved.origins.get("name", "") != "command line":
+        resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
+    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run, as_json=as_json)

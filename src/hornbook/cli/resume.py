@@ -1,0 +1,21 @@
+"""`hornbook resume`: go on with a run, bit for bit as if it had not stopped."""
+
+from pathlib import Path
+
+from hornbook.cli.shell import DryRun, Json, Words, split_target
+from hornbook.errors import Exit, UsageError
+
+
+def resume(words: Words = None, dry_run: DryRun = False, as_json: Json = False) -> Exit:
+    """Go on with a run exactly where its newest checkpoint is; settings that may change can be given."""
+    from hornbook.cli.training import run_job
+    from hornbook.resolve import resolve
+    from hornbook.run.launch import Start, check_directory
+    from hornbook.rundir import RunDir
+
+    target, overrides = split_target(words, "run directory")
+    if target is None:
+        raise UsageError("which run? write hornbook resume RUN")
+    run = RunDir(Path(target))
+    check_directory(run, "resume")
+    return run_job(resolve(str(run.recipe), overrides), run, Start("resume"), dry_run=dry_run, as_json=as_json)

@@ -1,0 +1,53 @@
+"""`hornbook train`: a recipe and token shards to a model."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, Words, resolve_words
+from hornbook.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from hornbook.recipe import Recipe
+
+
+def train(
+    words: Words = None,
+    *,
+    data: Annotated[Path | None, typer.Option(help="Folder written by `hornbook tokenize`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="auto", help="auto: go on if the run directory holds a run, else start.")
+    ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from these weights.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> Exit:
+    """Train a model. SIGTERM, SIGUSR1 and Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
+    from hornbook.cli.training import run_job
+    from hornbook.run.checkpoint import checkpoint_path
+    from hornbook.run.launch import Start
+    from hornbook.run.origin import Origin, adopt_model
+    from hornbook.rundir import RunDir
+
+    if resume not in (None, "auto"):
+        raise UsageError(f"--resume {resume}: the one word here is auto; `hornbook resume RUN` goes on with a run")
+    extra = [] if data is None else [f"data.path={data}"]
+    resolved = resolve_words(words, *extra)
+    run = RunDir(out or default_folder(resolved.recipe))
+    if resume == "auto" and run.recipe.is_file():
+        return run_job(resolved, run, Start("resume"), dry_run=dry_run, as_json=as_json)
+    if from_ is None:
+        return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
+    origin = Origin("import", checkpoint_path(from_))
+    resolved = adopt_model(resolved, origin.checkpoint)
+    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
+
+
+def default_folder(recipe: "Recipe") -> Path:
+    """NAME in $HORNBOOK_RUNS, else in runs."""
+    return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name

@@ -1,0 +1,102 @@
+"""What train, resume and fork share: the summary of `-n`, and the answer when the run has ended."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.shell import answer, say
+from hornbook.errors import Exit
+from hornbook.rundir import RunDir
+
+if TYPE_CHECKING:
+    from hornbook.resolve import Resolved
+    from hornbook.run.launch import Start
+
+
+def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool, as_json: bool) -> Exit:
+    """Launch the job, or under `dry_run` say what it would be."""
+    import dataclasses
+
+    from hornbook.run.launch import launch
+
+    if dry_run:
+        summary = describe_job(resolved, run, start)
+        answer(summary, summary_text(summary), as_json=as_json)
+        return Exit.DONE
+    start = dataclasses.replace(start, argv=tuple(sys.argv))
+    code = launch(resolved.recipe, run, origins=resolved.origins, start=start)
+    result = describe_result(run)
+    if as_json:
+        answer(result, as_json=True)
+    else:
+        say(f"{result['status']} at step {result['step']:,}: {run.path}")
+    return code
+
+
+def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str, Any]:
+    """What a launch would do: data, model, length, files. Raises what the launch would raise, and writes nothing."""
+    from hornbook.data.loader import repetition_warnings
+    from hornbook.parameters import count_parameters
+    from hornbook.run.job import open_inputs
+    from hornbook.run.launch import changed_settings, check_directory
+    from hornbook.run.origin import check_tokenizer
+
+    check_directory(run, start.mode)
+    changes = changed_settings(run, resolved.recipe) if start.mode == "resume" else []
+    inputs = open_inputs(resolved.recipe)
+    if start.origin is not None:
+        check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
+    recipe, horizon, loader = inputs.recipe, inputs.horizon, inputs.loader
+    every, steps = recipe.checkpoint.every, horizon.steps_from(0)
+    return {
+        "run": str(run.path),
+        "mode": start.mode,
+        "from": start.origin.record() if start.origin is not None else None,
+        "changes": [f"{change.key} {change.old} -> {change.new}" for change in changes],
+        "parameters": count_parameters(recipe.model, inputs.vocab),
+        "vocab": inputs.vocab,
+        "data": loader.describe(),
+        "data_tokens": sum(loader.source_tokens.values()),
+        "epochs": loader.index.epochs(horizon.tokens),
+        "tokens": horizon.tokens,
+        "steps": steps,
+        "length": horizon.describe(),
+        "precision": recipe.train.precision,
+        "saves": steps // every if every else 1,
+        "warnings": [*loader.notes, *repetition_warnings(loader.index.epochs(horizon.tokens))],
+        "files": [str(path) for path in _files(run)],
+    }
+
+
+def _files(run: RunDir) -> list[Any]:
+    names = (run.recipe, run.env, run.data_lock, run.metrics, run.events, run.log, run.state, run.lock)
+    return [*names, run.control, run.samples, run.evals, run.checkpoints]
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """The same for people."""
+    passes = ", ".join(f"{name} {count:.2f} times" for name, count in summary["epochs"].items())
+    lines = [
+        f"run          {summary['run']} ({summary['mode']})",
+        *([f"from         {summary['from']['checkpoint']} ({summary['from']['kind']})"] if summary["from"] else []),
+        *[f"change       {change}" for change in summary["changes"]],
+        f"model        {summary['parameters']:,} parameters, vocabulary {summary['vocab']:,}, {summary['precision']}",
+        f"length       {summary['length']}",
+        f"data         {summary['data_tokens']:,} tokens; read {passes}",
+        *[f"             {line}" for line in summary["data"].splitlines()],
+        *[f"warning      {text}" for text in summary["warnings"]],
+        "would write  " + "\n             ".join(summary["files"]),
+    ]
+    return "\n".join(lines)
+
+
+def describe_result(run: RunDir) -> dict[str, Any]:
+    """Where the run stands: state.json, and the newest evaluation."""
+    state: dict[str, Any] = dict(run.read_state() or {})
+    keys = ("status", "attempt", "step", "tokens", "total_tokens", "loss")
+    evaluations = sorted(run.evals.glob("step-*.json"))
+    newest = json.loads(evaluations[-1].read_bytes()) if evaluations else None
+    result = {"run": str(run.path)} | {key: state.get(key) for key in keys}
+    if newest is not None:
+        result["evaluation"] = {"step": newest["step"], **newest["all"]}
+    return result

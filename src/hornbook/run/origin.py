@@ -1,0 +1,120 @@
+"""A checkpoint that a new run begins from, and what must agree for that.
+
+`import` (train --from) takes the weights alone: moments and clock start anew. `fork` takes all three and goes on
+at the same place under other settings. Both need the same model and the same tokenizer.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config import ModelConfig
+from hornbook.model.hf import read_hf
+from hornbook.recipe import Recipe
+from hornbook.resolve import Resolved, leaves
+from hornbook.run.checkpoint import checkpoint_path
+from hornbook.run.manifest import verify_folder
+from hornbook.run.state import State
+from hornbook.rundir import RunDir
+from hornbook.text.tokenizer import Tokenizer
+
+TRAINING_ONLY = ("dropout", "init")
+"""Parts of a model's configuration that its weights say nothing about."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run came from."""
+
+    kind: Literal["import", "fork"]
+    checkpoint: Path
+
+    def record(self) -> dict[str, str]:
+        """As the ledger holds it."""
+        return {"kind": self.kind, "checkpoint": str(self.checkpoint.resolve())}
+
+    def give(self, state: State) -> None:
+        """Read the checkpoint into the state of a new run. UsageError if it is gone, IntegrityError if damaged."""
+        if not self.checkpoint.is_dir():
+            raise UsageError(f"{self.checkpoint}, which this run starts from, is not there")
+        if self.kind == "import":
+            state.read_weights(self.checkpoint)
+            return
+        verify_folder(self.checkpoint)
+        state.read(self.checkpoint)
+
+
+def origin_of(record: Mapping[str, Any] | None) -> Origin | None:
+    """Inverse of `Origin.record`."""
+    return None if record is None else Origin(record["kind"], Path(record["checkpoint"]))
+
+
+def fork_origin(run: RunDir, step: int | None) -> Origin:
+    """The checkpoint of `step`, else the newest, of a run. UsageError if there is none, IntegrityError if damaged."""
+    if not run.recipe.is_file():
+        raise UsageError(f"{run.path} holds no run: fork takes a run directory")
+    return Origin("fork", checkpoint_path(run.path, step))
+
+
+def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
+    """The recipe with the model of the checkpoint. A model.* setting that someone gave must agree with it."""
+    config, vocab, _ = read_hf(checkpoint)
+    recipe, label = resolved.recipe, str(checkpoint)
+    adopted = config.model_copy(
+        update={"vocab": vocab, **{part: getattr(recipe.model, part) for part in TRAINING_ONLY}}
+    )
+    origins = {key: origin for key, origin in resolved.origins.items() if not _from_checkpoint(key)}
+    _refuse_other_model(resolved, adopted, label)
+    origins |= {key: label for key in _model_keys(adopted) if _from_checkpoint(key)}
+    return Resolved(recipe.model_copy(update={"model": adopted}), origins)
+
+
+def _refuse_other_model(resolved: Resolved, adopted: ModelConfig, label: str) -> None:
+    has, wants = _model_keys(adopted), _model_keys(resolved.recipe.model)
+    problems = [
+        f"  {key} is {value} ({resolved.origins[key]}), the checkpoint has {has.get(key)}"
+        for key, value in wants.items()
+        if _from_checkpoint(key) and resolved.origins.get(key, "default") != "default" and has.get(key) != value
+    ]
+    if problems:
+        raise UsageError(f"the recipe's model is not that of {label}:\n" + "\n".join(problems))
+
+
+def _model_keys(model: ModelConfig) -> dict[str, Any]:
+    return {".".join(["model", *map(str, path)]): value for path, value in leaves(model)}
+
+
+def _from_checkpoint(key: str) -> bool:
+    parts = key.split(".")
+    return parts[0] == "model" and parts[1] not in TRAINING_ONLY
+
+
+def refuse_other_shape(old: Recipe, new: Recipe) -> None:
+    """A fork keeps the model: UsageError naming what differs."""
+    before, after = _model_keys(old.model), _model_keys(new.model)
+    keys = [key for key in {**before, **after} if _from_checkpoint(key) and before.get(key) != after.get(key)]
+    if keys:
+        lines = [f"  {key} {before.get(key)} -> {after.get(key)} cannot change in a fork" for key in keys]
+        raise UsageError("\n".join(["the weights of the run have another shape", *lines]))
+
+
+def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """UsageError if the checkpoint's weights were trained on another tokenizer than the data's."""
+    if not (checkpoint / "tokenizer.json").is_file():
+        return
+    try:
+        theirs, ours = (json.loads(text) for text in (_definition(checkpoint), tokenizer.definition))
+    except ValueError as error:
+        raise IntegrityError(f"{checkpoint / 'tokenizer.json'} is not JSON: {error}") from error
+    if theirs["model"] != ours["model"]:
+        raise UsageError(
+            f"the data is tokenized otherwise than {checkpoint} was trained: make its shards anew with "
+            f"--text.tokenizer.kind file --text.tokenizer.path {checkpoint / 'tokenizer.json'}"
+        )
+
+
+def _definition(checkpoint: Path) -> str:
+    return (checkpoint / "tokenizer.json").read_text(encoding="utf-8")
