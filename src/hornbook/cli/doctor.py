@@ -1,0 +1,34 @@
+"""`hornbook doctor`: what this machine can do, and what to mend."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+from hornbook.errors import Exit
+
+
+def doctor(
+    folder: Annotated[Path, typer.Option("--folder", help="Where runs will lie: its disk is measured.")] = Path(),
+    as_json: Json = False,
+) -> Exit:
+    """Check this machine: versions, devices, speed of arithmetic and disk.
+
+    Exit code 0 unless something fails: then 7 for the disk, 2 for what is installed.
+    """
+    from hornbook.run.doctor import diagnose, worst
+
+    checks = diagnose(folder)
+    verdict = worst(checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.verdict:<4}  {check.name:<11}  {check.text}")
+        if check.remedy:
+            lines.append(f"{'':<19}-> {check.remedy}")
+    answer({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), as_json=as_json)
+    failed = [check.name for check in checks if check.verdict == "fail"]
+    if not failed:
+        return Exit.DONE
+    return Exit.STORAGE if failed == ["disk"] else Exit.USAGE

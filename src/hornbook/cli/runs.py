@@ -1,0 +1,270 @@
+"""`hornbook runs ls | show | compare | documents`: what runs did and do, read from their directories."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+from hornbook.errors import IntegrityError, UsageError
+
+if TYPE_CHECKING:
+    from hornbook.data.loader import Loader
+    from hornbook.rundir import RunDir
+    from hornbook.runstatus import Summary
+
+app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, add_completion=False)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+EVENTS_SHOWN = 12
+
+
+@app.command("ls")
+def list_runs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of runs; by default HORNBOOK_RUNS, else ./runs.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs in a folder, with their status."""
+    from hornbook.runstatus import find_runs, summarize
+
+    place = folder or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder")
+    rows = [summarize(run) for run in find_runs(place)]
+    value = {"runs": [asdict(row) for row in rows]}
+    header = ("run", "status", "step", "tokens", "done", "loss", "bits/byte", "heartbeat")
+    text = columns([header, *(_row(row) for row in rows)]) if rows else f"no runs in {place}"
+    answer(value, text, as_json=as_json)
+
+
+@app.command()
+def show(run: Run, as_json: Json = False) -> None:
+    """One run: where it is, how it went, what happened to it."""
+    from hornbook.run.commit import list_checkpoints
+    from hornbook.run.console import sparkline
+    from hornbook.runstatus import evaluations, events, steps_that_count, summarize
+
+    directory = _existing(run)
+    summary, steps = summarize(directory), steps_that_count(directory)
+    saved, ledger = [_checkpoint(path) for path in list_checkpoints(directory.checkpoints)], events(directory)
+    value = {
+        **asdict(summary),
+        "steps": len(steps),
+        "evaluations": evaluations(directory),
+        "checkpoints": saved,
+        "events": ledger,
+    }
+    lines = _facts(summary)
+    if losses := _losses(steps):
+        lines.append(f"loss        {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
+    if value["evaluations"]:
+        last = value["evaluations"][-1]
+        for source, score in [*last["sources"].items(), ("all", last["all"])]:
+            lines.append(
+                f"held out    {source}: loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte "
+                f"(step {last['step']:,})"
+            )
+    lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
+    lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
+    answer(value, "\n".join(lines), as_json=as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run directories.")],
+    as_json: Json = False,
+) -> None:
+    """Which settings differ between runs, and what came of it."""
+    from hornbook.run.console import sparkline
+    from hornbook.runstatus import steps_that_count, summarize
+
+    if len(runs) < 2:
+        raise UsageError("give two runs or more: hornbook runs compare RUN_A RUN_B")
+    directories = [_existing(path) for path in runs]
+    settings = different_settings([_settings(directory) for directory in directories])
+    figures = [_figures(directory) for directory in directories]
+    names = [str(path) for path in runs]
+    value = {"runs": names, "settings": settings, "figures": figures}
+    table = [("setting", *names), *((key, *map(_text, values)) for key, values in settings.items())]
+    lines = [columns(table) if settings else "the settings are equal", ""]
+    rows = [(key, *(_text(figure[key]) for figure in figures)) for key in figures[0]]
+    lines += [columns([("figure", *names), *rows]), ""]
+    for directory, name in zip(directories, names, strict=True):
+        lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
+    answer(value, "\n".join(lines), as_json=as_json)
+
+
+@app.command()
+def documents(
+    run: Run,
+    step: Annotated[int, typer.Option("--step", help="A step that the run has done.")],
+    as_json: Json = False,
+) -> None:
+    """Name the documents that a step learned from."""
+    from hornbook.runstatus import steps_that_count
+
+    directory = _existing(run)
+    record = next((record for record in steps_that_count(directory) if record["step"] == step), None)
+    if record is None:
+        raise UsageError(f"{run} has no step {step} in its metrics")
+    loader = _loader(directory)
+    samples = _samples(directory, record)
+    found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
+    if (again := _token_hash(loader, samples)) != record["token_hash"]:
+        raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
+    value = {
+        "step": step,
+        "token_hash": record["token_hash"],
+        "documents": [{"sample": sample, **asdict(reference)} for sample, reference in found],
+    }
+    rows = [(str(s), r.source, r.id, r.origin, f"{r.start:,}", f"{r.length:,}") for s, r in found]
+    answer(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]), as_json=as_json)
+
+
+def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted keys whose values are not the same in all recipes, with each recipe's value (None where it has none)."""
+    flat = [_flatten(recipe) for recipe in recipes]
+    keys = sorted({key for recipe in flat for key in recipe})
+    rows = {key: [recipe.get(key) for recipe in flat] for key in keys}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of words as aligned columns, the first line a header."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _existing(path: Path) -> "RunDir":
+    from hornbook.rundir import RunDir
+
+    run = RunDir(path)
+    if not run.exists():
+        raise UsageError(f"{path}: no run there; `hornbook runs ls FOLDER` lists runs")
+    return run
+
+
+def _row(row: "Summary") -> tuple[str, ...]:
+    done = f"{row.tokens / row.total_tokens:.0%}" if row.total_tokens else "-"
+    age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"
+    return (
+        row.name,
+        row.status,
+        f"{row.step:,}",
+        f"{row.tokens:,}",
+        done,
+        _text(row.loss),
+        _text(row.bits_per_byte),
+        age,
+    )
+
+
+def _facts(row: "Summary") -> list[str]:
+    names = ("run", "status", "step", "tokens", "done", "loss", "bits/byte", "heartbeat")
+    facts = [f"{name:<10}  {word}" for name, word in zip(names, _row(row), strict=True)]
+    return [*facts, f"attempt     {row.attempt}"]
+
+
+def _event(record: dict[str, Any]) -> str:
+    words = [f"{key} {record[key]}" for key in ("checkpoint", "reason", "text") if record.get(key)]
+    return f"attempt {record['attempt']}  step {record['step']:,}  {record['kind']}  {', '.join(words)}".rstrip()
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    from hornbook.run.checkpoint import BEST, read_pointer
+    from hornbook.run.manifest import read_manifest
+
+    best = read_pointer(path.parent, BEST) == path
+    try:
+        manifest = read_manifest(path)
+    except IntegrityError as error:
+        return {"name": path.name, "bytes": 0, "score": None, "best": best, "mark": f"  DAMAGED: {error}"}
+    mark = f"  validation loss {manifest.score:.4f}" if manifest.score is not None else ""
+    mark += "  best" if best else ""
+    return {"name": path.name, "bytes": manifest.total_bytes, "score": manifest.score, "best": best, "mark": mark}
+
+
+def _figures(run: "RunDir") -> dict[str, Any]:
+    from hornbook.runstatus import evaluations, steps_that_count, summarize
+
+    steps, held_out = steps_that_count(run), evaluations(run)
+    rates = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second")]
+    return {
+        "status": summarize(run).status,
+        "steps": len(steps),
+        "tokens": steps[-1]["tokens"] if steps else 0,
+        "last loss": steps[-1]["loss"] if steps else None,
+        "lowest validation loss": min((e["all"]["loss"] for e in held_out), default=None),
+        "last bits per byte": held_out[-1]["all"]["bits_per_byte"] if held_out else None,
+        "tokens per second (median)": sorted(rates)[len(rates) // 2] if rates else None,
+        "attempts": max((step["attempt"] for step in steps), default=0),
+        "skipped steps": sum(bool(step.get("skipped")) for step in steps),
+    }
+
+
+def _losses(steps: Sequence[dict[str, Any]]) -> list[float]:
+    return [step["loss"] for step in steps if step["loss"] is not None]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _settings(run: "RunDir") -> dict[str, Any]:
+    from hornbook.resolve import resolve
+
+    return resolve(str(run.recipe), environ={}).recipe.model_dump(mode="json")
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    inner = [_flatten(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
+    return {key: item for part in inner for key, item in part.items()}
+
+
+def _loader(run: "RunDir") -> "Loader":
+    from hornbook.data.loader import build_loader
+    from hornbook.resolve import resolve
+
+    recipe = resolve(str(run.recipe), environ={}).recipe
+    if recipe.data.path is None:
+        raise UsageError(f"{run.recipe} names no data")
+    train = recipe.train
+    return build_loader(
+        recipe.data,
+        recipe.data.path,
+        sequence=train.sequence,
+        micro_batch=train.micro_batch,
+        seed=recipe.seed,
+        prefetch=False,
+    )
+
+
+def _samples(run: "RunDir", record: dict[str, Any]) -> list[int]:
+    """Global positions of a step: those from its first on that lie in no skipped window."""
+    from itertools import count, islice
+
+    from hornbook.run.ledger import replay
+    from hornbook.runstatus import events
+
+    windows = replay(events(run)).windows
+    free = (i for i in count(record["first_sample"]) if not any(first <= i < end for first, end in windows))
+    return list(islice(free, record["num_samples"]))
+
+
+def _token_hash(loader: "Loader", samples: list[int]) -> str:
+    import numpy as np
+
+    return loader.index.batch(np.array(samples, np.int64), loader.micro_batch).token_hash

@@ -1,0 +1,61 @@
+"""`hornbook verify`: two runs equal to the bit, or one run whole."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+from hornbook.errors import Exit
+
+if TYPE_CHECKING:
+    from hornbook.run.verify import Checkup, Comparison
+
+
+def verify(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run directory.")],
+    run_b: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_B]", help="Another; without it, RUN_A is checked for damage.")
+    ] = None,
+    data: Annotated[bool, typer.Option("--data", help="For one run: read every byte of its token shards too.")] = False,
+    as_json: Json = False,
+) -> Exit:
+    """Compare two runs bit for bit: tokens, losses, weights, optimizer. Exit code 0 equal, 3 different.
+
+    With one run, check its ledger, its checkpoints and its data. Exit code 0 whole, 3 damaged.
+    """
+    from hornbook.run.verify import check_run, compare_runs
+    from hornbook.rundir import RunDir
+
+    if run_b is None:
+        checkup = check_run(RunDir(run_a), read_data=data)
+        value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
+        answer(value, describe_checkup(checkup), as_json=as_json)
+        return Exit.DONE if checkup.ok else Exit.INTEGRITY
+    comparison = compare_runs(RunDir(run_a), RunDir(run_b))
+    answer(comparison.to_json(), describe_comparison(comparison), as_json=as_json)
+    return Exit.DONE if comparison.equal else Exit.INTEGRITY
+
+
+def describe_checkup(checkup: "Checkup") -> str:
+    """One line per check."""
+    lines = [f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what:<14}  {finding.text}" for finding in checkup.findings]
+    return "\n".join([*lines, "whole" if checkup.ok else "damaged"])
+
+
+def describe_comparison(comparison: "Comparison") -> str:
+    """One line per part, and where the runs part."""
+    lines = []
+    for part in comparison.parts:
+        unit = "steps" if part.name in ("tokens", "losses") else "checkpoints"
+        if not part.compared:
+            text = f"no {unit} in common"
+        elif part.different:
+            text = f"{part.different:,} of {part.compared:,} {unit} differ; step {part.first:,}: {part.detail}"
+        else:
+            text = f"{part.compared:,} {unit} equal to the bit"
+        lines.append(f"{part.name:<9}  {text}")
+    if len(set(comparison.steps)) > 1:
+        lines.append(f"one run has {comparison.steps[0]:,} steps, the other {comparison.steps[1]:,}")
+    parted = comparison.parted
+    return "\n".join([*lines, "equal" if parted is None else f"they part at step {parted.first:,} ({parted.name})"])

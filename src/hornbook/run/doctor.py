@@ -1,0 +1,245 @@
+"""What this machine can do for training, measured, and what stands in the way, each with its remedy."""
+
+import locale
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from hornbook.errors import StorageError
+from hornbook.run.commit import free_bytes
+from hornbook.rundir import TEMPORARY, storage_error, write_file
+
+Verdict = Literal["ok", "warn", "fail"]
+
+MATMUL_SIZE = 1024
+MATMUL_SECONDS = 0.4
+DISK_BYTES = 64 << 20
+FSYNCS = 20
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+    """What to do; empty where all is well."""
+    value: float | None = None
+    """The measured figure, where there is one."""
+
+
+def diagnose(folder: Path) -> list[Check]:
+    """All checks; disk and space are those of `folder`. Takes a few seconds and reaches no network."""
+    checks: list[Callable[[], list[Check]]] = [
+        check_python,
+        check_torch,
+        check_devices,
+        check_threads,
+        check_matmul,
+        lambda: check_disk(folder),
+        check_offline,
+        check_text,
+        check_extras,
+    ]
+    return [line for check in checks for line in check()]
+
+
+def check_python() -> list[Check]:
+    """The interpreter."""
+    version = platform.python_version()
+    return [Check("python", "ok", f"{version} at {sys.executable}")]
+
+
+def check_torch(
+    driver: Path = Path("/proc/driver/nvidia/version"), build: str | None = torch.version.cuda
+) -> list[Check]:
+    """torch, and whether its build fits the driver: `driver` is the file the kernel module makes."""
+    text = f"{torch.__version__} ({'CUDA ' + build if build else 'CPU build'})"
+    needed = _needed("torch")
+    if needed and _numbers(torch.__version__) < _numbers(needed):
+        return [Check("torch", "fail", text, f"hornbook needs torch {needed} or newer: pip install 'torch>={needed}'")]
+    if driver.exists() and not build:
+        remedy = "there is an NVIDIA driver, but this torch cannot use it: install a CUDA build (pytorch.org)"
+        return [Check("torch", "warn", text, remedy)]
+    if driver.exists() and not torch.cuda.is_available():
+        remedy = "the driver is too old for this build, or hides its devices: update it, or see CUDA_VISIBLE_DEVICES"
+        return [Check("torch", "fail", text, remedy)]
+    return [Check("torch", "ok", text)]
+
+
+def check_devices() -> list[Check]:
+    """Devices and their free memory."""
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / _GIGABYTE:.1f} GB free of {memory.total / _GIGABYTE:.1f}"
+    low = memory.available < 2 * _GIGABYTE
+    remedy = "close other programs: even small models need about 2 GB" if low else ""
+    checks = [Check("memory", "warn" if low else "ok", text, remedy, float(memory.available))]
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        name = torch.cuda.get_device_name(i)
+        text = f"{name}, {free / _GIGABYTE:.1f} GB free of {total / _GIGABYTE:.1f}"
+        busy = free < total / 2
+        remedy = "another process holds its memory: nvidia-smi names it" if busy else ""
+        checks.append(Check(f"cuda:{i}", "warn" if busy else "ok", text, remedy, float(free)))
+    if torch.backends.mps.is_available():
+        checks.append(Check("mps", "ok", "Apple GPU"))
+    return checks
+
+
+def check_threads() -> list[Check]:
+    """CPU threads that torch uses, against the cores this process may use."""
+    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    text = f"{threads} for {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    if threads > cores:
+        return [Check("threads", "warn", text, f"they will wait for each other: set OMP_NUM_THREADS={cores}", threads)]
+    physical = min(cores, psutil.cpu_count(logical=False) or cores)
+    if threads < physical:
+        return [Check("threads", "warn", text, f"cores stay idle: set OMP_NUM_THREADS={physical}", threads)]
+    return [Check("threads", "ok", text, "", threads)]
+
+
+def check_matmul() -> list[Check]:
+    """Matrix products per second on the best device, in fp32 and bf16."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    single, half = (matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16))
+    checks = [Check("matmul fp32", "ok", f"{single:,.0f} GFLOP/s on {device}", "", single)]
+    remedy = "bf16 is slower than fp32 here: --train.precision fp32" if half < single else ""
+    checks.append(Check("matmul bf16", "warn" if remedy else "ok", f"{half:,.0f} GFLOP/s on {device}", remedy, half))
+    return checks
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """GFLOP/s (2 n^3 per product) of square products of side 1024, the best of MATMUL_SECONDS."""
+    left = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).to(dtype)
+    right = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).to(dtype)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    (left @ right).sum()
+    wait()
+    best, until = float("inf"), time.perf_counter() + MATMUL_SECONDS
+    while time.perf_counter() < until:
+        begun = time.perf_counter()
+        torch.mm(left, right)
+        wait()
+        best = min(best, time.perf_counter() - begun)
+    return 2 * MATMUL_SIZE**3 / best / 1e9
+
+
+def check_disk(folder: Path) -> list[Check]:
+    """Write rate, time of an fsync, and free space where runs will lie."""
+    try:
+        rate, milliseconds = disk_rate(folder)
+        free = free_bytes(folder)
+    except OSError as error:
+        return [Check("disk", "fail", str(storage_error(error, folder)), "name another place: doctor --folder DIR")]
+    except StorageError as error:
+        return [Check("disk", "fail", str(error), "name another place: doctor --folder DIR")]
+    slow = "checkpoints will be slow: use a local disk" if rate < 50 else ""
+    late = "each save waits for it: use a local disk" if milliseconds > 100 else ""
+    few = "checkpoints of a 100M model take 1.2 GB each: free some space" if free < 5 * _GIGABYTE else ""
+    return [
+        Check("disk write", "warn" if slow else "ok", f"{rate:,.0f} MB/s in {folder}", slow, rate),
+        Check("fsync", "warn" if late else "ok", f"{milliseconds:.1f} ms", late, milliseconds),
+        Check("free space", "warn" if few else "ok", f"{free / _GIGABYTE:,.1f} GB", few, float(free)),
+    ]
+
+
+def disk_rate(folder: Path) -> tuple[float, float]:
+    """(MB/s of writing and syncing 64 MiB, median milliseconds of syncing a small file); raises OSError."""
+    probe = folder / f"{TEMPORARY}doctor-{os.getpid()}"
+    block = os.urandom(1 << 20) * (DISK_BYTES >> 20)
+    try:
+        begun = time.perf_counter()
+        write_file(probe, block)
+        rate = DISK_BYTES / 1e6 / (time.perf_counter() - begun)
+        times = []
+        for _ in range(FSYNCS):
+            begun = time.perf_counter()
+            write_file(probe, b"hornbook")
+            times.append(time.perf_counter() - begun)
+    finally:
+        probe.unlink(missing_ok=True)
+    return rate, statistics.median(times) * 1e3
+
+
+def check_offline() -> list[Check]:
+    """hornbook itself reaches no network; this says what its libraries were told."""
+    names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "0") not in ("", "0")]
+    said = f"set: {', '.join(names)}" if names else "nothing here needs the network; HF_HUB_OFFLINE is not set"
+    return [Check("offline", "ok", said)]
+
+
+def check_text() -> list[Check]:
+    """Whether files, names and the terminal speak UTF-8."""
+    found = {
+        "files": locale.getpreferredencoding(False),
+        "names": sys.getfilesystemencoding(),
+        "terminal": getattr(sys.stdout, "encoding", None) or "utf-8",
+    }
+    other = [f"{what} {encoding}" for what, encoding in found.items() if _plain(encoding) != "utf8"]
+    if other:
+        remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1): text would be misread"
+        return [Check("text", "warn", ", ".join(other), remedy)]
+    return [Check("text", "ok", "UTF-8")]
+
+
+def check_extras() -> list[Check]:
+    """Optional packages, by the extra that brings them."""
+    extras: dict[str, list[str]] = {}
+    for line in metadata.requires("hornbook") or []:
+        if match := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
+            extras.setdefault(match.group(2), []).append(match.group(1))
+    extras.pop("dev", None)
+    present = [extra for extra in sorted(extras) if all(map(_version, extras[extra]))]
+    absent = []
+    for extra in sorted(extras.keys() - set(present)):
+        missing = [package for package in extras[extra] if not _version(package)]
+        absent.append(extra if len(missing) == len(extras[extra]) else f"{extra} (lacks {', '.join(missing)})")
+    text = f"installed: {', '.join(present) or 'none'}"
+    if absent:
+        text += f"; not installed: {', '.join(absent)}: pip install 'hornbook[NAME]'"
+    return [Check("extras", "ok", text)]
+
+
+def worst(checks: list[Check]) -> Verdict:
+    """`fail` if anything fails, else `warn` if anything warns, else `ok`."""
+    verdicts: set[Any] = {check.verdict for check in checks}
+    return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
+
+
+def _needed(package: str) -> str | None:
+    """The lower bound that hornbook declares for a package."""
+    for line in metadata.requires("hornbook") or []:
+        if match := re.match(rf"{package}\s*>=\s*([\d.]+)", line):
+            return match.group(1)
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` -> (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0])[:3])
+
+
+def _plain(encoding: str) -> str:
+    return encoding.lower().replace("-", "").replace("_", "")

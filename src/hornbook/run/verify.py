@@ -1,0 +1,216 @@
+"""Whether two runs are the same run, bit for bit, and where they part; whether one run is whole.
+
+Compared are the token ids of every step's batch (by hash), the losses, and of each checkpoint that both runs have
+the clock, the weights and the moments. Equal means equal bits, not close numbers.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.run.commit import list_checkpoints, step_of
+from hornbook.run.manifest import verify_folder
+from hornbook.run.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
+from hornbook.rundir import RunDir, current_branch, read_records, verify_chain
+
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that was compared."""
+
+    name: str
+    """`tokens`, `losses`, `clock`, `weights` or `optimizer`."""
+    compared: int
+    """Steps of both runs that were compared."""
+    different: int
+    """Steps at which the two differ."""
+    first: int | None = None
+    """First step at which they differ."""
+    detail: str = ""
+    """What differs there."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common."""
+
+    steps: tuple[int, int]
+    """Last step of each."""
+    parts: list[Part]
+
+    @property
+    def equal(self) -> bool:
+        """Everything that both runs have is equal to the bit."""
+        return not any(part.different for part in self.parts)
+
+    @property
+    def parted(self) -> Part | None:
+        """The part that differs first."""
+        differing = [part for part in self.parts if part.first is not None]
+        return min(differing, key=lambda part: part.first or 0, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        parted = self.parted
+        return {
+            "equal": self.equal,
+            "steps": list(self.steps),
+            "parted": None if parted is None else {"part": parted.name, "step": parted.first},
+            "parts": [asdict(part) for part in self.parts],
+        }
+
+
+def compare_runs(a: RunDir, b: RunDir) -> Comparison:
+    """Compare everything that both runs have.
+
+    Raises UsageError where there is nothing to compare, IntegrityError where a file of either is damaged.
+    """
+    for run in (a, b):
+        if not run.exists():
+            raise UsageError(f"{run.path}: no run there")
+    left, right = steps_of(a), steps_of(b)
+    saved = _common_checkpoints(a, b)
+    common = sorted(left.keys() & right.keys())
+    if not common and not saved:
+        raise UsageError(f"{a.path} and {b.path} have no step and no checkpoint in common")
+    parts = [
+        _compare("tokens", common, lambda step: _differ(left[step], right[step], "token_hash")),
+        _compare("losses", common, lambda step: _differ(left[step], right[step], "loss")),
+        _compare("clock", saved, lambda step: _clocks(*saved[step])),
+        _compare("weights", saved, lambda step: differing_tensors(*saved[step])),
+        _compare("optimizer", saved, lambda step: differing_tensors(*saved[step], prefix="trainer")),
+    ]
+    return Comparison((max(left, default=0), max(right, default=0)), parts)
+
+
+def steps_of(run: RunDir) -> dict[int, dict[str, Any]]:
+    """The record of each step that counts, by step."""
+    return {record["step"]: record for record in current_branch(record for record, _ in read_records(run.metrics))}
+
+
+def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
+    """Which tensors of two checkpoints differ, in words; empty where none does."""
+    left, right = list_tensors(a, prefix), list_tensors(b, prefix)
+    if alone := sorted(left.keys() ^ right.keys()):
+        return f"{len(alone)} tensors are in one only, {alone[0]} first"
+    differing = [name for name in left if not compare_bytes(a, b, left[name], right[name])]
+    if not differing:
+        return ""
+    first = differing[0]
+    return f"{len(differing)} of {len(left)} tensors, {first} first{_distance(a, b, left[first], right[first])}"
+
+
+def _compare(name: str, steps: Iterable[int], differ: Callable[[int], str]) -> Part:
+    steps = sorted(steps)
+    found = [(step, text) for step in steps if (text := differ(step))]
+    if not found:
+        return Part(name, len(steps), 0)
+    return Part(name, len(steps), len(found), *found[0])
+
+
+def _differ(a: dict[str, Any], b: dict[str, Any], key: str) -> str:
+    return "" if a.get(key) == b.get(key) else f"{a.get(key)} and {b.get(key)}"
+
+
+def _common_checkpoints(a: RunDir, b: RunDir) -> dict[int, tuple[Path, Path]]:
+    """Step to the two verified checkpoints."""
+    left, right = ({step_of(path) or 0: path for path in list_checkpoints(run.checkpoints)} for run in (a, b))
+    common = {step: (left[step], right[step]) for step in left.keys() & right.keys()}
+    for pair in common.values():
+        for folder in pair:
+            verify_folder(folder)
+    return common
+
+
+def _clocks(a: Path, b: Path) -> str:
+    left, right = (json.loads((folder / "trainer" / "state.json").read_bytes()) for folder in (a, b))
+    keys = [key for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
+    return ", ".join(f"{key} {left.get(key)} and {right.get(key)}" for key in keys)
+
+
+def _distance(a: Path, b: Path, x: TensorPlace, y: TensorPlace) -> str:
+    if (x.dtype, x.shape) != (y.dtype, y.shape):
+        return f" ({x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)})"
+    left, right = _values(a, x), _values(b, y)
+    if left is None or right is None:
+        return ""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(left - right)
+    if np.isnan(apart).any():
+        return " (not finite)"
+    return f" (at most {apart.max():.3g} apart in {int((apart > 0).sum()):,} of {apart.size:,} places)"
+
+
+def _values(folder: Path, place: TensorPlace) -> np.ndarray | None:
+    """The numbers of a tensor as float64, None for types that are not floating point."""
+    raw = read_bytes(folder, place)
+    if place.dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    return np.frombuffer(raw, _NUMPY[place.dtype]).astype(np.float64) if place.dtype in _NUMPY else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of one run."""
+
+    what: str
+    ok: bool
+    text: str
+
+
+@dataclass
+class Checkup:
+    """All checks of one run."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is damaged."""
+        return all(finding.ok for finding in self.findings)
+
+    def try_check(self, what: str, check: Callable[[], str]) -> None:
+        """Record what a check says, or the error it raises."""
+        try:
+            self.findings.append(Finding(what, True, check()))
+        except HornbookError as error:
+            self.findings.append(Finding(what, False, str(error)))
+
+
+def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
+    """Verify the ledger's chain, the metrics, every checkpoint, and that the data is what the run began with.
+
+    `read_data` reads every byte of the token shards; otherwise digests and sizes are compared.
+    """
+    if not run.exists():
+        raise UsageError(f"{run.path}: no run there")
+    checkup = Checkup()
+    checkup.try_check("ledger", lambda: f"{verify_chain(run.events):,} records, the chain holds")
+    checkup.try_check("metrics", lambda: f"{len(steps_of(run)):,} steps")
+    for folder in list_checkpoints(run.checkpoints):
+        checkup.try_check(folder.name, lambda folder=folder: f"{verify_folder(folder).total_bytes:,} bytes verified")
+    if run.data_lock.exists():
+        checkup.try_check("data", lambda: _check_data(run, read_data))
+    return checkup
+
+
+def _check_data(run: RunDir, read: bool) -> str:
+    from hornbook.data.corpus import Corpus
+    from hornbook.resolve import resolve
+    from hornbook.run.environment import check_data_lock
+
+    path = resolve(str(run.recipe), environ={}).recipe.data.path
+    if path is None:
+        raise IntegrityError(f"{run.recipe} names no data")
+    corpus = Corpus.open(path)
+    check_data_lock(run.data_lock, corpus.lock())
+    if read:
+        corpus.verify()
+    return f"{path} is what the run began with" + (", every byte read" if read else "")
