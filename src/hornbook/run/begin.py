@@ -5,9 +5,11 @@ The ledger hears of it before the first step, with what the last bits depend on.
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hornbook.data.loader import repetition_warnings
 from hornbook.parallel.mesh import Mesh
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
@@ -17,13 +19,14 @@ from hornbook.run.state import State
 from hornbook.rundir import write_atomic
 
 
-def begin(job: Job, mesh: Mesh, state: State, saves: Saves) -> None:
-    """Fill the state and write the ledger's first record of this attempt."""
+def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Callable[[str], None]] = ()) -> None:
+    """Fill the state, write the ledger's first record of this attempt, and tell people."""
     origin = job.origin or origin_of(job.ledger.past.origin)
     restored = saves.restore(state)
     if restored is None and origin is not None:
         origin.give(state)
-    fields: dict[str, Any] = {"environment": _environment(job, mesh), "argv": job.argv}
+    environment = _environment(job, mesh)
+    fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
     if job.origin is not None:
         fields["origin"] = job.origin.record()
     if job.changes:
@@ -36,8 +39,23 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves) -> None:
     if job.changes:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     saves.pass_on_notes(state)
+    for line in _lines(job, state, environment, restored or (origin.checkpoint if origin is not None else None)):
+        for say in tell:
+            say(line)
     if restored is None and origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
+
+
+def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | None) -> Iterator[str]:
+    """What people should know before the first step."""
+    if source is not None:
+        yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
+    yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.changes)
+    if environment.get("changed"):
+        yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
+    loader = job.inputs.loader
+    yield from (f"warning: {note}" for note in loader.notes)
+    yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
 
 
 def _environment(job: Job, mesh: Mesh) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def train(job: Job) -> Exit:
         with open_observers(job, engine) as observers:
             checkpoints = Checkpoints(job.run.checkpoints, recipe.checkpoint)
             saves = Saves(checkpoints, job.ledger, observers)
-            begin(job, mesh, state, saves)  # newest complete save, else what the run starts from
+            begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
             while state.tokens < horizon.tokens:
                 orders = job.inbox.poll(state)

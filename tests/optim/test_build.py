@@ -1,0 +1,110 @@
+"""Parameter groups and the AdamW update, against closed forms."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config import GLU, MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
+from hornbook.optim.config import AdamW
+
+GPT2_LIKE = ModelConfig(
+    layers=2,
+    width=16,
+    heads=2,
+    attention=FullAttention(bias=True, out_bias=True, qk_norm=True),
+    mlp=MLP(),
+    norm=LayerNorm(),
+    position=LearnedPositions(length=8),
+)
+LLAMA_LIKE = ModelConfig(layers=2, width=16, heads=2, mlp=GLU(), head=HeadConfig(tied=False))
+
+
+def names_of(group: dict) -> set[str]:
+    return {name for name, _ in group["params"]}
+
+
+@pytest.mark.parametrize("config", [GPT2_LIKE, LLAMA_LIKE])
+@pytest.mark.parametrize("decay_embeddings", [False, True])
+def test_groups_cover_every_parameter_once_and_decay_by_role(config: ModelConfig, decay_embeddings: bool) -> None:
+    model = build_model(config, 32)
+    roles = parameter_roles(model)
+    settings = AdamW(decay_embeddings=decay_embeddings, weight_decay=0.3)
+    decayed, plain = parameter_groups(dict(model.named_parameters()), roles, settings)
+    assert names_of(decayed) | names_of(plain) == {name for name, _ in model.named_parameters()}
+    assert not names_of(decayed) & names_of(plain)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+    for name in names_of(decayed):
+        assert roles[name] in ("matrix", "head") or (roles[name] == "embedding" and decay_embeddings)
+    assert all(not name.endswith("bias") and "norm" not in name.split(".")[-2] for name in names_of(decayed))
+    assert ("embedding.weight" in names_of(decayed)) == decay_embeddings
+    assert "blocks.0.attention.query.weight" in names_of(decayed)
+    assert "positions.weight" not in names_of(decayed)
+
+
+def test_a_tied_tensor_is_taken_once_under_its_first_name() -> None:
+    shared, other = Parameter(torch.ones(3, 2)), Parameter(torch.ones(2))
+    named = {"embedding.weight": shared, "norm.weight": other, "head.weight": shared}
+    groups = parameter_groups(
+        named, {"embedding.weight": "embedding", "norm.weight": "norm", "head.weight": "head"}, AdamW()
+    )
+    assert [name for group in groups for name, _ in group["params"]] == ["embedding.weight", "norm.weight"]
+
+
+def test_a_parameter_without_role_is_refused() -> None:
+    with pytest.raises(KeyError):
+        parameter_groups({"a": Parameter(torch.ones(2))}, {}, AdamW())
+    with pytest.raises(AssertionError, match="unknown parameter role"):
+        decays("expert", AdamW())
+
+
+def test_first_step_is_the_closed_form() -> None:
+    """From zero moments: m_hat = g and v_hat = g^2, so p' = p (1 - lr wd) - lr g / (|g| + eps), whatever the betas."""
+    torch.manual_seed(0)
+    config = AdamW(lr=0.01, weight_decay=0.5, eps=1e-3)
+    matrix, bias = Parameter(torch.randn(5, 7)), Parameter(torch.randn(7))
+    start = {"w": matrix.detach().double(), "b": bias.detach().double()}
+    optimizer = build_optimizer({"w": matrix, "b": bias}, {"w": "matrix", "b": "vector"}, config)
+    set_learning_rate(optimizer, 0.02)
+    matrix.grad, bias.grad = torch.randn(5, 7), torch.randn(7)
+    optimizer.step()
+    for name, parameter, decay in (("w", matrix, 0.5), ("b", bias, 0.0)):
+        assert parameter.grad is not None
+        gradient = parameter.grad.double()
+        expected = start[name] * (1 - 0.02 * decay) - 0.02 * gradient / (gradient.abs() + 1e-3)
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=2e-6, atol=2e-8)
+
+
+def reference_adamw(p: torch.Tensor, gradients: list[torch.Tensor], config: AdamW) -> torch.Tensor:
+    """Algorithm 2 of arXiv 1711.05101, written out in float64."""
+    m, v = torch.zeros_like(p), torch.zeros_like(p)
+    for t, g in enumerate(gradients, 1):
+        m = config.beta1 * m + (1 - config.beta1) * g
+        v = config.beta2 * v + (1 - config.beta2) * g * g
+        m_hat, v_hat = m / (1 - config.beta1**t), v / (1 - config.beta2**t)
+        p = p - config.lr * config.weight_decay * p - config.lr * m_hat / (v_hat.sqrt() + config.eps)
+    return p
+
+
+def test_twenty_steps_equal_the_reference() -> None:
+    torch.manual_seed(1)
+    config = AdamW(lr=0.03, beta1=0.8, beta2=0.95, weight_decay=0.1)
+    parameter = Parameter(torch.randn(11, 3))
+    gradients = [torch.randn(11, 3) * math.exp(k % 5) for k in range(20)]
+    expected = reference_adamw(parameter.detach().double(), [g.double() for g in gradients], config)
+    optimizer = build_optimizer({"w": parameter}, {"w": "matrix"}, config)
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_moments_exist_before_the_first_step() -> None:
+    parameter = Parameter(torch.randn(4, 3))
+    optimizer = build_optimizer({"w": parameter}, {"w": "matrix"}, AdamW())
+    state = optimizer.state[parameter]
+    assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
+    assert not any(bool(tensor.any()) for tensor in state.values())
