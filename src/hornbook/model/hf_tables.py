@@ -191,7 +191,7 @@ LLAMA = Architecture(
         Key("mlp_bias", ("mlp.bias",), False),
     ),
     requires={**_LLAMA_REQUIRES, "attention.qk_norm": False},
-    constant={"pretraining_tp": 1},
+    constant={},
     rows=_LLAMA_ROWS,
     rules=(("width", "it refuses a width that does not divide into heads", lambda c: c.width % c.heads == 0),),
     buffers=("*.rotary_emb.inv_freq",),
@@ -247,6 +247,7 @@ INERT = frozenset(
         "embd_pdrop",
         "gradient_checkpointing",
         "initializer_range",
+        "pretraining_tp",
         "reorder_and_upcast_attn",
         "resid_pdrop",
         # generation and output

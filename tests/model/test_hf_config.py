@@ -1,0 +1,145 @@
+"""config.json <-> ModelConfig: exact where a table fits, refused with the key's name where it does not."""
+
+import pytest
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, ModelConfig, Rope, ScaledNormal
+from hornbook.model.hf_config import choose_architecture, flatten, from_json, misfits, to_json, why_native
+from hornbook.model.hf_tables import ARCHITECTURES, GPT2, INERT, LLAMA, QWEN3
+
+LLAMA_KEYS = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def test_the_family_follows_from_the_parts():
+    gpt2 = ModelConfig(
+        attention=FullAttention(bias=True, out_bias=True), mlp=MLP(), norm=LayerNorm(), position=LearnedPositions()
+    )
+    assert choose_architecture(gpt2) is GPT2
+    assert choose_architecture(ModelConfig()) is LLAMA
+    assert choose_architecture(ModelConfig(attention=FullAttention(qk_norm=True))) is QWEN3
+
+
+def test_every_leaf_of_the_configuration_is_accounted_for():
+    """A part that the tables have never heard of must not be exported as though it were not there."""
+
+    class Tomorrow(ModelConfig):
+        window: int = 128
+
+    assert misfits(ModelConfig(), LLAMA) == []
+    assert misfits(Tomorrow(), LLAMA) == ["it knows nothing of window"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tables_are_consistent(architecture):
+    keys = [key.theirs for key in architecture.keys]
+    assert len(keys) == len(set(keys))
+    assert not set(keys) & (INERT | set(architecture.constant))
+    assert len({row.ours for row in architecture.rows}) == len(architecture.rows)
+    for row in architecture.rows:
+        same = [other for other in architecture.rows if other.theirs == row.theirs]
+        assert sorted(other.part for other in same) == list(range(row.parts))
+    for key in architecture.keys:
+        assert all(theirs for theirs in key.values)
+
+
+def test_what_their_configuration_has_no_place_for_survives():
+    config = ModelConfig(dropout=0.25, init=ScaledNormal(std=0.1), vocab=None)
+    keys = to_json(config, 128, dtype="float32")
+    assert from_json(keys) == (config, 128)
+    del keys["hornbook"]
+    bare, vocab = from_json(keys)
+    assert (bare.dropout, vocab) == (0.0, 128)
+    ours, theirs = flatten(config), flatten(bare)
+    assert {path for path in ours if ours[path] != theirs[path]} == {"dropout", "init.std", "vocab"}
+
+
+@pytest.mark.parametrize(
+    ("old", "theta"),
+    [({"rope_theta": 5e5}, 5e5), ({"rope_theta": 5e5, "rope_scaling": None}, 5e5), ({}, 1e4)],
+)
+def test_both_spellings_of_rotary_positions(old, theta):
+    assert from_json(LLAMA_KEYS | old)[0].position.theta == theta
+    new = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    assert from_json(LLAMA_KEYS | new) == from_json(LLAMA_KEYS | old)
+
+
+def test_defaults_of_transformers_stand_in_for_absent_keys():
+    config, _ = from_json(LLAMA_KEYS)
+    assert (config.kv_heads, config.head_dim, config.head.tied, config.norm.eps) == (4, 8, False, 1e-6)
+    qwen, _ = from_json(LLAMA_KEYS | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2})
+    assert (qwen.head_dim, qwen.attention.qk_norm) == (128, True)
+
+
+def test_keys_without_effect_and_keys_switched_off_are_passed_over():
+    harmless = {"transformers_version": "4.2", "use_cache": True, "torch_dtype": "float16", "use_mrope": False}
+    assert from_json(
+        LLAMA_KEYS | harmless | {"some_feature": None, "layer_types": ["full_attention"] * 2}
+    ) == from_json(LLAMA_KEYS)
+
+
+REFUSED = [
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "yarn"),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"hidden_act": "laurel"}, "hidden_act 'laurel'"),
+    ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+    ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+    (
+        {"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True},
+        "scale_attn_by_inverse_layer_idx",
+    ),
+    ({"architectures": ["GPT2LMHeadModel"], "scale_attn_weights": False}, "scale_attn_weights"),
+]
+
+
+@pytest.mark.parametrize(("keys", "named"), REFUSED)
+def test_what_would_change_the_logits_is_refused_by_name(keys, named):
+    base = {"architectures": keys["architectures"], "vocab_size": 9} if "GPT2" in str(keys) else LLAMA_KEYS
+    with pytest.raises(UsageError, match=named):
+        from_json(base | keys)
+
+
+DAMAGED = [
+    ({"vocab_size": "many"}, "vocab_size"),
+    ({"vocab_size": True}, "vocab_size"),
+    ({"num_hidden_layers": -1}, "layers"),
+    ({"hidden_size": [1]}, "width"),
+    ({"num_key_value_heads": 3}, "4 heads do not divide among 3"),
+    ({"num_attention_heads": 5}, "32 does not divide into 5"),
+    ({"head_dim": 7}, "even head width"),
+    ({"rope_parameters": "default"}, "rope_parameters"),
+    ({"hornbook": 3}, "hornbook"),
+    ({"hornbook": {"model": {"layers": "x"}}}, "layers"),
+    ({"architectures": ["HornbookForCausalLM"]}, "needs the key `hornbook`"),
+]
+
+
+@pytest.mark.parametrize(("keys", "named"), DAMAGED)
+def test_damaged_configurations_are_refused(keys, named):
+    with pytest.raises(IntegrityError, match=named):
+        from_json(LLAMA_KEYS | keys)
+
+
+def test_a_file_edited_in_one_place_only_is_not_guessed_at():
+    keys = to_json(ModelConfig(), 128, dtype="float32") | {"num_hidden_layers": 3, "rms_norm_eps": 1e-3}
+    with pytest.raises(IntegrityError, match=r"disagree about layers, norm\.eps"):
+        from_json(keys)
+    keys = to_json(ModelConfig(), 128, dtype="float32") | {"architectures": ["Qwen3ForCausalLM"]}
+    with pytest.raises(IntegrityError, match="disagree"):
+        from_json(keys)
+
+
+def test_the_reason_for_our_own_names_is_given():
+    assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(bias=True)))
+    config = ModelConfig(attention=FullAttention(qk_norm=True), mlp=GLU(bias=True), position=Rope(length=8))
+    assert "nearest is LlamaForCausalLM: attention.qk_norm is True, it has only False" in why_native(config)
