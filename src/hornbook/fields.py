@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandle
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SCALES = _DECIMAL | {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NUMBER = re.compile(r"([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)")
-_LARGEST_EXPONENT = 30  # beyond, the text is left to pydantic, which refuses it for integers
+_LARGEST_EXPONENT = 27  # beyond, the text is left to pydantic, which refuses it for integers
 
 
 class Config(BaseModel):
@@ -31,7 +31,7 @@ def parse_number(value: Any) -> Any:
     if match is None or scale is None:
         return value
     number = Decimal(match.group(1).replace("_", ""))  # exact: a seed may have more digits than a float holds
-    if not number.is_zero() and abs(number.adjusted()) > _LARGEST_EXPONENT:
+    if number.adjusted() > _LARGEST_EXPONENT:
         return value
     number *= scale
     return int(number) if number == number.to_integral_value() else float(number)

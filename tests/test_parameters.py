@@ -1,0 +1,45 @@
+import pytest
+
+from hornbook.model.config import ModelConfig
+from hornbook.parameters import count_parameters, embedding_rows, parameter_counts
+from hornbook.resolve import resolve
+
+
+@pytest.mark.parametrize(("name", "total"), [("gpt2-124m", 124_439_808), ("llama-1b", 1_235_814_400)])
+def test_published_counts(name: str, total: int) -> None:
+    recipe = resolve(name, environ={}).recipe
+    assert recipe.model.vocab is not None
+    assert count_parameters(recipe.model, recipe.model.vocab) == total
+
+
+SHAPES = {
+    "default": [],
+    "gpt2": ["model.mlp=mlp", "model.norm=layer", "model.position=learned", "model.attention.bias=true"],
+    "gpt2 out": ["model.mlp=mlp", "model.norm=layer", "model.attention.out_bias=true"],
+    "no shift": ["model.norm=layer", "model.norm.bias=false"],
+    "qwen3": ["model.attention.qk_norm=true", "model.attention.kv_heads=2", "model.attention.head_dim=10"],
+    "untied": ["model.head.tied=false", "model.mlp.bias=true"],
+    "hidden": ["model.mlp.hidden=72"],
+    "plain mlp": ["model.mlp=mlp", "model.mlp.bias=false"],
+}
+
+
+@pytest.mark.parametrize("words", SHAPES.values(), ids=SHAPES)
+def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
+    from hornbook.model.build import build_model
+
+    config = resolve(None, ["model.layers=3", "model.width=48", "model.heads=4", *words], {}).recipe.model
+    built = {name: parameter.numel() for name, parameter in build_model(config, 101).named_parameters()}
+    assert count_parameters(config, 101) == sum(built.values())
+    counts = parameter_counts(config, 101)
+    parts = {"embedding": "embedding.", "positions": "positions.", "head": "head."}
+    assert {part: counts[part] for part in parts} == {
+        part: sum(size for name, size in built.items() if name.startswith(prefix)) for part, prefix in parts.items()
+    }
+    inside = {part: sum(size for name, size in built.items() if f".{part}." in name) for part in ("attention", "mlp")}
+    assert inside == {part: counts[part] for part in inside}
+
+
+def test_rows_follow_the_tokenizer_unless_set() -> None:
+    assert [embedding_rows(ModelConfig(), size) for size in (1, 64, 65, 4096)] == [64, 64, 128, 4096]
+    assert embedding_rows(ModelConfig(vocab=50257), 50000) == 50257
