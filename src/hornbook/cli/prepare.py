@@ -1,6 +1,5 @@
 """`hornbook prepare`: raw text to clean, deduplicated documents."""
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from hornbook.errors import UsageError
 if TYPE_CHECKING:
     from hornbook.text.config import TextConfig
     from hornbook.text.funnel import Funnel, SourceFunnel
+
+_ENDING = re.compile(r"\.(txt|md|py|jsonl|parquet)?(\.(gz|zst))?$", re.IGNORECASE)
 
 
 def prepare(
@@ -86,11 +87,12 @@ def is_recipe(word: str) -> bool:
 
 
 def name_sources(paths: Sequence[str]) -> dict[str, str]:
-    """A source name for each path: its last part without endings; a number is added where that is taken."""
+    """A source name for each path: its last part that is no glob, without endings; numbered where it is taken."""
     named: dict[str, str] = {}
     for path in paths:
-        last = os.path.basename(path.rstrip("/")) if not path.strip("*?[]/.") == "" else "text"
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"(\.[A-Za-z0-9]{1,7})+$", "", last)).strip("-") or "text"
+        parts = [part for part in path.split("/") if part.strip(".") and not any(char in part for char in "*?[")]
+        stem = _ENDING.sub("", parts[-1]) if parts else ""
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "text"
         name, number = stem, 2
         while name in named:
             name, number = f"{stem}-{number}", number + 1

@@ -78,7 +78,8 @@ def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
 
     kind = config.tokenizer
     what = f"train BPE, {kind.vocab:,} tokens" if isinstance(kind, BPE) else f"use {kind.path}"
-    text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {config.validation:.1%} held out; nothing written"
+    share = f"{config.validation:.1%} held out"
+    text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {share}; nothing written"
     plan = {"dry_run": True, "data": str(data), "tokenizer": kind.model_dump(), "validation": config.validation}
     answer(plan, text, as_json=as_json)
 

@@ -33,6 +33,11 @@ class InputFile:
     compression: str | None
     problem: str = ""
 
+    @property
+    def name(self) -> str:
+        """The path as valid Unicode, for ids and messages (a file name may be any bytes)."""
+        return self.path.encode("utf-8", "backslashreplace").decode()
+
 
 def format_of(path: str) -> tuple[str, str | None] | None:
     """(format, compression) by the ending of a name, or None where it is not one of ours."""
@@ -124,7 +129,7 @@ def _walk(source: str, folder: str, parents: tuple[tuple[int, int], ...]) -> Ite
         if entry.name.startswith("."):
             continue
         path = os.path.join(folder, entry.name)
-        if entry.is_dir():
+        if os.path.isdir(path):
             yield from _walk(source, path, (*parents, me))
         elif format_of(path):
             yield _local_file(source, path)

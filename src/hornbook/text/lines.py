@@ -15,6 +15,7 @@ import xxhash
 from hornbook.text.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
+_BEGINNING = 512
 _EMPTY_LINES = re.compile(rb"\n+")
 BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -110,7 +111,7 @@ class Line:
 
 def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
     """Cut a stream at line feeds; at most about `limit` bytes are held. A byte order mark at the start is removed."""
-    number, parts, held, size = 1, [], 0, 0
+    number, parts, size = 1, [], 0
     first = True
     while chunk := stream.read(CHUNK):
         if first:
@@ -124,23 +125,22 @@ def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
                 number, start = number + run.end() - start, run.end()
                 continue
             size += end - start
-            yield _line(number, parts, chunk[start:end], held, size, limit, ended=True)
-            number, parts, held, size, start = number + 1, [], 0, 0, end + 1
-        rest = chunk[start:] if start else chunk
-        size += len(rest)
-        if size <= limit:
-            parts.append(rest)
-            held += len(rest)
-        elif not held:
-            parts, held = [rest[:1024]], min(len(rest), 1024)
+            _hold(parts, chunk[start:end], size, limit)
+            yield Line(number, b"".join(parts), size, True)
+            number, parts, size, start = number + 1, [], 0, end + 1
+        size += len(chunk) - start
+        _hold(parts, chunk[start:], size, limit)
     if size:
-        yield _line(number, parts, b"", held, size, limit, ended=False)
+        yield Line(number, b"".join(parts), size, False)
 
 
-def _line(number: int, parts: list[bytes], tail: bytes, held: int, size: int, limit: int, *, ended: bool) -> Line:
+def _hold(parts: list[bytes], part: bytes, size: int, limit: int) -> None:
+    """Keep a part of a line while the line is within the limit; of a longer line only the beginning stays."""
     if size <= limit:
-        return Line(number, b"".join([*parts, tail]) if parts else tail, size, ended)
-    return Line(number, (parts[0] if parts else tail)[:1024], size, ended)
+        parts.append(part)
+    else:
+        beginning = b"".join(parts)[:_BEGINNING] or part[:_BEGINNING]
+        parts[:] = [beginning]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Piece:
 
 
 def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
-    """Cut a text into pieces of at most `limit` bytes, after a line feed where there is one, else between characters."""
+    """Cut a text into pieces of at most `limit` bytes: after a line feed if there is one, else between characters."""
     buffer, line = bytearray(), 1
     while chunk := stream.read(CHUNK):
         buffer += chunk

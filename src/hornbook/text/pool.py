@@ -6,12 +6,13 @@ it dies. One worker means this process.
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hornbook.errors import HornbookError
 
@@ -21,6 +22,12 @@ Result = TypeVar("Result")
 
 class WorkerDiedError(HornbookError):
     """A worker process was killed from outside (often by the system, for want of memory)."""
+
+
+_DIED = (
+    "a worker process was killed, perhaps by the system for want of memory; run the command again "
+    "(finished tasks are kept), with fewer --workers if it happens again"
+)
 
 
 def count_cores() -> int:
@@ -36,7 +43,8 @@ def choose_workers(asked: int, tasks: int) -> int:
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave as soon as the parent is gone, and take one core only."""
+    """In a worker: leave as soon as the parent is gone, leave Ctrl-C to the parent, take one core only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -56,6 +64,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
     if workers <= 1:
         yield from map(function, tasks)
         return
+    before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         waiting: deque[Future[Result]] = deque()
@@ -66,11 +75,15 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise WorkerDiedError(
-                "a worker process was killed, perhaps by the system for want of memory; run the command again "
-                "(finished tasks are kept), with fewer --workers if it happens again"
-            ) from error
-        finally:
-            for future in waiting:
-                future.cancel()
+        except BaseException as error:
+            _stop(pool, set(multiprocessing.active_children()) - before)
+            if isinstance(error, BrokenProcessPool):
+                raise WorkerDiedError(_DIED) from error
+            raise
+
+
+def _stop(pool: ProcessPoolExecutor, workers: set[Any]) -> None:
+    """Give up what is running: nobody waits for it, and what is half written has no name yet."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()

@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.rundir import RunDir, RunLock, storage_error, write_atomic
+from hornbook.rundir import TEMPORARY, RunDir, RunLock, storage_error, write_atomic
 from hornbook.text.apply import ApplyTask, apply
 from hornbook.text.config import SourceConfig, TextConfig
 from hornbook.text.funnel import Funnel, SourceFunnel
@@ -49,6 +49,7 @@ def prepare(
     inputs = list_all(config)
     _make_folder(out)
     with RunLock(RunDir(out)):
+        RunDir(out).clean()
         if overwrite:
             clear(out)
         done = _finished(config, inputs, out)
@@ -80,7 +81,8 @@ def config_key(config: TextConfig) -> str:
 def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        foreign = any(entry.name not in (*OURS, "run.lock") for entry in out.iterdir())
+        names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
+        foreign = bool(names - {*OURS, "run.lock"})
         known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
     except OSError as error:
         raise storage_error(error, out) from error
@@ -100,7 +102,7 @@ def clear(out: Path) -> None:
 
 def _finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
     """The funnel of a finished folder; None where there is work to do; UsageError where it is another's folder."""
-    manifest = read_json(out / MANIFEST)
+    manifest = read_manifest(out)
     begun = manifest or read_json(out / UNFINISHED)
     if begun is None:
         return None
@@ -115,6 +117,9 @@ def _finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path)
         raise UsageError(
             f"the inputs of {out} have changed since; choose another --out, or start afresh with --overwrite"
         )
+    missing = next((path for path in manifest["outputs"] if not (out / path).is_file()), None)
+    if missing:
+        raise IntegrityError(f"{out / missing} is missing; restore it, or start afresh with --overwrite")
     damage = manifest["damage"]
     if config.strict and damage:
         raise IntegrityError(f"{damage}; mend the row and use --overwrite, or run without --strict")
@@ -154,7 +159,9 @@ def _prepare(
         done += task.size
         progress("write", done, total)
     funnel = _funnel(tasks, measured, columns, names, parts)
-    _commit(config, tasks, measured, outputs, funnel, out)
+    _write_whole(config, tasks, funnel, out)
+    _require_documents(funnel, out)
+    _commit(config, tasks, measured, outputs, out)
     return funnel
 
 
@@ -217,15 +224,8 @@ def _funnel(
     return funnel
 
 
-def _commit(
-    config: TextConfig,
-    tasks: list[MeasureTask],
-    measured: list[Measured],
-    outputs: dict[str, str],
-    funnel: Funnel,
-    out: Path,
-) -> None:
-    """Write the files about the whole, the manifest last, then forget the work."""
+def _write_whole(config: TextConfig, tasks: list[MeasureTask], funnel: Funnel, out: Path) -> None:
+    """The files about the whole folder."""
     with writing(out / QUARANTINE) as file:
         for task in tasks:
             with task.quarantine.open("rb") as part:
@@ -233,21 +233,25 @@ def _commit(
     write_json(out / FUNNEL, funnel.to_json())
     text = config.model_dump(mode="json", exclude={"strict"}, exclude_none=True)
     write_atomic(
-        out / TEXT_TOML, "# The [text] section that prepare had; tokenize reads it.\n" + tomli_w.dumps({"text": text})
+        out / TEXT_TOML, "# The [text] section of prepare; tokenize reads it.\n" + tomli_w.dumps({"text": text})
     )
-    _require_documents(funnel, out)
+
+
+def _commit(
+    config: TextConfig, tasks: list[MeasureTask], measured: list[Measured], outputs: dict[str, str], out: Path
+) -> None:
+    """Delete what an earlier plan left, write the manifest, then forget the work."""
     for folder in ("documents", "signals"):
-        for path in (out / folder).rglob("*.parquet"):
-            if str(path.relative_to(out)) not in outputs:
+        for path in (out / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(out)) not in outputs:
                 path.unlink()
+    inputs = [
+        {"source": task.source, **file} for task, result in zip(tasks, measured, strict=True) for file in result.files
+    ]
     manifest = {
         "key": config_key(config),
         "text": config.model_dump(mode="json", exclude={"strict"}),
-        "inputs": [
-            {"source": task.source, **file}
-            for task, result in zip(tasks, measured, strict=True)
-            for file in result.files
-        ],
+        "inputs": inputs,
         "damage": next((result.damage for result in measured if result.damage), ""),
         "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, FUNNEL, TEXT_TOML)}},
     }
@@ -269,10 +273,22 @@ def _require_documents(funnel: Funnel, out: Path) -> None:
     )
 
 
+def read_manifest(data: Path) -> dict[str, Any] | None:
+    """manifest.json of a folder, or None where there is none. Raises IntegrityError where it is damaged."""
+    path = data / MANIFEST
+    manifest = read_json(path)
+    if manifest is None and not path.exists():
+        return None
+    if not isinstance(manifest, dict) or not {"key", "text", "inputs", "outputs", "damage"} <= manifest.keys():
+        raise IntegrityError(f"{path} is damaged; restore it, or prepare again with --overwrite")
+    return manifest
+
+
 def read_text_config(data: Path) -> TextConfig:
     """The [text] section with which a folder was prepared. Raises UsageError where prepare has not finished."""
-    manifest = read_json(data / MANIFEST)
-    if not isinstance(manifest, dict) or "text" not in manifest:
-        state = "is not finished: run `hornbook prepare` again" if (data / UNFINISHED).exists() else "is not prepared"
+    manifest = read_manifest(data)
+    if manifest is None:
+        begun = (data / UNFINISHED).exists()
+        state = "is not finished: run `hornbook prepare` again" if begun else "is not prepared"
         raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
     return TextConfig.model_validate(manifest["text"])

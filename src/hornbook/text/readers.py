@@ -43,7 +43,7 @@ class ReadOptions:
 def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None) -> Iterator[Row]:
     """Yield every row of a file. `on_digest` gets the xxh3_128 of the file's bytes after the last row."""
     if file.problem:
-        yield Rejected(file.path, 0, file.problem, file.source)
+        yield Rejected(file.name, 0, file.problem, file.source)
         return
     try:
         with open_input(file) as raw:
@@ -55,7 +55,7 @@ def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], 
             if on_digest is not None:
                 on_digest(hashing.digest())
     except OSError as error:
-        yield Rejected(file.path, 0, f"cannot read: {error.strerror or error}", file.source)
+        yield Rejected(file.name, 0, f"cannot read: {error.strerror or error}", file.source)
 
 
 def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -64,7 +64,7 @@ def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
     line = 1
     try:
         for piece in read_pieces(decompressed(raw, file.compression), options.max_bytes):
-            name = file.path if piece.last and number == 0 else f"{file.path}#{number}"
+            name = file.name if piece.last and number == 0 else f"{file.name}#{number}"
             if number and piece.last and not piece.data:
                 return
             data = piece.data.removeprefix(BOM) if number == 0 else piece.data
@@ -72,7 +72,7 @@ def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
             yield _text_row(file, name, line, data)
             number += 1
     except DamagedStream as error:
-        yield Rejected(file.path, line, str(error), file.source)
+        yield Rejected(file.name, line, str(error), file.source)
 
 
 def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
@@ -80,7 +80,7 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
         place = line + data.count(b"\n", 0, error.start)
-        return Rejected(file.path, place, why_not_utf8(data, error), file.source, excerpt(data), len(data))
+        return Rejected(file.name, place, why_not_utf8(data, error), file.source, excerpt(data), len(data))
 
 
 class _DuplicateKey(ValueError):
@@ -102,31 +102,34 @@ def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
             number = line.number
             yield _json_row(file, line, options)
     except DamagedStream as error:
-        yield Rejected(file.path, number + 1, str(error), file.source)
+        yield Rejected(file.name, number + 1, str(error), file.source)
 
 
 def _json_row(file: InputFile, line: Line, options: ReadOptions) -> Row:
     if line.overlong:
-        return _bad_line(
-            file, line, f"row longer than the limit: {line.size} bytes, max_document_bytes is {options.max_bytes}"
-        )
+        reason = f"row longer than the limit: {line.size} bytes, max_document_bytes is {options.max_bytes}"
+        return _bad_line(file, line, reason)
     if not line.data.strip():
-        return Rejected(file.path, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
+        return Rejected(file.name, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
     try:
         row = json.loads(line.data.decode(), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        return _bad_line(file, line, why_not_utf8(line.data, error))
-    except _DuplicateKey as error:
-        return _bad_line(file, line, f"duplicate key: {str(error)[:60]!a}")
-    except RecursionError:
-        return _bad_line(file, line, "invalid JSON: nested too deep")
-    except ValueError as error:
-        if not line.ended:
-            return _bad_line(file, line, "half-written last line: no line end and no valid JSON")
-        return _bad_line(file, line, f"invalid JSON: {_short(error)}")
+    except (ValueError, RecursionError) as error:
+        return _bad_line(file, line, _why_not_json(line, error))
     if not isinstance(row, dict):
         return _bad_line(file, line, f"not an object: the row is a JSON {_json_name(row)}")
     return _document(file, line, row, options)
+
+
+def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return why_not_utf8(line.data, error)
+    if isinstance(error, _DuplicateKey):
+        return f"duplicate key: {str(error)[:60]!a}"
+    if isinstance(error, RecursionError):
+        return "invalid JSON: nested too deep"
+    if not line.ended:
+        return "half-written last line: no line end and no valid JSON"
+    return f"invalid JSON: {_short(error)}"
 
 
 def _document(file: InputFile, line: Line, row: dict[str, Any], options: ReadOptions) -> Row:
@@ -138,7 +141,7 @@ def _document(file: InputFile, line: Line, row: dict[str, Any], options: ReadOpt
         return _bad_line(file, line, f"text is not a string: it is a JSON {_json_name(text)}")
     if not is_valid_unicode(text):
         return _bad_line(file, line, "lone surrogate: the text is not valid Unicode")
-    origin = f"{file.path}:{line.number}"
+    origin = f"{file.name}:{line.number}"
     name = _identifier(row.pop(options.id_field, None), origin)
     return Document(text, name, file.source, row, origin)
 
@@ -170,7 +173,7 @@ def _short(error: Exception) -> str:
 
 
 def _bad_line(file: InputFile, line: Line, reason: str) -> Rejected:
-    return Rejected(file.path, line.number, reason, file.source, excerpt(line.data), line.size)
+    return Rejected(file.name, line.number, reason, file.source, excerpt(line.data), line.size)
 
 
 def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -180,19 +183,16 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
         try:
             table = pq.ParquetFile(pa.PythonFile(handle, mode="r"), pre_buffer=False)
         except (OSError, pa.ArrowException) as error:
-            yield Rejected(file.path, 0, f"damaged parquet: {_short(error)}", file.source)
+            yield Rejected(file.name, 0, f"damaged parquet: {_short(error)}", file.source)
             return
         rows = table.metadata.num_rows
         problem = _column_problem(table.schema_arrow, options.text_field)
         if problem:
-            yield Rejected(file.path, 0, problem, file.source, rows=max(rows, 1))
+            yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
             return
-        names = [options.text_field]
-        if options.id_field in table.schema_arrow.names and options.id_field != options.text_field:
-            names.append(options.id_field)
         first = 1
         for group in range(table.num_row_groups):
-            yield from _read_group(file, table, group, names, first, options)
+            yield from _read_group(file, table, group, first, options)
             first += table.metadata.row_group(group).num_rows
 
 
@@ -209,9 +209,9 @@ def _column_problem(schema: pa.Schema, name: str) -> str:
     return f"text is not a string: column {name!r} is {kind}"
 
 
-def _read_group(
-    file: InputFile, table: pq.ParquetFile, group: int, names: list[str], first: int, options: ReadOptions
-) -> Iterator[Row]:
+def _read_group(file: InputFile, table: pq.ParquetFile, group: int, first: int, options: ReadOptions) -> Iterator[Row]:
+    wanted = dict.fromkeys((options.text_field, options.id_field))
+    names = [name for name in wanted if name in table.schema_arrow.names]
     rows, done = table.metadata.row_group(group).num_rows, 0
     try:
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names):
@@ -222,20 +222,20 @@ def _read_group(
                 done += 1
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         reason = f"damaged parquet: row group {group}, {_short(error)}"
-        yield Rejected(file.path, first + done, reason, file.source, rows=rows - done)
+        yield Rejected(file.name, first + done, reason, file.source, rows=rows - done)
 
 
 def _parquet_row(file: InputFile, row: int, data: bytes | None, name: Any, options: ReadOptions) -> Row:
     if data is None:
-        return Rejected(file.path, row, "text is not a string: it is null", file.source)
+        return Rejected(file.name, row, "text is not a string: it is null", file.source)
     if len(data) > options.max_bytes:
         reason = f"row longer than the limit: {len(data)} bytes, max_document_bytes is {options.max_bytes}"
-        return Rejected(file.path, row, reason, file.source, excerpt(data), len(data))
+        return Rejected(file.name, row, reason, file.source, excerpt(data), len(data))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return Rejected(file.path, row, why_not_utf8(data, error), file.source, excerpt(data), len(data))
-    origin = f"{file.path}:{row}"
+        return Rejected(file.name, row, why_not_utf8(data, error), file.source, excerpt(data), len(data))
+    origin = f"{file.name}:{row}"
     return Document(text, _identifier(name, origin), file.source, {}, origin)
 
 

@@ -1,4 +1,4 @@
-"""How files of a data folder are written: to a temporary name, synced, renamed; small JSON manifests say what is done."""
+"""How files of a data folder are written: to a temporary name, synced, renamed; a small manifest says it is done."""
 
 import json
 import os

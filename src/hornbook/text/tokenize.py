@@ -14,9 +14,9 @@ from hornbook.errors import UsageError
 from hornbook.rundir import RunDir, RunLock
 from hornbook.text.bpe import save_tokenizer, train_bpe
 from hornbook.text.config import BPE, TextConfig, TokenizerFile
-from hornbook.text.encode import SPLITS, VERSION, EncodeTask, encode
+from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, encode
 from hornbook.text.pool import choose_workers, run_tasks
-from hornbook.text.prepare import MANIFEST, WORK, read_text_config
+from hornbook.text.prepare import WORK, read_manifest, read_text_config
 from hornbook.text.sample import training_texts
 from hornbook.text.shards import FILES, ShardInfo, dtype_for
 from hornbook.text.store import digest_of, read_json, write_json
@@ -100,9 +100,8 @@ def tokenize(
     started = time.monotonic()
     read_text_config(data)
     with RunLock(RunDir(data)):
-        manifest = read_json(data / MANIFEST)
-        documents = {path: digest for path, digest in manifest["outputs"].items() if path.startswith("documents/")}
-        key = _key(config, documents)
+        RunDir(data).clean()
+        key = _key(config, _documents(data))
         index = read_json(data / "tokens" / "index.json")
         if index is not None and index.get("key") != key:
             if not overwrite:
@@ -112,7 +111,7 @@ def tokenize(
                 )
             index = None
         if index is None:
-            index = _tokenize(data, config, documents, key, workers, progress or _silent)
+            index = _tokenize(data, config, key, workers, progress or _silent)
     report = _report(config, index, list(read_text_config(data).sources))
     report.seconds = time.monotonic() - started
     return report
@@ -120,6 +119,12 @@ def tokenize(
 
 def _silent(phase: str, done: int, total: int) -> None:
     del phase, done, total
+
+
+def _documents(data: Path) -> dict[str, str]:
+    """Path below the folder -> digest of each shard of documents, in order."""
+    outputs = (read_manifest(data) or {})["outputs"]
+    return {path: digest for path, digest in outputs.items() if path.startswith("documents/")}
 
 
 def _key(config: TextConfig, documents: dict[str, str]) -> str:
@@ -131,27 +136,19 @@ def _key(config: TextConfig, documents: dict[str, str]) -> str:
     return digest_of([VERSION, tokenizer, config.validation, documents])
 
 
-def _tokenize(
-    data: Path, config: TextConfig, documents: dict[str, str], key: str, workers: int, progress: Progress
-) -> dict[str, Any]:
+def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: Progress) -> dict[str, Any]:
     (data / "tokens" / "index.json").unlink(missing_ok=True)
-    tokenizer = _make_tokenizer(data, config, documents, key, progress)
+    documents = _documents(data)
+    tokenizer = _make_tokenizer(data, config, key, progress)
     dtype = dtype_for(tokenizer.vocab_size)
     tasks = [
         EncodeTask(
-            data, path.split("/")[1], int(Path(path).stem), path, digest, tokenizer.digest, config.validation, dtype
+            data, Path(path).parent.name, int(Path(path).stem), path, digest, tokenizer.digest, config.validation, dtype
         )
         for path, digest in documents.items()
     ]
-    total, done = sum(task.size for task in tasks), 0
-    shards: list[ShardInfo] = []
-    unknown = 0
-    count = 1 if not workers and total < _SMALL_BYTES else choose_workers(workers, len(tasks))
-    for task, result in zip(tasks, run_tasks(encode, tasks, count), strict=True):
-        shards += result.shards
-        unknown += result.unknown
-        done += task.size
-        progress("encode", done, total)
+    results = _encode_all(tasks, workers, progress)
+    shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
     index = {
         "format": 1,
@@ -162,7 +159,7 @@ def _tokenize(
         "delimiter_id": tokenizer.delimiter_id,
         "end_id": tokenizer.end_id,
         "validation": config.validation,
-        "unknown_tokens": unknown,
+        "unknown_tokens": sum(result.unknown for result in results),
         "shards": [shard.to_json() for split in SPLITS for shard in shards if shard.split == split],
     }
     write_json(data / "tokens" / "index.json", index)
@@ -170,17 +167,27 @@ def _tokenize(
     return index
 
 
-def _make_tokenizer(
-    data: Path, config: TextConfig, documents: dict[str, str], key: str, progress: Progress
-) -> Tokenizer:
+def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> list[Encoded]:
+    total, done = sum(task.size for task in tasks), 0
+    count = 1 if not workers and total < _SMALL_BYTES else choose_workers(workers, len(tasks))
+    results = []
+    for task, result in zip(tasks, run_tasks(encode, tasks, count), strict=True):
+        results.append(result)
+        done += task.size
+        progress("encode", done, total)
+    return results
+
+
+def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress) -> Tokenizer:
     """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
     folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
     settings = config.tokenizer
     if read_json(done) == {"key": key}:
         return Tokenizer.load(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     if isinstance(settings, BPE):
         progress("train the tokenizer", 0, 1)
-        shards = [data / path for path in documents]
+        shards = [data / path for path in _documents(data)]
         tokenizer = train_bpe(settings, training_texts(shards, config.validation, settings.train_bytes))
         save_tokenizer(tokenizer, folder)
         progress("train the tokenizer", 1, 1)
@@ -213,7 +220,7 @@ def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> To
             report.notes.append(f"source {source!r} has no {split} documents")
     if isinstance(config.tokenizer, BPE) and index["vocab_size"] < config.tokenizer.vocab:
         report.notes.append(
-            f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: the text has no more pairs that repeat"
+            f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: no more pairs repeat in the text"
         )
     if index["unknown_tokens"]:
         report.notes.append(f"{index['unknown_tokens']} tokens stand for text that this tokenizer cannot express")

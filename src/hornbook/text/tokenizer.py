@@ -37,9 +37,11 @@ class Tokenizer:
         try:
             self._decoder = tokenizers.Tokenizer.from_str(definition)
             self._data: dict[str, Any] = json.loads(definition)
-        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for all that is wrong
+        except Exception as error:  # the library raises plain Exception for all that is wrong
             raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
         self.definition = definition
+        self.vocab_size = max(self._decoder.get_vocab(with_added_tokens=True).values()) + 1
+        """Largest token id plus one, special and added tokens included."""
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
@@ -74,11 +76,6 @@ class Tokenizer:
             raise UsageError(f"{file}: {error}") from error
         except IntegrityError as error:
             raise IntegrityError(f"{file}: {error}") from error
-
-    @property
-    def vocab_size(self) -> int:
-        """Largest token id plus one, special and added tokens included."""
-        return max(self._decoder.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def digest(self) -> str:

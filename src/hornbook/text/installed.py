@@ -1,0 +1,231 @@
+"""A corpus that every Python installation carries: its standard library, as code and as docstrings.
+
+It is made dirty on purpose, with copies whose removal is right, copies whose removal would be wrong, and blank
+documents. Because we planted them, the precision and the recall of deduplication are true figures.
+"""
+
+import ast
+import json
+import random
+import sysconfig
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from hornbook.errors import UsageError
+from hornbook.rundir import write_atomic
+
+SOURCES = ("code", "docstrings")
+SKIPPED = {
+    *("test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip", "site-packages", "dist-packages"),
+    *("__pycache__", "turtledemo", "tkinter"),
+}
+"""Folders that some installations lack, or that are not part of the library."""
+
+COPY_SHARE, NEAR_SHARE, BLANK_SHARE = 0.06, 0.03, 0.02
+BLANKS = ("", " ", "\n\n\n", "\t \n", "\r\n", "\u200b")
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """The truth about a written corpus."""
+
+    documents: dict[str, int]
+    """Rows per source, planted ones included."""
+    bytes: dict[str, int]
+    """UTF-8 bytes of text per source."""
+    duplicates: frozenset[str]
+    """Ids that a right deduplication removes: all but the first of each group of equal texts."""
+    copies: dict[str, int]
+    """How many exact copies were planted, by what was done to them."""
+    natural: int
+    """Duplicates that the library itself contains."""
+    near: frozenset[str]
+    """Ids of planted copies that differ in what can be seen: removing one is an error."""
+    blank: frozenset[str]
+    """Ids of planted documents without a visible character."""
+
+    def to_json(self) -> dict[str, object]:
+        """Sets as sorted lists."""
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(self).items()}
+
+
+Row = tuple[str, str]
+"""(id, text)"""
+
+
+def _plain(text: str) -> str:
+    return text
+
+
+def _crlf(text: str) -> str:
+    return text.replace("\n", "\r\n")
+
+
+def _decomposed(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
+
+
+def _trailing_nul(text: str) -> str:
+    return text + "\0"
+
+
+DISGUISES: dict[str, Callable[[str], str]] = {
+    "plain": _plain,
+    "crlf": _crlf,
+    "decomposed": _decomposed,
+    "trailing_nul": _trailing_nul,
+}
+"""What is done to exact copies; the refinery's normalisation takes all of it away again."""
+
+
+def write_installed_corpus(folder: Path, *, max_bytes: int, seed: int) -> Planted:
+    """Write `code.jsonl`, `docstrings.jsonl` and the truth, `planted.json`, into `folder`.
+
+    `max_bytes` bounds the text of both sources before planting. The same Python installation and seed give
+    the same bytes. Raises UsageError where the library's source files are not installed.
+    """
+    draw = random.Random(seed)
+    found = _library_rows(max_bytes, draw)
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = _Notes()
+    rows: dict[str, list[Row]] = {}
+    for source in SOURCES:
+        rows[source] = _make_dirty(found[source], draw, notes)
+        lines = (json.dumps({"id": name, "text": text}, ensure_ascii=False) for name, text in rows[source])
+        write_atomic(folder / f"{source}.jsonl", "".join(line + "\n" for line in lines))
+    duplicates = _later_members([row for source in SOURCES for row in rows[source]], notes.texts)
+    planted = Planted(
+        documents={source: len(rows[source]) for source in SOURCES},
+        bytes={source: sum(len(text.encode()) for _, text in rows[source]) for source in SOURCES},
+        duplicates=frozenset(duplicates),
+        copies=notes.copies,
+        natural=len(duplicates) - sum(notes.copies.values()),
+        near=frozenset(notes.near - duplicates),
+        blank=frozenset(notes.blank),
+    )
+    write_atomic(folder / "planted.json", json.dumps(planted.to_json(), indent=1) + "\n")
+    return planted
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What was planted so far."""
+
+    copies: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISGUISES, 0))
+    near: set[str] = field(default_factory=set)
+    blank: set[str] = field(default_factory=set)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Id -> the text before its disguise: equal documents share it. Blank documents have none."""
+
+
+def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
+    """Rows of both sources, of files drawn at random within `max_bytes`, in the order of their paths."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = list(_python_files(root))
+    draw.shuffle(names)
+    rows: dict[str, list[Row]] = {source: [] for source in SOURCES}
+    filled = 0
+    for path in names:
+        text = _read(path)
+        if text is None or not text.strip():
+            continue
+        name = path.relative_to(root).as_posix()
+        docstrings = join_docstrings(text)
+        size = len(text.encode()) + len(docstrings.encode())
+        if filled + size > max_bytes:
+            continue
+        filled += size
+        rows["code"].append((f"code/{name}", text))
+        if docstrings:
+            rows["docstrings"].append((f"docstrings/{name}", docstrings))
+    if not all(rows.values()):
+        raise UsageError(f"this Python has no source files of its library in {root} (within {max_bytes} bytes)")
+    return {source: sorted(found) for source, found in rows.items()}
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if SKIPPED.isdisjoint(parts) and not parts[-1].startswith("_sysconfigdata"):
+            yield path
+
+
+def _read(path: Path) -> str | None:
+    """The text with line ends LF, or None where it is no UTF-8 (some files declare another encoding)."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError):
+        return None
+
+
+def join_docstrings(text: str) -> str:
+    """Docstrings of the module and of its classes and functions, in order, with blank lines between."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [(node, ast.get_docstring(node)) for node in ast.walk(tree) if isinstance(node, kinds)]
+    found.sort(key=lambda pair: getattr(pair[0], "lineno", 0))
+    return "\n\n".join(docstring for _, docstring in found if docstring and docstring.strip())
+
+
+def _make_dirty(rows: list[Row], draw: random.Random, notes: _Notes) -> list[Row]:
+    """The rows with planted ones at random places."""
+    notes.texts.update(rows)
+    planted: list[Row] = []
+    for number in range(max(len(DISGUISES), round(COPY_SHARE * len(rows)))):
+        kind = list(DISGUISES)[number % len(DISGUISES)]
+        name, text = draw.choice(rows)
+        planted.append((f"{name}#copy-{number}-{kind}", DISGUISES[kind](text)))
+        notes.texts[planted[-1][0]] = text
+        notes.copies[kind] += 1
+    for number in range(max(2, round(NEAR_SHARE * len(rows)))):
+        name, text = draw.choice(rows)
+        planted.append((f"{name}#near-{number}", _change_visibly(text, draw)))
+        notes.near.add(planted[-1][0])
+        notes.texts.update(planted[-1:])
+    for number in range(max(2, round(BLANK_SHARE * len(rows)))):
+        planted.append((f"{rows[0][0].partition('/')[0]}/blank-{number}", draw.choice(BLANKS)))
+        notes.blank.add(planted[-1][0])
+    places = sorted(draw.choices(range(len(rows) + 1), k=len(planted)))
+    draw.shuffle(planted)
+    dirty, start = [], 0
+    for place, row in zip(places, planted, strict=True):
+        dirty += [*rows[start:place], row]
+        start = place
+    return dirty + rows[start:]
+
+
+def _change_visibly(text: str, draw: random.Random) -> str:
+    """One visible character more, at a random place: as near as two different documents can be."""
+    place = draw.randrange(len(text) + 1)
+    return text[:place] + draw.choice("abcdefghijklmnopqrstuvwxyz") + text[place:]
+
+
+def _later_members(rows: list[Row], texts: dict[str, str]) -> set[str]:
+    """Ids of all but the first document, in the order of the rows, of each group that shares a text."""
+    first: set[str] = set()
+    later: set[str] = set()
+    for name, _ in rows:
+        if name not in texts:
+            continue
+        text = texts[name]
+        (later if text in first else first).add(name if text in first else text)
+    return later
+
+
+def score(data: Path, planted: Planted) -> tuple[float, float]:
+    """(precision, recall) of exact deduplication in the prepared folder `data`, against the truth."""
+    removed: set[str] = set()
+    for path in sorted((data / "signals").glob("*.parquet")):
+        table = pq.read_table(path, columns=["id", "reason"]).to_pydict()
+        removed |= {
+            name for name, reason in zip(table["id"], table["reason"], strict=True) if reason == "exact duplicate"
+        }
+    right = len(removed & planted.duplicates)
+    return right / max(len(removed), 1), right / max(len(planted.duplicates), 1)
