@@ -30,7 +30,7 @@ def _random_model(config: ModelConfig, vocab: int, seed: int = 0) -> Transformer
         ids = torch.randint(0, vocab, (2, 16), generator=generator)
         deviation = model.head.logits(model(ids)[0]).std()
         for parameter in model.norm.parameters():
-            parameter /= deviation  # logits are linear in the last norm
+            parameter.div_(deviation)  # logits are linear in the last norm
     return model
 
 

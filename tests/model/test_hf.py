@@ -266,7 +266,7 @@ def rewrite(folder: Path, edit) -> None:
 
 
 @pytest.fixture
-def gpt2(tmp_path, random_model):
+def gpt2(tmp_path):
     config = ModelConfig(
         layers=2,
         width=16,

@@ -209,7 +209,7 @@ def test_one_shard_of_converted_tensors_is_held_at_a_time(tmp_path):
         def __del__(self):
             live.discard(id(self))
 
-    def make(name: str) -> torch.Tensor:
+    def make(_: str) -> torch.Tensor:
         tensor = torch.ones(4).as_subclass(Watched)
         live.add(id(tensor))
         alive.append(len(live))
@@ -221,7 +221,7 @@ def test_one_shard_of_converted_tensors_is_held_at_a_time(tmp_path):
 
 
 def test_weights_are_as_readable_as_other_files(tmp_path):
-    write_tensors(tmp_path, {"a": 4}, lambda name: torch.ones(1))
+    write_tensors(tmp_path, {"a": 4}, lambda _: torch.ones(1))
     write_json(tmp_path / "config.json", {})
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
 
@@ -230,4 +230,4 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         write_json(tmp_path / "missing" / "config.json", {})
     with pytest.raises(StorageError, match="cannot be written"):
-        write_tensors(tmp_path / "missing", {"a": 4}, lambda name: torch.ones(1))
+        write_tensors(tmp_path / "missing", {"a": 4}, lambda _: torch.ones(1))

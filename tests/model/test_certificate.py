@@ -1,0 +1,171 @@
+"""The certificate: passes where both sides agree, and fails for each single thing that does not."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hornbook.errors import Exit, IntegrityError
+from hornbook.model import certificate
+from hornbook.model.certificate import MissingTransformers, certify
+from hornbook.model.config import GLU, MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig, Rope
+from hornbook.model.hf import write_hf
+
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
+
+VOCAB = 320
+CONFIGS = {
+    "gpt2": ModelConfig(
+        layers=1,
+        width=16,
+        heads=2,
+        attention=FullAttention(bias=True, out_bias=True),
+        mlp=MLP(hidden=24),
+        norm=LayerNorm(),
+        position=LearnedPositions(length=24),
+    ),
+    "llama": ModelConfig(
+        layers=1,
+        width=16,
+        heads=2,
+        attention=FullAttention(kv_heads=1, bias=True, out_bias=True),
+        mlp=GLU(hidden=24, bias=True),
+        head=HeadConfig(tied=False),
+        position=Rope(length=24),
+    ),
+    "qwen3": ModelConfig(
+        layers=1,
+        width=16,
+        heads=2,
+        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm=True),
+        mlp=GLU(hidden=24),
+        position=Rope(length=24),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request):
+    return CONFIGS[request.param]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_we_write_is_certified(config, dtype, tmp_path, random_model, tokenizer_folder):
+    model = random_model(config, VOCAB, 1)
+    write_hf(tmp_path, model, config, VOCAB, tokenizer_folder, dtype=dtype)
+    found = certify(tmp_path, source=dict(model.named_parameters())).require()
+    assert found.relative_difference is not None
+    assert 0 <= found.relative_difference <= 1e-5
+    assert found.largest_logit is not None
+    assert found.largest_logit > 1
+    assert (found.positions, found.tokens, found.tensors_equal) == (24, 2 + 34 + 24, True)
+    assert found.tokenizer is not None
+    assert found.tokenizer.ids_equal
+    assert found.tokenizer.restored
+    assert f"loaded back by {found.compared_with} as {found.architecture}, logits equal" in found.summary()
+    written = (tmp_path / "certificate.json").read_bytes()
+    assert json.loads(written) == json.loads(json.dumps(found.to_json()))
+    certify(tmp_path, source=dict(model.named_parameters()))
+    assert (tmp_path / "certificate.json").read_bytes() == written
+
+
+def test_a_change_of_any_one_tensor_is_found(config, tmp_path, random_model):
+    """The proof that the certificate looks at every parameter: it fails when any one differs by 1%.
+
+    Each element by its own share, since a norm over queries or keys hides a common factor.
+    """
+    write_hf(tmp_path / "a", random_model(config, VOCAB, 2), config, VOCAB, None)
+    write_hf(tmp_path / "b", random_model(config, VOCAB, 2), config, VOCAB, None)
+    tensors = load_file(tmp_path / "b" / "model.safetensors")
+    assert certify(tmp_path / "a", reference=tmp_path / "b").ok
+    for name, tensor in tensors.items():
+        changed = tensors | {name: tensor * (1 + 0.01 * torch.linspace(-1, 1, tensor.numel()).view(tensor.shape))}
+        save_file(changed, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
+        found = certify(tmp_path / "a", reference=tmp_path / "b")
+        assert not found.ok, name
+        assert "logits differ by" in found.problems[0]
+
+
+def test_a_failed_certificate_is_an_integrity_error_with_every_problem(tmp_path, random_model):
+    config = CONFIGS["llama"]
+    model = random_model(config, VOCAB)
+    write_hf(tmp_path, model, config, VOCAB, None)
+    source = dict(model.named_parameters())
+    source["norm.weight"] = source["norm.weight"] + 1e-6
+    found = certify(tmp_path, source=source, tolerance=0.0)
+    with pytest.raises(IntegrityError) as caught:
+        found.require()
+    assert caught.value.exit_code == Exit.INTEGRITY
+    assert "stored tensors differ from the given ones: norm.weight" in str(caught.value)
+    assert "logits differ by" in str(caught.value)
+    assert json.loads((tmp_path / "certificate.json").read_text())["ok"] is False
+
+
+def test_logits_that_are_no_numbers_are_not_certified(tmp_path, random_model):
+    config = CONFIGS["llama"]
+    tensors = dict(random_model(config, VOCAB).named_parameters())
+    tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], float("nan"))
+    write_hf(tmp_path, tensors, config, VOCAB, None)
+    assert "logits differ by nan" in certify(tmp_path).problems[0]
+
+
+def test_tokenizers_that_disagree_are_found(tmp_path, random_model, tokenizer_folder):
+    config = CONFIGS["llama"]
+    for name in ("a", "b"):
+        write_hf(tmp_path / name, random_model(config, VOCAB), config, VOCAB, tokenizer_folder)
+    path = tmp_path / "b" / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["merges"] = data["model"]["merges"][:3]
+    path.write_text(json.dumps(data))
+    found = certify(tmp_path / "a", reference=tmp_path / "b")
+    assert any("the tokenizers disagree on 'The quick brown fox" in problem for problem in found.problems)
+    assert found.tokenizer is not None
+    assert not found.tokenizer.ids_equal
+
+
+def test_a_context_too_long_to_compare_is_compared_at_both_ends(tmp_path, random_model, monkeypatch):
+    config = CONFIGS["gpt2"]
+    write_hf(tmp_path, random_model(config, VOCAB), config, VOCAB, None)
+    monkeypatch.setattr(certificate, "MAX_LOGITS", 20 * VOCAB)
+    found = certify(tmp_path).require()
+    assert (found.positions, found.tokens) == (24, 2 + 34 + 20 + 16)
+
+
+def test_our_own_architecture_is_read_back_by_ourselves(tmp_path, random_model):
+    config = ModelConfig(layers=1, width=16, heads=2, mlp=MLP(), position=Rope(length=24))
+    model = random_model(config, VOCAB)
+    write_hf(tmp_path, model, config, VOCAB, None)
+    found = certify(tmp_path, source=dict(model.named_parameters())).require()
+    assert (found.compared_with, found.relative_difference, found.tensors_equal) == (None, None, True)
+    assert "mlp.kind is 'mlp'" in found.summary()
+
+
+def test_without_transformers_the_extra_is_named(tmp_path, random_model, monkeypatch):
+    config = CONFIGS["llama"]
+    write_hf(tmp_path, random_model(config, VOCAB), config, VOCAB, None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingTransformers, match=r"pip install 'hornbook\[hf\]'"):
+        certify(tmp_path)
+
+
+def test_settings_of_transformers_are_put_back(tmp_path, random_model):
+    import transformers
+
+    log = transformers.utils.logging
+    log.set_verbosity_info()
+    log.enable_progress_bar()
+    config = CONFIGS["llama"]
+    write_hf(tmp_path, random_model(config, VOCAB), config, VOCAB, None)
+    certify(tmp_path)
+    try:
+        assert log.get_verbosity() == log.INFO
+        assert log.is_progress_bar_enabled()
+    finally:
+        log.set_verbosity_warning()
