@@ -128,13 +128,16 @@ def _run(folder: Path) -> dict[str, Any]:
     one, three = folder / "one", folder / "three"
     write_corpus(one, TOKENS, {"all": 1.0})
     write_corpus(three, TOKENS, {"web": 0.6, "code": 0.3, "books": 0.1})
+    mixture = {"web": 0.5, "code": 0.3, "books": 0.2}
     forms: dict[str, Callable[[], Iterator[None]]] = {
         "torch DataLoader, num_workers=0": lambda: peer(one),
         "ours, causal rows": lambda: ours(one, document_mask=False),
         "ours, document masks": lambda: ours(one),
         "ours, document masks, best fit": lambda: ours(one, packing="best_fit"),
-        "ours, document masks, 3 sources": lambda: ours(three, weights={"web": 0.5, "code": 0.3, "books": 0.2}),
-        "ours, document masks, 3 sources, 64 rows ahead": lambda: ours(three, samples=64, prefetch=True),
+        "ours, document masks, 3 sources": lambda: ours(three, weights=mixture),
+        "ours, causal rows, 64 rows a step": lambda: ours(one, samples=64, document_mask=False),
+        "ours, document masks, 64 rows a step": lambda: ours(one, samples=64),
+        "ours, document masks, 64 rows a step, prefetched": lambda: ours(one, samples=64, prefetch=True),
     }
     streams = {name: form() for name, form in forms.items()}
     rates: dict[str, list[float]] = {name: [] for name in forms}

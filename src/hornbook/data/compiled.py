@@ -27,4 +27,9 @@ def _pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+def inlined(function: Function) -> Function:
+    """Compile into each caller: a call by value would copy and count references to every array of its arguments."""
+    return cast(Function, numba.njit(inline="always")(function))
+
+
 pointer: Any = intrinsic(_pointer)

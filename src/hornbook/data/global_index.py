@@ -16,7 +16,7 @@ from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.mixture import build_stages
 from hornbook.data.order import Order
-from hornbook.data.plan import Plan, Segments, build_plan
+from hornbook.data.plan import Plan, PlanSet, build_plan
 from hornbook.data.rows import RowReader
 from hornbook.errors import UsageError
 
@@ -38,6 +38,7 @@ class GlobalIndex:
         self.streams = [corpus.train[name] for name in self.sources]
         cache = corpus.root / "plans"
         self.plans: list[Plan] = [build_plan(stream, sequence, config.packing, cache) for stream in self.streams]
+        self._plan_set = PlanSet(self.plans)
         rows = [plan.rows for plan in self.plans]
         self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
         self._reader = RowReader(corpus, self.streams, sequence=sequence, document_mask=config.document_mask)
@@ -45,37 +46,21 @@ class GlobalIndex:
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
         sources, rows, _ = self.order.locate(positions)
-        filled = self._reader.read(sources, self._segments(sources, rows))
-        whole = (
-            filled.tokens, filled.targets, filled.weights, filled.positions,
-            torch.from_numpy(positions), torch.from_numpy(sources),
-        )  # fmt: skip
-        cuts = range(0, len(positions), micro_batch)
+        filled = self._reader.read(sources, self._plan_set.segments(sources, rows))
+        count, samples = len(positions), torch.from_numpy(positions)
+        cuts = [min(micro_batch, count - first) for first in range(0, count, micro_batch)]
+        columns = (filled.tokens, filled.targets, filled.weights, filled.positions, samples, torch.from_numpy(sources))
+        grid = (
+            [columns] if len(cuts) == 1 else list(zip(*(part.split_with_sizes(cuts) for part in columns), strict=True))
+        )
         batches = []
-        for first in (cuts[j] for j in rank_share(len(cuts), rank, world)):
-            tokens, targets, weights, places, samples, origins = (part[first : first + micro_batch] for part in whole)
-            lengths = filled.lengths[first : first + micro_batch]
-            batches.append(Batch(tokens, targets, weights, places, lengths, samples, origins))
-        count = len(positions)
+        for j in rank_share(len(cuts), rank, world):
+            tokens, targets, weights, places, numbers, origins = grid[j]
+            lengths = filled.lengths[j * micro_batch : (j + 1) * micro_batch]
+            batches.append(Batch(tokens, targets, weights, places, lengths, numbers, origins))
         return GlobalBatch(
             batches, float(filled.total_weight), filled.token_hash, int(positions[0]), count, count * self.sequence
         )
-
-    def _segments(self, sources: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]) -> Segments:
-        """Segments of rows of several sources, in the order of the rows."""
-        if len(self.plans) == 1:
-            return self.plans[0].segments(rows)
-        row_of, begins, sizes = [], [], []
-        for source in np.unique(sources):
-            places = np.flatnonzero(sources == source)
-            offsets, some_begins, some_sizes = self.plans[source].segments(rows[places])
-            row_of.append(np.repeat(places, np.diff(offsets)))
-            begins.append(some_begins)
-            sizes.append(some_sizes)
-        all_rows = np.concatenate(row_of)
-        order = np.argsort(all_rows, kind="stable")
-        offsets = np.searchsorted(all_rows[order], np.arange(len(rows) + 1))
-        return offsets, np.concatenate(begins)[order], np.concatenate(sizes)[order]
 
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""

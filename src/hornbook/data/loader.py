@@ -83,6 +83,14 @@ class Loader:
         """The documents whose tokens are in the row at global position `sample`, in the order of the row."""
         return self.index.documents(sample)
 
+    def epochs(self, tokens: int) -> dict[str, float]:
+        """How often each source is read in the first `tokens` tokens of training (skipped windows left aside)."""
+        return self.index.epochs(tokens)
+
+    def epoch_tokens(self, epochs: float) -> int:
+        """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
+        return self.index.epoch_tokens(epochs)
+
     def seek(self, clock: int) -> None:
         """Continue as if `clock` samples had been consumed; takes the same time for any clock."""
         if clock < 0:
@@ -105,9 +113,11 @@ class Loader:
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
         request = _Request(self._clock, num_samples, self._windows, rank, world)
-        following = request._replace(clock=self._clock + num_samples)
-        batch = self._make(request) if self._prefetcher is None else self._prefetcher.get(request, following)
-        self._clock = following.clock
+        if self._prefetcher is None:
+            batch = self._make(request)
+        else:
+            batch = self._prefetcher.get(request, request._replace(clock=self._clock + num_samples))
+        self._clock += num_samples
         return batch
 
     def close(self) -> None:

@@ -78,17 +78,17 @@ def _fit(order: np.ndarray, lengths: np.ndarray, sequence: int, row_of: np.ndarr
     return rows
 
 
-def best_fit(ends: Int64[np.ndarray, " documents"], sequence: int) -> Int64[np.ndarray, "pieces 3"]:
+def best_fit(ends: Int64[np.ndarray, " documents"], sequence: int) -> Int64[np.ndarray, "3 pieces"]:
     """Pack a stream's documents (END offsets, ascending) into rows of `sequence` tokens.
 
-    Returns one line per piece: row, first token in the stream, length. Rows are numbered by their first piece,
+    Returns one column per piece: row, first token in the stream, length. Rows are numbered by their first piece,
     and the pieces of a row stand in stream order.
     """
     nothing = np.empty(0, np.int64)
     count = _cut(ends, sequence, nothing, nothing)
     begins, lengths, row_of = (np.empty(count, np.int64) for _ in range(3))
     if count == 0:
-        return np.empty((0, 3), np.int64)
+        return np.empty((3, 0), np.int64)
     _cut(ends, sequence, begins, lengths)
     longest_first = np.argsort(-lengths, kind="stable")
     rows = _fit(longest_first, lengths, sequence, row_of)
@@ -98,4 +98,4 @@ def best_fit(ends: Int64[np.ndarray, " documents"], sequence: int) -> Int64[np.n
     rank[np.argsort(first_piece, kind="stable")] = np.arange(rows)
     row_of = rank[row_of]
     order = np.argsort(row_of, kind="stable")
-    return np.stack([row_of[order], begins[order], lengths[order]], axis=1)
+    return np.stack([row_of[order], begins[order], lengths[order]])

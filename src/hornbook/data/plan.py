@@ -5,6 +5,7 @@ table computed once and kept next to the shards under the digest of what it was 
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -39,24 +40,30 @@ class ConcatPlan:
     """The stream cut every `sequence` tokens; only the last row is shorter."""
 
     def __init__(self, stream: Stream, sequence: int) -> None:
-        self._sequence, self._tokens = sequence, stream.tokens
+        self.sequence, self.tokens = sequence, stream.tokens
         self.rows = -(-stream.tokens // sequence)
         self.padding = self.rows * sequence - stream.tokens
         self.digest = xxhash.xxh3_128_hexdigest(f"concat {sequence} {stream.digest}".encode())
 
     def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
         """One window per row."""
-        begins = rows * self._sequence
-        lengths = np.minimum(self._sequence, self._tokens - begins)
-        return np.arange(len(rows) + 1), begins, lengths
+        return concat_segments(rows, self.sequence, self.tokens)
+
+
+def concat_segments(
+    rows: Int64[np.ndarray, " rows"], sequence: int, tokens: int | Int64[np.ndarray, " rows"]
+) -> Segments:
+    """Window of each row in a stream of `tokens` tokens (one number, or one per row)."""
+    begins = rows * sequence
+    return np.arange(len(rows) + 1), begins, np.minimum(sequence, tokens - begins)
 
 
 class TablePlan:
     """Rows listed in a table of pieces: row, first token in the stream, length."""
 
-    def __init__(self, table: Int64[np.ndarray, "pieces 3"], sequence: int, tokens: int, digest: str) -> None:
-        self._row_of, self._begins, self._lengths = table[:, 0], table[:, 1], table[:, 2]
-        self.rows = int(table[-1, 0]) + 1 if len(table) else 0
+    def __init__(self, table: Int64[np.ndarray, "3 pieces"], sequence: int, tokens: int, digest: str) -> None:
+        self._row_of, self._begins, self._lengths = table
+        self.rows = int(self._row_of[-1]) + 1 if table.size else 0
         self.padding = self.rows * sequence - tokens
         self.digest = digest
 
@@ -67,6 +74,32 @@ class TablePlan:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         lines = np.repeat(first - offsets[:-1], counts) + np.arange(offsets[-1])
         return offsets, self._begins[lines], self._lengths[lines]
+
+
+class PlanSet:
+    """The plans of several sources as one."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = list(plans)
+        windows = [plan for plan in plans if isinstance(plan, ConcatPlan)]
+        self._tokens = np.array([plan.tokens for plan in windows]) if len(windows) == len(plans) else None
+        self._sequence = windows[0].sequence if windows else 0
+
+    def segments(self, sources: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]) -> Segments:
+        """Segments of each row, a row of the plan with number `sources[row]`."""
+        if self._tokens is not None:
+            return concat_segments(rows, self._sequence, self._tokens[sources])
+        row_of, begins, sizes = [], [], []
+        for source in np.unique(sources):
+            places = np.flatnonzero(sources == source)
+            offsets, some_begins, some_sizes = self._plans[source].segments(rows[places])
+            row_of.append(np.repeat(places, np.diff(offsets)))
+            begins.append(some_begins)
+            sizes.append(some_sizes)
+        all_rows = np.concatenate(row_of)
+        order = np.argsort(all_rows, kind="stable")
+        offsets = np.searchsorted(all_rows[order], np.arange(len(rows) + 1))
+        return offsets, np.concatenate(begins)[order], np.concatenate(sizes)[order]
 
 
 def build_plan(

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from hornbook.data.compiled import compiled, pointer
+from hornbook.data.compiled import compiled, inlined, pointer
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
 from hornbook.errors import IntegrityError
@@ -52,55 +52,67 @@ class _Out(NamedTuple):
     damage: np.ndarray  # int64 [2]: entry of a damaged shard, and the id found in it or -1 (ends do not ascend)
 
 
-@compiled
-def _copy(data, first, follows, end_id, tokens, targets):
-    """Inputs and targets of one piece; `follows`: the document goes on after it. Returns the largest id."""
+@inlined
+def _copy(data, follows, end_id, tokens, targets, ids):
+    """Inputs and targets of one piece; `data` is the piece and, where the document goes on, the token after it.
+
+    Slices that start at 0 let the compiler see that no index is negative, without which it makes no vector code.
+    """
     length = tokens.size
+    largest = data[0]
     for j in range(length):
-        tokens[j] = data[first + j]
+        tokens[j] = data[j]
+    for j in range(length):
+        ids[j] = data[j]
+        largest = max(largest, data[j])
     for j in range(length - 1):
-        targets[j] = data[first + j + 1]
-    targets[length - 1] = data[first + length] if follows else end_id
-    largest = np.uint32(0)
-    for j in range(length):
-        largest = max(largest, np.uint32(data[first + j]))
+        targets[j] = data[j + 1]
+    targets[length - 1] = data[length] if follows else end_id
     return np.int64(largest)
 
 
-@compiled
+@inlined
 def _fill_piece(table, rules, out, row, column, entry, local, piece, follows):
     """Write one piece of a document; returns its weight, or -1 for damage."""
-    stop = column + piece
+    stop, after = column + piece, local + piece + (1 if follows else 0)
     size = table.starts[entry + 1] - table.starts[entry]
-    tokens, targets = out.tokens[row, column:stop], out.targets[row, column:stop]
+    tokens, targets, ids = out.tokens[row, column:stop], out.targets[row, column:stop], out.ids[row, column:stop]
     if rules.wide:
         data = carray(pointer(table.data[entry]), (size,), np.uint32)
-        largest = _copy(data, local, follows, rules.end_id, tokens, targets)
+        largest = _copy(data[local:after], follows, rules.end_id, tokens, targets, ids)
     else:
         data = carray(pointer(table.data[entry]), (size,), np.uint16)
-        largest = _copy(data, local, follows, rules.end_id, tokens, targets)
+        largest = _copy(data[local:after], follows, rules.end_id, tokens, targets, ids)
     if largest >= rules.vocab:
         out.damage[0], out.damage[1] = entry, largest
         return np.int64(-1)
-    out.weights[row, column:stop] = 1.0
+    weights = out.weights[row, column:stop]
+    for j in range(piece):
+        weights[j] = 1.0
     if follows or rules.end_counts:
         return piece
-    out.weights[row, stop - 1] = 0.0
+    weights[piece - 1] = 0.0
     return piece - 1
 
 
-@compiled
+@inlined
+def _count(positions):
+    """0, 1, 2, ..."""
+    for j in range(positions.size):
+        positions[j] = j
+
+
+@inlined
 def _count_positions(rules, out, row, column, length, used):
     """Positions of a piece that attends only to itself; returns the number of lengths noted so far."""
     if rules.confine:
-        for j in range(length):
-            out.positions[row, column + j] = j
+        _count(out.positions[row, column : column + length])
         out.pieces[used] = length
         return used + 1
     return used
 
 
-@compiled
+@inlined
 def _fill_segment(table, rules, out, row, column, stream, position, left, used):
     """Write a stretch of a stream, document by document; returns (weight or -1 for damage, lengths noted)."""
     entry = table.first[stream] - 1
@@ -127,11 +139,12 @@ def _fill_segment(table, rules, out, row, column, stream, position, left, used):
     return weight, used
 
 
-@compiled
+@inlined
 def _pad(rules, out, row, column, used):
     """Fill a row up with end tokens of weight 0; returns the number of lengths noted."""
     out.tokens[row, column:] = rules.end_id
     out.targets[row, column:] = rules.end_id
+    out.ids[row, column:] = rules.end_id
     out.weights[row, column:] = 0.0
     return _count_positions(rules, out, row, column, out.tokens.shape[1] - column, used)
 
@@ -151,11 +164,8 @@ def _fill(table, rules, out, streams, segments):
             column += sizes[s]
         if column < sequence:
             used = _pad(rules, out, row, column, used)
-        for j in range(sequence):
-            out.ids[row, j] = out.tokens[row, j]
         if not rules.confine:
-            for j in range(sequence):
-                out.positions[row, j] = j
+            _count(out.positions[row])
         out.pieces_end[row] = used
     return total
 
@@ -196,20 +206,18 @@ class RowReader:
             IntegrityError: a token id outside the vocabulary, or document ends that do not ascend.
         """
         count, sequence, confine = len(streams), self._sequence, self._rules.confine
-        tokens, targets, positions = (torch.empty(count, sequence, dtype=torch.int64) for _ in range(3))
-        weights = torch.empty(count, sequence, dtype=torch.float32)
-        out = _Out(
-            *(tensor.numpy() for tensor in (tokens, targets, weights, positions)),
-            ids=np.empty((count, sequence), np.int32),
-            pieces=np.empty(count * sequence if confine else 0, np.int32),  # only pages that are written cost memory
-            pieces_end=np.empty(count, np.int64),
-            damage=np.zeros(2, np.int64),
-        )
+        tokens, targets, positions = np.empty((3, count, sequence), np.int64)
+        weights = np.empty((count, sequence), np.float32)
+        ids = np.empty((count, sequence), np.int32)
+        pieces = np.empty(count * sequence if confine else 0, np.int32)  # only pages that are written cost memory
+        pieces_end, damage = np.empty(count, np.int64), np.empty(2, np.int64)
+        out = _Out(tokens, targets, weights, positions, ids, pieces, pieces_end, damage)
         total = _fill(self._table, self._rules, out, streams, segments)
         if total < 0:
             raise self._damage(*out.damage.tolist())
         lengths = _lengths(out) if confine else [(sequence,)] * count
-        return Rows(tokens, targets, weights, positions, lengths, int(total), xxhash.xxh3_64_hexdigest(out.ids.data))
+        tensors = map(torch.from_numpy, (tokens, targets, weights, positions))
+        return Rows(*tensors, lengths, int(total), xxhash.xxh3_64_hexdigest(ids.data))
 
     def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
         """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
