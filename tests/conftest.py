@@ -2,7 +2,9 @@
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,3 +81,76 @@ def write_corpus(root: Path, seed: int = 0) -> Path:
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with about 20 thousand training tokens. Read only: a test that changes it copies it."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+TINY_RUN = (
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "train.sequence=32",
+    "train.batch_tokens=128",
+    "train.micro_batch=2",
+    "train.tokens=1450",
+    "train.precision=fp32",
+    "train.device=cpu",
+    "train.threads=1",
+    "optim.lr=0.01",
+    "optim.schedule.warmup=3 steps",
+    "checkpoint.every=4",
+    "checkpoint.keep=20",
+    "eval.every=0",
+    "eval.prompt=",
+    "log.every=1000",
+)
+"""A run of 12 steps, the last of 64 tokens instead of 128, in well under a second."""
+
+
+@pytest.fixture
+def tiny_settings(tiny_corpus: Path) -> tuple[str, ...]:
+    """Overrides of a run of 12 short steps over the tiny corpus."""
+    return (f"data.path={tiny_corpus}", *TINY_RUN)
+
+
+@pytest.fixture
+def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
+    """Launch in this process: launch_run(folder, "optim.lr=0.1", ...) or launch_run(folder, mode="resume") -> Exit."""
+    from hornbook.resolve import resolve
+    from hornbook.run.launch import Start, launch
+    from hornbook.rundir import RunDir
+
+    def start(folder: Path, *words: str, mode: Any = "start", origin: Any = None) -> Any:
+        run = RunDir(folder)
+        target, settings = (str(run.recipe), words) if mode == "resume" else (None, (*tiny_settings, *words))
+        resolved = resolve(target, settings, environ={})
+        return launch(resolved.recipe, run, origins=resolved.origins, start=Start(mode, origin))
+
+    return start
+
+
+@pytest.fixture
+def branch() -> Callable[[Path], list[dict[str, Any]]]:
+    """The steps of a run that count, without what differs between two equal runs (times and attempts)."""
+    from hornbook.rundir import RunDir, current_branch, read_records
+
+    def read(folder: Path) -> list[dict[str, Any]]:
+        records = current_branch(record for record, _ in read_records(RunDir(folder).metrics))
+        return [
+            _without(record, ("attempt", "seconds", "data_seconds", "tokens_per_second", "time")) for record in records
+        ]
+
+    return read
+
+
+@pytest.fixture
+def events() -> Callable[..., list[dict[str, Any]]]:
+    """The ledger's records of the given kinds, or all."""
+    from hornbook.rundir import RunDir, read_records
+
+    def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+        return [record for record, _ in read_records(RunDir(folder).events) if not kinds or record["kind"] in kinds]
+
+    return read
+
+
+def _without(record: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in keys}
