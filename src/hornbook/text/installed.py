@@ -6,6 +6,7 @@ documents. Because we planted them, the precision and the recall of deduplicatio
 
 import ast
 import json
+import os
 import random
 import sysconfig
 import unicodedata
@@ -53,6 +54,7 @@ class Planted:
         return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(self).items()}
 
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Row = tuple[str, str]
 """(id, text)"""
 
@@ -131,7 +133,7 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
     filled = 0
     for path in names:
         text = _read(path)
-        if text is None or not text.strip():
+        if text is None or not text.strip() or filled + len(text) > max_bytes:
             continue
         name = path.relative_to(root).as_posix()
         docstrings = join_docstrings(text)
@@ -148,10 +150,11 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
 
 
 def _python_files(root: Path) -> Iterator[Path]:
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if SKIPPED.isdisjoint(parts) and not parts[-1].startswith("_sysconfigdata"):
-            yield path
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        for name in sorted(names):
+            if name.endswith(".py") and not name.startswith("_sysconfigdata"):
+                yield Path(folder, name)
 
 
 def _read(path: Path) -> str | None:
@@ -168,10 +171,18 @@ def join_docstrings(text: str) -> str:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [(node, ast.get_docstring(node)) for node in ast.walk(tree) if isinstance(node, kinds)]
-    found.sort(key=lambda pair: getattr(pair[0], "lineno", 0))
-    return "\n\n".join(docstring for _, docstring in found if docstring and docstring.strip())
+    found = (ast.get_docstring(node) for node in _documented(tree))
+    return "\n\n".join(docstring for docstring in found if docstring and docstring.strip())
+
+
+def _documented(node: ast.AST) -> Iterator[Documented]:
+    """Nodes that may have a docstring, in the order of the text; expressions are not searched."""
+    if isinstance(node, Documented):
+        yield node
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, block, ()):
+            if not isinstance(child, ast.expr):
+                yield from _documented(child)
 
 
 def _make_dirty(rows: list[Row], draw: random.Random, notes: _Notes) -> list[Row]:
