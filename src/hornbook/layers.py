@@ -21,7 +21,7 @@ COMMAND_LINE = "command line"
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
 _ASSIGNMENT = re.compile(r"""-{0,2}(?:[A-Za-z0-9_-]|\.|"[^"]*")+=""")
 _NUMBER_LIKE = re.compile(r"-\.?[0-9]")
-_KEY_PART = re.compile(r'"([^"]*)"|([^."]+)')
+_KEY_PART = re.compile(r'("(?:[^"\\]|\\.)*")|([^."]+)')
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,8 @@ def _missing_hint(key: str) -> str:
 
 def split_key(key: str) -> tuple[str, ...]:
     """Parts of a dotted key; a part in double quotes may hold dots."""
-    return tuple(match[1] if match[1] is not None else match[2] for match in _KEY_PART.finditer(key))
+    parts = [(match[2], parse_toml(match[1] or "")) for match in _KEY_PART.finditer(key)]
+    return tuple(bare or str(text) for bare, text in parts)
 
 
 def _assign(layer: Layer, key: str, text: str, origin: str) -> None:

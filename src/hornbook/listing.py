@@ -6,7 +6,8 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.layers import split_key
 from hornbook.recipe import Recipe
-from hornbook.schema import REQUIRED, Setting, Table, dotted, plain, settings, shapes_at, suggest
+from hornbook.schema import REQUIRED, Path, Setting, Table, dotted, leaves, plain, quoted, settings, shapes_at
+from hornbook.suggestions import suggest
 
 _COMMENT_COLUMN = 48
 
@@ -18,7 +19,7 @@ def recipe_toml(recipe: Recipe, origins: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(node: dict[str, Any], path: tuple[str, ...], origins: dict[str, str], lines: list[str]) -> None:
+def _table(node: dict[str, Any], path: Path, origins: dict[str, str], lines: list[str]) -> None:
     values = {name: value for name, value in node.items() if not isinstance(value, dict) or not value}
     tables = {name: value for name, value in node.items() if name not in values}
     if path and values:
@@ -38,7 +39,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return quoted(value)
     if isinstance(value, list):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, dict):
@@ -52,21 +53,23 @@ def explanation(recipe: Recipe, origins: dict[str, str], key: str) -> dict[str, 
 
     Raises UsageError where there is no such setting.
     """
-    name, values = _same_case(key), _values(plain(recipe))
+    path, values = spelled(key), dict(leaves(recipe))
     variants = [
         {
             "where": setting.where,
-            "in_use": _holds(setting.where, name, values),
+            "in_use": _holds(setting.where, path, values),
             "doc": setting.doc,
             "type": setting.type,
             "range": setting.range,
             "required": setting.default is REQUIRED,
             "default": None if setting.default is REQUIRED else setting.default,
         }
-        for setting in find_setting(key)
+        for setting in find_setting(path)
     ]
-    known = {"key": name, "variants": variants}
-    return known | {"value": values[name], "origin": origins.get(name, "default")} if name in values else known
+    known = {"key": dotted(path), "variants": variants}
+    if path not in values:
+        return known
+    return known | {"value": values[path], "origin": origins.get(dotted(path), "default")}
 
 
 def explain(recipe: Recipe, origins: dict[str, str], key: str) -> str:
@@ -83,37 +86,32 @@ def explain(recipe: Recipe, origins: dict[str, str], key: str) -> str:
     return "\n".join(lines)
 
 
-def _holds(where: str, name: str, values: dict[str, Any]) -> bool:
-    """Whether the condition `section.kind = "x"` of a variant holds; `*` in it stands for what `name` has there."""
+def _holds(where: str, path: Path, values: dict[Path, Any]) -> bool:
+    """Whether the condition `section.kind = "x"` of a variant holds; `*` in it stands for what `path` has there."""
     if not where:
         return True
     key, _, kind = where.partition(" = ")
-    parts = [given if part == "*" else part for part, given in zip(key.split("."), name.split("."), strict=False)]
-    return values.get(".".join(parts)) == json.loads(kind)
+    parts = [given if part == "*" else part for part, given in zip(key.split("."), (*path, "kind"), strict=False)]
+    return values.get(tuple(parts)) == json.loads(kind)
 
 
-def _same_case(key: str) -> str:
-    """The key with its fields spelled as in the schema; names the user chose stay as they are."""
-    parts = list(split_key(key))
-    for at in range(len(parts)):
-        if not shapes_at((*parts[:at], parts[at].replace("-", "_"))) or _is_chosen(tuple(parts[:at])):
-            continue
-        parts[at] = parts[at].replace("-", "_")
-    return dotted(tuple(parts))
+def spelled(key: str) -> Path:
+    """Path of a dotted key, its fields spelled as in the schema; names the user chose stay as they are."""
+    path: Path = ()
+    for part in split_key(key):
+        chosen = any(isinstance(shape, Table) for shape in shapes_at(path))
+        path = (*path, part if chosen else part.replace("-", "_"))
+    return path
 
 
-def _is_chosen(parents: tuple[str, ...]) -> bool:
-    return any(isinstance(shape, Table) for shape in shapes_at(parents))
-
-
-def find_setting(key: str) -> list[Setting]:
-    """Variants of the setting a dotted key names; a name the user chose matches `*`. Raises UsageError."""
-    wanted = _same_case(key).split(".")
+def find_setting(path: Path) -> list[Setting]:
+    """Variants of the setting at a path; a name the user chose matches `*`. Raises UsageError."""
     for name, variants in settings().items():
         parts = name.split(".")
-        if len(parts) == len(wanted) and all(p in ("*", w) for p, w in zip(parts, wanted, strict=True)):
+        if len(parts) == len(path) and all(p in ("*", w) for p, w in zip(parts, path, strict=True)):
             return variants
-    below = [name for name in settings() if name.startswith(_same_case(key) + ".")]
+    key = dotted(path)
+    below = [name for name in settings() if name.startswith(key + ".")]
     if below:
         raise UsageError(f"{key} is a section; its settings are {', '.join(below)}")
     meant = suggest(key)
@@ -126,15 +124,6 @@ def _explain_variant(variant: dict[str, Any]) -> list[str]:
     lines += [f"  about    {variant['doc']}", f"  type     {variant['type']}"]
     lines += [f"  range    {variant['range']}"] if variant["range"] else []
     return [*lines, f"  default  {'it must be given' if variant['required'] else toml_value(variant['default'])}"]
-
-
-def _values(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, dict):
-        return {prefix: node}
-    found: dict[str, Any] = {}
-    for name, item in node.items():
-        found |= _values(item, f"{prefix}.{name}" if prefix else name)
-    return found
 
 
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}

@@ -22,8 +22,8 @@ from hornbook.schema import (
     dotted,
     field_name,
     shape_of,
-    suggest,
 )
+from hornbook.suggestions import suggest
 
 
 @dataclass
@@ -81,8 +81,8 @@ class Merge:
         self.origins[(*path, "kind")] = given.origin
 
     def _lay_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
-        if isinstance(shape, Section) and isinstance(value, Given) and isinstance(value.value, str):
-            value = {"kind": value}  # `optim.schedule = "wsd"` names the kind
+        if isinstance(shape, Section) and _names_kind(shape, value):
+            value = {"kind": value}  # `optim.schedule = "wsd"`
         if isinstance(shape, Section | Table) and isinstance(value, dict):
             below = node.get(name)
             if not isinstance(below, dict):
@@ -103,6 +103,10 @@ class Merge:
                 self._lay_value(shape.values, node, name, value, (*path, name))
 
     def _unknown(self, path: Path, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, below in value.items():
+                self._unknown((*path, name), below)
+            return
         meant = suggest(dotted(path))
         hint = f"did you mean {' or '.join(meant)}?" if meant else ""
         self.problems.append(Problem(dotted(path), "no such setting", first_origin(value), hint))
@@ -137,6 +141,10 @@ def first_origin(value: Any) -> str:
 def _any_field(shape: Section, word: str) -> str | None:
     """Name of the field in whichever kind has it."""
     return next((name for model in shape.kinds.values() if (name := field_name(model, word)) is not None), None)
+
+
+def _names_kind(shape: Section, value: Any) -> bool:
+    return isinstance(value, Given) and isinstance(value.value, str) and _any_field(shape, "kind") is not None
 
 
 def _typed(value: Any, shape: Shape) -> Any:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hornbook.data.config import DataConfig
 from hornbook.evals.config import EvalConfig
-from hornbook.fields import Config
+from hornbook.fields import Config, Count
 from hornbook.model.config import ModelConfig
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
@@ -21,7 +21,7 @@ class Recipe(Config):
 
     name: str = "run"
     """Name of the run; the default run directory is runs/NAME."""
-    seed: int = Field(default=1, ge=0, lt=2**63)
+    seed: Count = Field(default=1, ge=0, lt=2**63)
     """Seed of everything random: order, initial weights, dropout, samples."""
     text: TextConfig = TextConfig()
     """From raw text to token shards."""
@@ -61,7 +61,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
                 "change one, or set model.attention.head_dim",
             )
         )
-    if model.position.kind == "rope" and model.head_dim % 2:
+    elif model.position.kind == "rope" and model.head_dim % 2:
         problems.append(("model.attention.head_dim", f"rotary positions need an even head width, not {model.head_dim}"))
     if model.heads % model.kv_heads:
         problems.append(

@@ -6,20 +6,18 @@ line. All problems are collected and raised at once.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hornbook.errors import UsageError
-from hornbook.fields import Config
 from hornbook.layers import Problem, command_line_layer, environment_layer, read_recipe
 from hornbook.merge import Merge, drop
 from hornbook.messages import problem_of
 from hornbook.recipe import Recipe, cross_check
-from hornbook.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, plain, shape_of
+from hornbook.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
 
 
 class ConfigError(UsageError):
@@ -112,17 +110,6 @@ def _cross_problems(merge: Merge, recipe: Recipe, faulty: set[str]) -> list[Prob
             origins = [merge.origin(tuple(name.split("."))) for name in mentioned]
             problems.append(Problem(key, text, next((o for o in origins if o != "default"), "default")))
     return problems
-
-
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """(path, plain value) of every leaf of a config; lists are leaves, empty tables have none."""
-    if isinstance(value, Config):
-        value = {name: plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from leaves(item, (*path, name))
-    else:
-        yield path, value
 
 
 def _fault_path(item: ErrorDetails) -> Path:

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from hornbook.errors import UsageError
 from hornbook.listing import toml_value
 from hornbook.recipe import Recipe
-from hornbook.resolve import leaves
-from hornbook.schema import dotted
+from hornbook.schema import dotted, leaves
 
 Policy = Literal["free", "journaled", "refused"]
 
