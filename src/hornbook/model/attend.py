@@ -1,15 +1,23 @@
-"""Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device."""
+"""Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device.
+
+On CPU with gradients or many queries: blocks of queries against the keys up to their end (`hornbook.model.blocks`);
+for a few new queries on a cache, and on other devices, torch's scaled_dot_product_attention. docs/speed.md has the
+measurements behind this rule.
+"""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hornbook.model.blocks import BlockAttention
 from hornbook.model.position import Lengths
 
 Heads = Float[Tensor, "batch heads time dim"]
+FEW_QUERIES = 16
+"""Up to so many queries a block is not worth its preparation."""
 
 
 def reference_attention(query: Heads, key: Heads, value: Heads, lengths: Lengths | None = None) -> Heads:
@@ -19,16 +27,20 @@ def reference_attention(query: Heads, key: Heads, value: Heads, lengths: Lengths
     """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    new, total = query.shape[2], key.shape[2]
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    allowed = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
+    allowed = causal_mask(query.shape[2], key.shape[2], query.device)
     if lengths is not None:
         allowed = allowed & document_mask(lengths, query.device)[:, None]
     return scores.masked_fill(~allowed, -math.inf).softmax(-1) @ value
 
 
-def document_mask(lengths: Lengths, device: torch.device) -> Tensor:
-    """[batch, time, time]: True where both positions lie in the same document."""
+def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "queries keys"]:
+    """True where a query may look: the last query at all keys, each earlier one at one key fewer."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def document_mask(lengths: Lengths, device: torch.device) -> Bool[Tensor, "batch time time"]:
+    """True where both positions lie in the same document."""
     rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
     documents = torch.stack(rows).to(device)
     return documents[:, :, None] == documents[:, None, :]
@@ -36,26 +48,27 @@ def document_mask(lengths: Lengths, device: torch.device) -> Tensor:
 
 def attend(query: Heads, key: Heads, value: Heads, lengths: Lengths | None = None) -> Heads:
     """Causal attention; shapes as `reference_attention`."""
-    if lengths is not None and any(len(row) > 1 for row in lengths):
-        return _by_document(query, key, value, lengths)
-    new, total = query.shape[2], key.shape[2]
-    gqa = query.shape[1] != key.shape[1]
-    if new == total:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=gqa)
+    if lengths is not None and all(len(row) == 1 for row in lengths):
+        lengths = None
+    if query.device.type == "cpu" and query.shape[2] > FEW_QUERIES and not torch.compiler.is_compiling():
+        out = BlockAttention.apply(query, key, value, lengths)
+        assert isinstance(out, Tensor)
+        return out
+    return _attend_by_torch(query, key, value, lengths)
+
+
+def _attend_by_torch(query: Heads, key: Heads, value: Heads, lengths: Lengths | None) -> Heads:
+    queries, keys = query.shape[2], key.shape[2]
     mask = None
-    if new > 1:
-        mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=gqa)
-
-
-def _by_document(query: Heads, key: Heads, value: Heads, lengths: Lengths) -> Heads:
-    rows = []
-    for i, row in enumerate(lengths):
-        parts = [part[i : i + 1].split(row, dim=2) for part in (query, key, value)]
-        gqa = query.shape[1] != key.shape[1]
-        done = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
-            for q, k, v in zip(*parts, strict=True)
-        ]
-        rows.append(torch.cat(done, dim=2))
-    return torch.cat(rows)
+    if lengths is not None:
+        mask = causal_mask(queries, keys, query.device) & document_mask(lengths, query.device)[:, None]
+    elif 1 < queries < keys:
+        mask = causal_mask(queries, keys, query.device)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None and queries == keys,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )

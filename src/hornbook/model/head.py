@@ -4,12 +4,18 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-CHUNK_LOGITS = 2**22
-"""Logits held at once: 16 MiB in float32."""
+from hornbook.model.cpu.loss import cross_entropy_
+from hornbook.model.cpu.team import supports
+
+CHUNK = 1024
+"""Tokens whose logits are held at once. Fewer would save memory of the size that the matrix's gradient takes anyway, and
+cost time, since each chunk adds a product of the matrix's size to that gradient."""
 
 
 class Head(nn.Module):
@@ -38,8 +44,7 @@ class Head(nn.Module):
         weights: Float[Tensor, "batch time"],
     ) -> Float[Tensor, ""]:
         """Sum over tokens of weight * negative log-likelihood (nats), float32."""
-        rows = max(CHUNK_LOGITS // self.matrix.shape[0], 1)
-        total = ChunkedLoss.apply(hidden.flatten(0, 1), self.matrix, targets.flatten(), weights.flatten(), rows)
+        total = ChunkedLoss.apply(hidden.flatten(0, 1), self.matrix, targets.flatten(), weights.flatten(), CHUNK)
         assert isinstance(total, Tensor)
         return total
 
@@ -48,10 +53,9 @@ class Head(nn.Module):
         self, hidden: Float[Tensor, "batch time width"], targets: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time"]:
         """Negative log-likelihood (nats) of each target, float32; no gradients."""
-        matrix = self.matrix.to(hidden.dtype)
-        rows = max(CHUNK_LOGITS // matrix.shape[0], 1)
-        parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        losses = [torch.nn.functional.cross_entropy((h @ matrix.T).float(), t, reduction="none") for h, t in parts]
+        matrix, weights = self.matrix.to(hidden.dtype), torch.ones(CHUNK, device=hidden.device)
+        parts = zip(hidden.flatten(0, 1).split(CHUNK), targets.flatten().split(CHUNK), strict=True)
+        losses = [loss_and_grad_(h @ matrix.T, t, weights[: len(t)], grad=False) for h, t in parts]
         return torch.cat(losses).view(targets.shape)
 
 
@@ -63,32 +67,39 @@ class ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, rows: int) -> Tensor:
-        cast = matrix.to(hidden.dtype)
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        total = torch.zeros((), dtype=wide, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, rows: int) -> Tensor:  # noqa: PLR0917
+        cast, wanted = matrix.to(hidden.dtype), ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        grad_hidden = torch.empty_like(hidden) if wanted else None
+        grad_matrix = torch.zeros_like(matrix) if wanted else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logits = (hidden[part] @ cast.T).to(wide)
-            target, weight = targets[part, None], weights[part, None].to(wide)
-            picked = logits.gather(1, target)
-            logsum = logits.logsumexp(1, keepdim=True)
-            total += ((logsum - picked) * weight).sum()
-            if grad_hidden is None and grad_matrix is None:
-                continue
-            logits.sub_(logsum).exp_().mul_(weight).scatter_add_(1, target, -weight)
-            grad = logits.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad, cast, out=grad_hidden[part])
-            if grad_matrix is not None:
-                grad_matrix += grad.T @ hidden[part]
+            logits = hidden[part] @ cast.T
+            losses[part] = loss_and_grad_(logits, targets[part], weights[part], wanted)
+            if grad_hidden is not None and grad_matrix is not None:
+                torch.mm(logits, cast, out=grad_hidden[part])
+                grad_matrix += logits.T @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_matrix)
-        return total
+        return losses.sum()
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, *grads: Tensor):
         grad_hidden, grad_matrix = ctx.saved_tensors
-        scaled = [None if part is None else part * grad.to(part.dtype) for part in (grad_hidden, grad_matrix)]
-        return scaled[0], scaled[1], None, None, None
+        return grad_hidden * grads[0].to(grad_hidden.dtype), grad_matrix * grads[0], None, None, None
+
+
+def loss_and_grad_(
+    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], weights: Float[Tensor, " rows"], grad: bool
+) -> Float[Tensor, " rows"]:
+    """Weighted losses of some rows; if `grad`, the logits become their gradients."""
+    if supports(logits, weights):
+        losses = torch.empty(len(logits))
+        cross_entropy_(logits, targets.contiguous(), weights.contiguous(), losses, grad)
+        return losses
+    target, weight = targets[:, None], weights[:, None]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logsum = wide.logsumexp(1, keepdim=True)
+    losses = (logsum - wide.gather(1, target)) * weight
+    if grad:
+        logits.copy_((wide - logsum).exp_().mul_(weight).scatter_add_(1, target, -weight.to(wide.dtype)))
+    return losses.squeeze(1)

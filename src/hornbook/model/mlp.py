@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model import config
+from hornbook.model.cpu.gate import SwiGLUFunction
+from hornbook.model.cpu.team import supports
 from hornbook.model.linear import Linear, fused_linear
 
 
@@ -23,6 +25,16 @@ def activate(x: Tensor, kind: config.Activation) -> Tensor:
             return F.relu(x)
         case "silu":
             return F.silu(x)
+
+
+def gated(both: Float[Tensor, "*batch double"], kind: config.Activation) -> Float[Tensor, "*batch hidden"]:
+    """`activation(gate) * up` of gate and up side by side."""
+    if kind == "silu" and supports(both):
+        y = SwiGLUFunction.apply(both)
+        assert isinstance(y, Tensor)
+        return y
+    gate, up = torch.chunk(both, 2, dim=-1)
+    return activate(gate, kind) * up
 
 
 class MLP(nn.Module):
@@ -49,5 +61,4 @@ class GLU(nn.Module):
         self.down = Linear(hidden, width, cfg.bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        gate, up = torch.chunk(fused_linear(x, [self.gate, self.up]), 2, dim=-1)
-        return self.down(activate(gate, self.activation) * up)
+        return self.down(gated(fused_linear(x, [self.gate, self.up]), self.activation))

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model import config
+from hornbook.model.cpu.norm import RMSNormFunction
+from hornbook.model.cpu.team import supports
 
 
 class LayerNorm(nn.Module):
@@ -34,4 +36,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        if supports(x):
+            y = RMSNormFunction.apply(x, self.weight, self.eps)
+            assert isinstance(y, Tensor)
+            return y
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)

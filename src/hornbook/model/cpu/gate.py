@@ -1,0 +1,83 @@
+"""SwiGLU's product: y = silu(gate) * up, where gate and up lie side by side, as one matrix product leaves them.
+
+With s = sigmoid(gate): d gate = dy up s (1 + gate (1 - s)), d up = dy gate s; written side by side too.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, load, store
+from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+
+
+class SwiGLUFunction(torch.autograd.Function):
+    """[..., 2 hidden] (gate, up) -> [..., hidden]."""
+
+    @staticmethod
+    def forward(ctx, both: Tensor) -> Tensor:
+        both = both.contiguous()
+        hidden = both.shape[-1] // 2
+        y = both.new_empty(*both.shape[:-1], hidden)
+        launch(_forward_kernel, y.numel() // hidden, is_bf16(y), hidden, both, y)
+        ctx.save_for_backward(both)
+        return y
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        (both,) = ctx.saved_tensors
+        dy, d_both = grads[0].contiguous(), torch.empty_like(both)
+        hidden = dy.shape[-1]
+        launch(_backward_kernel, dy.numel() // hidden, is_bf16(dy), hidden, both, dy, d_both)
+        return d_both
+
+
+@njit(**OPTIONS)
+def _forward(first, last, hidden, both, y):
+    for row in range(first, last):
+        start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
+        gate_row, up_row, y_row = both[start:middle], both[middle:end], y[row * hidden : (row + 1) * hidden]
+        for j in range(hidden):
+            gate = load(gate_row, j)
+            store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j))
+
+
+@njit(**OPTIONS)
+def _backward(first, last, hidden, both, dy, d_both):
+    one = np.float32(1)
+    for row in range(first, last):
+        start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
+        gate_row, up_row, dy_row = both[start:middle], both[middle:end], dy[row * hidden : (row + 1) * hidden]
+        d_gate_row, d_up_row = d_both[start:middle], d_both[middle:end]
+        for j in range(hidden):
+            gate, grad = load(gate_row, j), load(dy_row, j)
+            sigmoid = one / (one + exponential(-gate))
+            store(d_gate_row, j, grad * load(up_row, j) * sigmoid * (one + gate * (one - sigmoid)))
+            store(d_up_row, j, grad * gate * sigmoid)
+
+
+@Kernel
+def _forward_kernel(pointer):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _forward(first, last, a[1], bf16(a[2]), bf16(a[3]))
+        else:
+            _forward(first, last, a[1], f32(a[2]), f32(a[3]))
+
+
+@Kernel
+def _backward_kernel(pointer):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _backward(first, last, a[1], bf16(a[2]), bf16(a[3]), bf16(a[4]))
+        else:
+            _backward(first, last, a[1], f32(a[2]), f32(a[3]), f32(a[4]))

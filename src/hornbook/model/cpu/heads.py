@@ -1,0 +1,88 @@
+"""From the fused projection to heads, turned: one pass instead of split, transpose, rotate and copy.
+
+[batch, time, (heads + 2 kv_heads) dim] -> query [batch, heads, time, dim], key and value [batch, kv_heads, time, dim],
+queries and keys rotated (`hornbook.model.position`); backward turns by the opposite angle into one tensor again.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, load, store
+from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+
+
+class SplitHeads(torch.autograd.Function):
+    """Fused projection, numbers of heads, cosines and sines [1 or batch, time, dim / 2] (float32) -> query, key, value."""
+
+    @staticmethod
+    def forward(ctx, fused: Tensor, heads: tuple[int, int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, time, width = fused.shape
+        dim = width // (heads[0] + 2 * heads[1])
+        parts = [fused.new_empty(batch, count, time, dim) for count in (heads[0], heads[1], heads[1])]
+        _run(fused.contiguous(), parts, cos, sin, 1.0, 0)
+        ctx.save_for_backward(cos, sin)
+        return parts[0], parts[1], parts[2]
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        cos, sin = ctx.saved_tensors
+        parts = [grad.contiguous() for grad in grads]
+        batch, heads, time, dim = parts[0].shape
+        fused = parts[0].new_empty(batch, time, (heads + 2 * parts[1].shape[1]) * dim)
+        _run(fused, parts, cos, sin, -1.0, 1)
+        return fused, None, None, None
+
+
+def _run(fused: Tensor, parts: list[Tensor], cos: Tensor, sin: Tensor, sign: float, merge: int) -> None:
+    batch, heads, time, dim = parts[0].shape
+    shape = (time, heads, parts[1].shape[1], dim, 0 if cos.shape[0] == 1 else time)
+    signed = (sin * sign).contiguous()
+    launch(_kernel, batch * time, is_bf16(fused), merge, *shape, fused, *parts, cos.contiguous(), signed)
+
+
+@njit(inline="always", **OPTIONS)
+def _turn(source, target, cos, sin, half):
+    for j in range(half):
+        a, b = load(source, j), load(source, half + j)
+        store(target, j, a * cos[j] - b * sin[j])
+        store(target, half + j, b * cos[j] + a * sin[j])
+
+
+@njit(**OPTIONS)
+def _split(first, last, a, fused, query, key, value, cos, sin):
+    merge, time, heads, kv_heads, dim, turns = a[1], a[2], a[3], a[4], a[5], a[6]
+    half, width = dim // 2, (heads + 2 * kv_heads) * dim
+    for row in range(first, last):
+        batch, place = row // time, row % time
+        angle = (batch * turns + place) * half
+        c, s = cos[angle : angle + half], sin[angle : angle + half]
+        for head in range(heads + 2 * kv_heads):
+            whole = fused[row * width + head * dim : row * width + (head + 1) * dim]
+            if head < heads:
+                part, index = query, batch * heads + head
+            elif head < heads + kv_heads:
+                part, index = key, batch * kv_heads + head - heads
+            else:
+                part, index = value, batch * kv_heads + head - heads - kv_heads
+            here = part[(index * time + place) * dim : (index * time + place + 1) * dim]
+            source, target = (here, whole) if merge else (whole, here)
+            if head < heads + kv_heads:
+                _turn(source, target, c, s, half)
+            else:
+                for j in range(dim):
+                    target[j] = source[j]
+
+
+@Kernel
+def _kernel(pointer):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _split(first, last, a, bf16(a[7]), bf16(a[8]), bf16(a[9]), bf16(a[10]), f32(a[11]), f32(a[12]))
+        else:
+            _split(first, last, a, f32(a[7]), f32(a[8]), f32(a[9]), f32(a[10]), f32(a[11]), f32(a[12]))

@@ -1,0 +1,53 @@
+"""Cross-entropy of a chunk of logits, and its gradient in the same place.
+
+loss = weight * (logsumexp(z) - z[target]); d z = weight * (softmax(z) - onehot(target)). Exponentials are computed once,
+into a row of float32 that stays in cache.
+"""
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store
+from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, weights: Tensor, losses: Tensor, want_grad: bool) -> None:
+    """Fill losses [rows] (float32, weighted); logits [rows, vocab] become their gradients if wanted, else are spoilt."""
+    rows, vocab = logits.shape
+    launch(_kernel, rows, is_bf16(logits), vocab, int(want_grad), logits, targets, weights, losses)
+
+
+@njit(**OPTIONS)
+def _loss(first, last, vocab, want_grad, logits, targets, weights, losses):
+    exponentials = np.empty(vocab, np.float32)
+    for row in range(first, last):
+        z = logits[row * vocab : (row + 1) * vocab]
+        weight, target = weights[row], targets[row]
+        largest = np.float32(-np.inf)
+        for j in range(vocab):
+            largest = max(largest, load(z, j))
+        total = np.float32(0)
+        for j in range(vocab):
+            e = exponential(load(z, j) - largest)
+            exponentials[j] = e
+            total += e
+        losses[row] = weight * (np.log(total) + largest - load(z, target))
+        if want_grad:
+            factor = weight / total
+            for j in range(vocab):
+                store(z, j, exponentials[j] * factor)
+            store(z, target, exponentials[target] * factor - weight)
+
+
+@Kernel
+def _kernel(pointer):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _loss(first, last, a[1], a[2], bf16(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))
+        else:
+            _loss(first, last, a[1], a[2], f32(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))

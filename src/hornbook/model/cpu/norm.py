@@ -1,0 +1,95 @@
+"""RMSNorm as two kernels: each reads a row once from memory and keeps it in cache for its second pass.
+
+With s = 1 / sqrt(mean(x^2) + eps): y = x s w, and dx = s (w dy) - x s^3 mean(x w dy), dw = sum over rows of x s dy.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, load, store
+from hornbook.model.cpu.team import Kernel, arguments, chunks, float_argument, is_bf16, launch, next_rows
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """x [..., width], weight [width] (float32) -> normalised x, of x's dtype."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        width = x.shape[-1]
+        rows = x.numel() // width
+        y, scales = torch.empty_like(x), torch.empty(rows)
+        launch(_forward_kernel, rows, is_bf16(x), width, eps, x, weight.detach(), y, scales)
+        ctx.save_for_backward(x, weight, scales)
+        return y
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        x, weight, scales = ctx.saved_tensors
+        dy = grads[0].contiguous()
+        width, rows = x.shape[-1], len(scales)
+        dx, partial = torch.empty_like(x), torch.zeros(chunks(rows), width)
+        launch(_backward_kernel, rows, is_bf16(x), width, x, weight.detach(), scales, dy, dx, partial)
+        return dx, partial.sum(0), None
+
+
+@njit(**OPTIONS)
+def _forward(first, last, width, eps, x, weight, y, scales):
+    for row in range(first, last):
+        start, end = row * width, (row + 1) * width
+        x_row, y_row = x[start:end], y[start:end]
+        total = np.float32(0)
+        for j in range(width):
+            value = load(x_row, j)
+            total += value * value
+        scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+        scales[row] = scale
+        for j in range(width):
+            store(y_row, j, load(x_row, j) * scale * weight[j])
+
+
+@njit(**OPTIONS)
+def _backward(first, last, width, x, weight, scales, dy, dx, partial):
+    for row in range(first, last):
+        start, end = row * width, (row + 1) * width
+        x_row, dy_row, dx_row = x[start:end], dy[start:end], dx[start:end]
+        scale = scales[row]
+        inner = np.float32(0)
+        for j in range(width):
+            value = load(x_row, j) * load(dy_row, j)
+            inner += value * weight[j]
+            partial[j] += value * scale
+        back = inner * scale * scale * scale / np.float32(width)
+        for j in range(width):
+            store(dx_row, j, scale * weight[j] * load(dy_row, j) - back * load(x_row, j))
+
+
+@Kernel
+def _forward_kernel(pointer):
+    a = arguments(pointer)
+    width, eps = a[1], float_argument(a, 2)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _forward(first, last, width, eps, bf16(a[3]), f32(a[4]), bf16(a[5]), f32(a[6]))
+        else:
+            _forward(first, last, width, eps, f32(a[3]), f32(a[4]), f32(a[5]), f32(a[6]))
+
+
+@Kernel
+def _backward_kernel(pointer):
+    a = arguments(pointer)
+    width, weight, scales = a[1], f32(a[3]), f32(a[4])
+    while True:
+        first, last, chunk = next_rows(pointer)
+        if first == last:
+            return
+        partial = f32(a[7])[chunk * width : (chunk + 1) * width]
+        if a[0]:
+            _backward(first, last, width, bf16(a[2]), weight, scales, bf16(a[5]), bf16(a[6]), partial)
+        else:
+            _backward(first, last, width, f32(a[2]), weight, scales, f32(a[5]), f32(a[6]), partial)

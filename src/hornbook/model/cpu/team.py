@@ -1,0 +1,120 @@
+"""Kernels of our own on torch's own CPU threads.
+
+A numba kernel with numba's threads would run beside torch's OpenMP team, and the two would fight for the cores. So
+a kernel here is a C callback, compiled by numba, that torch's own libgomp runs on its team (`GOMP_parallel`, the entry
+point that compilers emit for `#pragma omp parallel`; LLVM's libomp has it too). Threads take chunks of rows from a
+shared counter. Where no such library is found, the kernel runs on the calling thread alone.
+
+Arguments travel in one int64 array: next chunk, rows per chunk, rows, then tensors (as addresses),
+integers and floats (as bits).
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, cfunc, njit, types
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, fetch_add
+
+SIGNATURE = types.void(types.CPointer(types.int64))
+"""Of every kernel."""
+HEADER = 3
+"""Slots before the arguments."""
+CHUNKS_PER_THREAD = 8
+"""More chunks even out threads that are disturbed; fewer cost less counting."""
+
+
+class Kernel:
+    """A function of the argument array's pointer, compiled (and cached on disk) when it is first launched."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+
+    @cached_property
+    def compiled(self) -> Any:
+        """Numba's C callback."""
+        return cfunc(SIGNATURE, cache=True, **OPTIONS)(self._function)
+
+
+def supports(*tensors: Tensor) -> bool:
+    """Whether kernels can run on these: plain CPU tensors of bfloat16 or float32, outside tracing."""
+    return not torch.compiler.is_compiling() and all(
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.dtype in (torch.bfloat16, torch.float32)
+        for tensor in tensors
+    )
+
+
+def launch(kernel: Kernel, rows: int, *arguments: Tensor | int | float) -> None:
+    """Run a kernel over `rows` rows; tensors must be contiguous."""
+    step = _rows_per_chunk(rows)
+    packed = np.array([0, step, rows, *map(_pack, arguments)], dtype=np.int64)
+    threads, parallel = torch.get_num_threads(), _gomp_parallel()
+    if threads == 1 or parallel is None or rows == step:
+        kernel.compiled.ctypes(packed.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    else:
+        parallel(kernel.compiled.address, packed.ctypes.data, threads, 0)
+
+
+def chunks(rows: int) -> int:
+    """Number of chunks that `launch` makes of so many rows."""
+    return -(-rows // _rows_per_chunk(rows))
+
+
+def is_bf16(tensor: Tensor) -> int:
+    """The flag by which kernels choose how to read."""
+    return int(tensor.dtype == torch.bfloat16)
+
+
+def _rows_per_chunk(rows: int) -> int:
+    return max(1, -(-rows // (torch.get_num_threads() * CHUNKS_PER_THREAD)))
+
+
+def _pack(argument: Tensor | int | float) -> int:
+    if isinstance(argument, Tensor):
+        assert argument.is_contiguous()
+        return argument.data_ptr()
+    if isinstance(argument, float):
+        return int(np.float64(argument).view(np.int64))
+    return argument
+
+
+@cache
+def _gomp_parallel() -> Callable[[int, int, int, int], None] | None:
+    """`GOMP_parallel(function, data, threads, flags)` of the OpenMP library that torch has loaded."""
+    for path in Path(torch.__file__).parent.glob("lib/lib*omp*"):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "GOMP_parallel"):
+            function = library.GOMP_parallel
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            function.restype = None
+            return function
+    return None
+
+
+@njit
+def arguments(pointer):
+    """The argument array of a kernel."""
+    return carray(pointer, 64)[HEADER:]
+
+
+@njit
+def float_argument(a, slot):
+    """A float argument, as float32."""
+    return np.float32(a[slot : slot + 1].view(np.float64)[0])
+
+
+@njit
+def next_rows(pointer):
+    """The next rows to work on and their chunk: (first, last, chunk); first == last when none are left."""
+    header = carray(pointer, HEADER)
+    chunk = fetch_add(pointer)
+    first = min(chunk * header[1], header[2])
+    return first, min(first + header[1], header[2]), chunk
