@@ -55,16 +55,34 @@ SYNONYMS = {
 }
 
 
+_ALIKE = 0.72  # least likeness of a suggestion
+_CLOSE = 0.08  # how far below the best one a second suggestion may be
+
+
 def suggest(key: str) -> list[str]:
     """Up to three dotted keys that `key` may have been meant to be, best first."""
     key = key.replace("-", "_")
     last = key.rpartition(".")[2]
-    found = [SYNONYMS[last]] if last in SYNONYMS else []
-    names = list(settings())
-    found += [name for name in names if name.rpartition(".")[2] == last and "." not in key]
-    found += difflib.get_close_matches(key, names, n=3, cutoff=0.7)
-    section = key.rpartition(".")[0]
-    siblings = [name for name in names if name.rpartition(".")[0] == section]
-    close = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in siblings], n=2, cutoff=0.5)
-    found += [f"{section}.{name}" if section else name for name in close]
-    return list(dict.fromkeys(found))[:3]
+    if last in SYNONYMS:
+        return [SYNONYMS[last]]
+    scores = {name: _likeness(key, name) for name in settings()}
+    enough = max(_ALIKE, max(scores.values()) - _CLOSE)
+    best = sorted((name for name, score in scores.items() if score >= enough), key=lambda name: -scores[name])
+    return [_named(name, key) for name in best[:3]]
+
+
+def _named(name: str, key: str) -> str:
+    """The setting's key with the names the user chose in place of `*`, where both have as many parts."""
+    parts, given = name.split("."), key.split(".")
+    if len(parts) != len(given):
+        return name
+    return ".".join(theirs if part == "*" else part for part, theirs in zip(parts, given, strict=True))
+
+
+def _likeness(key: str, name: str) -> float:
+    """How alike two dotted keys are, from 0 to 1; the last part counts most, and alone where `key` has no other."""
+    (head, _, last), (section, _, leaf) = key.rpartition("."), name.rpartition(".")
+    likeness = difflib.SequenceMatcher(None, last, leaf).ratio()
+    if not head:
+        return likeness
+    return 0.6 * likeness + 0.4 * difflib.SequenceMatcher(None, head, section).ratio()

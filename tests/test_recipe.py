@@ -1,0 +1,84 @@
+"""Rules between sections, and the recipes that come with hornbook."""
+
+import pytest
+
+from hornbook.layers import shipped_recipes
+from hornbook.recipe import Recipe, cross_check
+from hornbook.resolve import Resolved, resolve
+from hornbook.schema import settings
+
+
+def shipped(name: str) -> Resolved:
+    return resolve(name, [], {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({}, []),
+        ({"model": {"width": 100, "heads": 3}}, ["model.heads"]),
+        ({"model": {"width": 100, "heads": 3, "attention": {"head_dim": 32}}}, []),
+        ({"model": {"width": 60, "heads": 12}}, ["model.attention.head_dim"]),
+        ({"model": {"width": 60, "heads": 12, "position": {"kind": "learned"}}}, []),
+        ({"model": {"attention": {"kv_heads": 5}}}, ["model.attention.kv_heads"]),
+        ({"train": {"sequence": 4096}}, ["train.sequence"]),
+        ({"train": {"sequence": 1000}}, ["train.batch_tokens"]),
+        ({"train": {"tokens": 1, "epochs": 1}}, ["train.epochs"]),
+        ({"data": {"stages": [{"from_tokens": 5}, {"from_tokens": 5}]}}, ["data.stages"]),
+        ({"data": {"stages": [{"from_tokens": 6}, {"from_tokens": 5}]}}, ["data.stages"]),
+        ({"data": {"stages": [{"from_tokens": 5}, {"from_tokens": 6}]}}, []),
+        (
+            {"model": {"width": 100, "heads": 3}, "train": {"sequence": 3000}},
+            ["model.heads", "train.sequence", "train.batch_tokens"],
+        ),
+    ],
+)
+def test_rules_between_sections(changes: dict[str, object], keys: list[str]) -> None:
+    recipe = Recipe.model_validate(
+        {name: {"kind": "decoder", **value} if name == "model" else value for name, value in changes.items()}  # pyright: ignore
+    )
+    assert [key for key, _ in cross_check(recipe)] == keys
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_shipped_recipe_says_what_it_is(name: str) -> None:
+    recipe = shipped(name).recipe
+    assert recipe.name == name
+    assert recipe.train.tokens is not None
+    assert shipped_recipes()[name].startswith("# ")
+    assert all(len(line) <= 120 and line.isascii() for line in shipped_recipes()[name].splitlines())
+
+
+def test_the_three_recipes_are_there() -> None:
+    assert {"tiny", "gpt2-124m", "llama-1b"} <= set(shipped_recipes())
+
+
+def test_gpt2_is_gpt2() -> None:
+    model = shipped("gpt2-124m").recipe.model
+    assert (model.layers, model.width, model.heads, model.hidden, model.vocab) == (12, 768, 12, 3072, 50257)
+    assert model.norm.model_dump() == {"kind": "layer", "eps": 1e-5, "bias": True}
+    assert model.position.model_dump() == {"kind": "learned", "length": 1024}
+    assert (model.mlp.kind, model.mlp.activation, model.mlp.bias) == ("mlp", "gelu_tanh", True)
+    assert (model.attention.bias, model.attention.out_bias, model.kv_heads, model.head.tied) == (True, True, 12, True)
+
+
+def test_gpt2_trains_as_gpt3_small() -> None:
+    recipe = shipped("gpt2-124m").recipe
+    schedule, train = recipe.optim.schedule, recipe.train
+    assert train.tokens is not None
+    assert recipe.optim.lr * schedule(0, train.tokens, train.batch_tokens) == pytest.approx(6e-4 * 524_288 / 375e6)
+    assert schedule(375_000_000, train.tokens, 1) == pytest.approx(1)
+    assert schedule(train.tokens, train.tokens, 1) == pytest.approx(0.1)
+
+
+def test_llama_is_llama() -> None:
+    model = shipped("llama-1b").recipe.model
+    assert (model.layers, model.width, model.heads, model.kv_heads, model.head_dim) == (16, 2048, 32, 8, 64)
+    assert (model.hidden, model.vocab, model.head.tied) == (8192, 128256, True)
+    assert model.position.model_dump() == {"kind": "rope", "theta": 500_000.0, "length": 8192}
+    assert (model.norm.kind, model.norm.eps, model.mlp.kind, model.mlp.activation) == ("rms", 1e-5, "glu", "silu")
+
+
+def test_about_a_hundred_settings_for_one_choice_of_kinds() -> None:
+    assert len(shipped("tiny").origins) <= 110
+    assert len(settings()) <= 140
