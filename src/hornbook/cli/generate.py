@@ -1,6 +1,7 @@
 """`hornbook generate`: continue a prompt, or prompts line by line, as the text comes."""
 
 import dataclasses
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -56,8 +57,10 @@ def generate(
 
 def _prompts(prompt: str | None) -> Iterator[str]:
     if prompt is not None:
-        yield prompt
+        yield _utf8(prompt)
         return
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # judged by _utf8
     if sys.stdin.isatty():
         say("one prompt per line; Ctrl-D ends")
     while True:
@@ -67,7 +70,7 @@ def _prompts(prompt: str | None) -> Iterator[str]:
         line = sys.stdin.readline()
         if not line:
             return
-        yield line.rstrip("\n")
+        yield _utf8(line.rstrip("\n"))
 
 
 def _respond(
@@ -99,7 +102,7 @@ def _stream(loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling"
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    before = [tokenizer.delimiter_id, *tokenizer.encode(_utf8(prompt))]
+    before = [tokenizer.delimiter_id, *tokenizer.encode(prompt)]
     stream = generate_ids(
         loaded.model,
         before,

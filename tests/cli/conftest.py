@@ -1,0 +1,58 @@
+"""Fixtures of the command line's tests: a tiny checkpoint, and a run that holds it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+VOCAB = 320
+
+
+def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
+    """A LLaMA of two layers with initial values, and 320 rows of embedding for a tokenizer of 257 ids."""
+    from hornbook.model.build import build_model
+    from hornbook.model.config import FullAttention, ModelConfig, Rope, ScaledNormal
+    from hornbook.model.hf import write_hf
+    from hornbook.model.init import initialize
+
+    config = ModelConfig(
+        layers=2,
+        width=32,
+        heads=4,
+        attention=FullAttention(kv_heads=2),
+        position=Rope(length=64),
+        init=ScaledNormal(std=0.3),
+    )
+    model = build_model(config, VOCAB, "cpu")
+    initialize(model, config, seed=1)
+    write_hf(folder, model, config, VOCAB, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> Path:
+    """A checkpoint folder with a tokenizer. Read only: a test that changes it copies it."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model", tiny_corpus / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """A run directory with the checkpoints of steps 10 and 20, both `checkpoint`. Read only."""
+    from hornbook.run.checkpoint import Checkpoints
+    from hornbook.run.config import CheckpointConfig
+    from hornbook.rundir import RunDir
+
+    class Saved:
+        def __init__(self, step: int) -> None:
+            self.step, self.tokens = step, 100 * step
+
+        def write(self, folder: Path) -> None:
+            shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+
+        def read(self, folder: Path) -> None:
+            raise AssertionError(f"nothing here is read back ({folder})")
+
+    run = RunDir(tmp_path_factory.mktemp("runs") / "run").create()
+    for step in (10, 20):
+        Checkpoints(run.checkpoints, CheckpointConfig()).save(Saved(step))
+    return run.path
