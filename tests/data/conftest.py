@@ -1,5 +1,6 @@
 """Token shards made by hand, in the format of docs/architecture.md."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,14 +100,8 @@ def write_corpus(
     return raw
 
 
-@pytest.fixture
-def make_corpus(tmp_path: Path) -> Callable[..., Raw]:
-    """Write a corpus below a fresh folder: make_corpus({"a": [3, 5]}, shards=2, ...) -> Raw."""
-    count = iter(range(10**6))
-    return lambda sources, **options: write_corpus(tmp_path / f"data{next(count)}", sources, **options)
-
-
-def real_lengths(count: int, seed: int = 0, mean: float = 600.0) -> list[int]:
-    """Lengths like those of web documents: log-normal, a few very long."""
-    rng = np.random.default_rng(seed)
-    return np.maximum(2, rng.lognormal(np.log(mean) - 0.72, 1.2, count)).astype(int).tolist()
+@pytest.fixture(scope="session")
+def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Raw]:
+    """Write a corpus into a fresh folder: make_corpus({"a": [3, 5]}, shards=2, ...) -> Raw."""
+    base, count = tmp_path_factory.mktemp("corpora"), itertools.count()
+    return lambda sources, **options: write_corpus(base / str(next(count)), sources, **options)

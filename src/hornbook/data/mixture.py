@@ -6,6 +6,7 @@ assignment problem (Discrete Mathematics 32, 1980): after any number of draws ea
 draw of its share, which is the best that is possible.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,8 +115,8 @@ def _weights(weights: Mapping[str, float], sizes: Mapping[str, int], key: str, n
     for name, weight in weights.items():
         if name not in sizes:
             raise UsageError(f"{key}: {_unknown_source(name, sizes)}")
-        if not 0 <= weight < float("inf"):
-            raise UsageError(f"{key}.{name}: a weight is a number >= 0, not {weight}")
+        if weight < 0:
+            raise UsageError(f"{key}.{name}: a weight is not negative, as {weight} is")
         if weight > 0 and sizes[name] == 0:
             raise UsageError(f"{key}.{name}: the source has no training tokens: give it weight 0 or leave it out")
     if not any(weights.values()):
@@ -128,8 +129,6 @@ def _weights(weights: Mapping[str, float], sizes: Mapping[str, int], key: str, n
 
 def _unknown_source(name: str, known: Mapping[str, int]) -> str:
     """Text that names an unknown source, the nearest known one, and all of them."""
-    import difflib
-
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"there is no source {name!r}: {hint}the data has {', '.join(known)}"
