@@ -11,6 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from hypothesis import settings
+
+settings.register_profile("hornbook", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("hornbook")
 
 DELIMITER = 0
 VOCAB = 1000

@@ -32,6 +32,7 @@ class GlobalIndex:
         """
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
         sizes = {name: stream.tokens for name, stream in corpus.train.items()}
+        _check_length(sizes, sequence)
         self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
         self.source_tokens = {name: sizes[name] for name in self.sources}
         _check_length(self.source_tokens, sequence)
