@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hornbook.cli.shell import WORDS, guard
+from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.errors import EXIT_MEANING, UsageError
 
 
@@ -75,7 +75,15 @@ class VerbGroup(TyperGroup):
             with formatter.section(section):
                 formatter.write_dl([(name, verb.help) for name, verb in VERBS.items() if verb.section == section])
         with formatter.section("Options"):
-            formatter.write_dl([("--version", "Print the version"), ("-h, --help", "Of hornbook, or of a verb")])
+            formatter.write_dl(
+                [
+                    ("-h, --help", "Of hornbook, or of a verb"),
+                    ("-v, --verbose", "Say more; show whole tracebacks"),
+                    ("-q, --quiet", "Say nothing but problems"),
+                    ("--version", "Print the version"),
+                    ("--install-completion", "Let the shell complete verbs and options"),
+                ]
+            )
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_MEANING.items()])
 
@@ -137,7 +145,7 @@ def hornbook(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
     return guard(lambda: typer.main.get_command(app).main(args=words, prog_name="hornbook", standalone_mode=False))
 
 

@@ -59,6 +59,11 @@ class SettingsCommand(TyperCommand):
             args = ["--help"]
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Options, then the free words as their metavar says; the parser would put brackets around them again."""
+        free = [str(param.metavar) for param in self.params if param.param_type_name == "argument" and param.metavar]
+        return ["[OPTIONS]", *free]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The usual help, then settings."""
         super().format_help(ctx, formatter)
@@ -70,15 +75,20 @@ class SettingsCommand(TyperCommand):
 
 def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
     """(option, doc with type and default) of the settings named, or of all."""
-    from hornbook.listing import toml_value
     from hornbook.schema import REQUIRED, settings
 
     rows = []
     for key in keys or settings():
         for setting in settings()[key]:
-            default = "" if setting.default is REQUIRED else f", default {toml_value(setting.default)}"
+            default = "" if setting.default is REQUIRED else f", default {_shown(setting.default)}"
             where = f"; with {setting.where}" if setting.where and not keys else ""
             rows.append((f"--{key}", f"{setting.doc} [{setting.type}{default}{where}]"))
             if keys:
                 break
     return rows
+
+
+def _shown(default: Any) -> str:
+    from hornbook.listing import toml_value
+
+    return "none" if default is None else toml_value(default)

@@ -26,27 +26,43 @@ WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RECIPE|RUN] [--section.key value]...", help="Recipe or run directory, then settings."),
+    typer.Argument(metavar="RECIPE|RUN [--section.key value]...", help="Recipe or run directory, then settings."),
 ]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done and write nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more; show whole tracebacks.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing but problems.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+
+# -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the
+# command line and processes that it starts see them too.
+_SPEECH = {
+    "-v": "HORNBOOK_VERBOSE",
+    "--verbose": "HORNBOOK_VERBOSE",
+    "-q": "HORNBOOK_QUIET",
+    "--quiet": "HORNBOOK_QUIET",
+}
 
 _STORAGE_ERRNOS = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO}
 
 
-def people(quiet: bool = False) -> "Console":
-    """Console on stderr, for people. Colour only on a terminal and without NO_COLOR; `quiet` swallows all."""
+def take_speech(words: Sequence[str]) -> list[str]:
+    """Note -v and -q, and return the other words; after `--` every word is left alone."""
+    end = words.index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        if word in _SPEECH:
+            os.environ[_SPEECH[word]] = "1"
+    return [word for at, word in enumerate(words) if at >= end or word not in _SPEECH]
+
+
+def people() -> "Console":
+    """Console on stderr, for people: silent under -q, in colour only on a terminal and without NO_COLOR."""
     from rich.console import Console
 
+    quiet = bool(os.environ.get("HORNBOOK_QUIET"))
     return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
-def say(text: str, *, quiet: bool = False) -> None:
+def say(text: str) -> None:
     """Print one line for people on stderr; `text` may have rich's markup ([bold]...[/])."""
-    people(quiet).print(text)
+    people().print(text)
 
 
 def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = False) -> None:
@@ -114,7 +130,7 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         return f"{error.format_message()}{hint}", Exit.USAGE  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, unimported
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
-    whole = any(word in ("-v", "--verbose") for word in sys.argv[1:])
+    whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
     sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
     return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
 
