@@ -1,0 +1,70 @@
+"""The README's commands, run as they stand."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = [block.splitlines() for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The shell of a user who has activated the environment, without a network."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | more
+
+
+def commands(block: list[str]) -> list[str]:
+    return [line.partition("#")[0].strip() for line in block if line.partition("#")[0].strip()]
+
+
+def test_the_two_commands_are_targets_of_the_makefile():
+    assert commands(BLOCKS[0]) == ["make demo", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert "demo: $(READY)\n\t$(BIN)/hornbook quickstart" in makefile
+    assert "test: $(READY)\n\t$(BIN)/python -m pytest" in makefile
+
+
+@pytest.mark.timeout(280)
+def test_the_demo_ends_well(tmp_path):
+    """The quickstart at its smallest size: every promise of the film holds."""
+    keep = tmp_path / "demo"
+    done = subprocess.run(
+        ["hornbook", "quickstart", "--size", "xs", "--keep", str(keep), "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["resumed_loss_equal"] is True
+    assert figures["dedup_precision"] == 1.0
+    assert figures["dedup_recall"] == 1.0
+    assert figures["certificate"]["ok"] is True
+    assert figures["bits_per_byte"] < figures["baselines"]["unigram"]
+    assert (keep / "model" / "model.safetensors").is_file()
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_your_own_data_in_four_commands(tmp_path):
+    """Exactly the README's lines, on this repository's own pages; the environment only shortens the training."""
+    texts = tmp_path / "my-texts"
+    shutil.copytree(ROOT / "docs", texts)
+    shutil.copytree(ROOT / "src", texts / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    env = environment(HORNBOOK_SET="train.tokens=16384 eval.tokens=2048 model.layers=1")
+    lines = commands(BLOCKS[1])
+    assert len(lines) == 4
+    for line in lines:
+        done = subprocess.run(line.split(), check=False, capture_output=True, text=True, env=env, cwd=tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert (tmp_path / "my-model" / "certificate.json").is_file()
