@@ -251,11 +251,3 @@ def test_impossible_requests_are_refused_with_the_remedy(raw: Any, make_corpus: 
         loader(small)
     with pytest.raises(UsageError, match=r"\(0 tokens\): give more text"):
         loader(make_corpus({"a": []}))
-
-
-def test_a_data_folder_that_cannot_be_written_can_be_read(raw: Any) -> None:
-    raw.path.chmod(0o500)
-    try:
-        assert loader(raw, packing="best_fit").take(4).num_samples == 4
-    finally:
-        raw.path.chmod(0o700)

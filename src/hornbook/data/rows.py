@@ -216,8 +216,15 @@ class RowReader:
         if total < 0:
             raise self._damage(*out.damage.tolist())
         lengths = _lengths(out) if confine else [(sequence,)] * count
-        tensors = map(torch.from_numpy, (tokens, targets, weights, positions))
-        return Rows(*tensors, lengths, int(total), xxhash.xxh3_64_hexdigest(ids.data))
+        return Rows(
+            torch.from_numpy(tokens),
+            torch.from_numpy(targets),
+            torch.from_numpy(weights),
+            torch.from_numpy(positions),
+            lengths,
+            int(total),
+            xxhash.xxh3_64_hexdigest(ids.data),
+        )
 
     def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
         """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
