@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -146,7 +147,19 @@ def hornbook(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
-    return guard(lambda: typer.main.get_command(app).main(args=words, prog_name="hornbook", standalone_mode=False))
+    return guard(lambda: _run(words))
+
+
+def _run(words: list[str]) -> Any:
+    """Parse and run; what goes wrong is raised, for `guard` to judge. Typer's own `main` would exit by itself."""
+    command = typer.main.get_command(app)
+    if "_HORNBOOK_COMPLETE" in os.environ:
+        return command.main(prog_name="hornbook")
+    try:
+        with command.make_context("hornbook", words) as context:
+            return command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
 
 
 if __name__ == "__main__":

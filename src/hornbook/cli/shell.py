@@ -7,6 +7,7 @@ it may return an `Exit` or raise a `HornbookError`, and never calls sys.exit.
 import errno
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -110,11 +111,12 @@ def guard(act: Callable[[], Any]) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", Exit.INTERRUPTED)
-    except BrokenPipeError:
-        return _close_quietly()
+    except BrokenPipeError as error:
+        if _reader_has_gone():
+            return _close_quietly()
+        return _report(*_judge(error))
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
-        message, code = _judge(error)
-        return _report(message, code)
+        return _report(*_judge(error))
     return int(result) if isinstance(result, int) else Exit.DONE
 
 
@@ -154,7 +156,14 @@ def _report(message: str, code: Exit) -> int:
     return code
 
 
+def _reader_has_gone() -> bool:
+    """Whether it is stdout's pipe that nobody reads any more, and not one to a process of ours."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def _close_quietly() -> int:
-    """The reader of stdout has gone (`| head`): end without a word, and without one at exit either."""
+    """As with `| head`: end without a word, and without one at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.DONE

@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from hornbook.resolve import resolve
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main(["config", *words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_show_is_a_recipe_that_gives_the_same(run, tmp_path: Path) -> None:
+    code, text, _ = run("show", "tiny", "--optim.lr", "1e-3", "--no-checkpoint.best")
+    assert code == Exit.DONE
+    (tmp_path / "x.toml").write_text(text, encoding="utf-8")
+    again = resolve(str(tmp_path / "x.toml"), [], {}).recipe
+    assert again == resolve("tiny", ["optim.lr=1e-3", "checkpoint.best=false"], {}).recipe
+    assert run("show", str(tmp_path / "x.toml"))[0] == Exit.DONE
+
+
+def test_show_as_json(run) -> None:
+    code, text, _ = run("show", "seed=5", "--json")
+    found = json.loads(text)
+    assert (code, found["recipe"]["seed"], found["origins"]["seed"]) == (Exit.DONE, 5, "command line")
+    assert set(found) == {"recipe", "origins"}
+
+
+def test_explain(run) -> None:
+    code, text, _ = run("explain", "optim.lr")
+    assert (code, text) == (
+        Exit.DONE,
+        "optim.lr\n  about    Peak learning rate.\n  type     number\n  range    > 0\n  default  0.0003\n"
+        "  value    0.0003  (default)\n",
+    )
+    assert "value    0.0006  (recipes/gpt2-124m.toml:" in run("explain", "optim.lr", "gpt2-124m")[1]
+    assert "value    0.5  (command line)" in run("explain", "optim.lr", "--optim.lr", "0.5")[1]
+    assert json.loads(run("explain", "optim.lr", "tiny", "--json")[1])["value"] == 0.0025
+
+
+def test_explain_what_is_not_there(run) -> None:
+    code, out, err = run("explain", "optim.learning_rate")
+    assert (code, out) == (Exit.USAGE, "")
+    assert err == "error there is no setting optim.learning_rate: did you mean optim.lr?\n"
+    assert run("explain", "seed=3")[0] == Exit.USAGE
+
+
+def test_schema(run) -> None:
+    code, text, _ = run("schema")
+    schema = json.loads(text)
+    assert (code, schema["title"], "extends" in schema["properties"]) == (Exit.DONE, "Recipe", True)
+
+
+def test_check(run) -> None:
+    code, text, err = run("check", "tiny")
+    assert (code, err) == (Exit.DONE, "")
+    assert text.startswith("tiny is in order: ")
+    assert json.loads(run("check", "tiny", "--json")[1])["ok"] is True
+    assert run("check")[0] == Exit.USAGE
+
+
+def test_check_tells_all_problems(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.toml").write_text("[train]\ntokns = 1\nsequence = 1\n", encoding="utf-8")
+    code, out, err = run("check", "bad.toml")
+    assert (code, out) == (Exit.USAGE, "")
+    assert err == (
+        "error 2 problems in the configuration\n"
+        "  train.sequence  must be at least 2, not 1  (bad.toml:3)\n"
+        "  train.tokns  no such setting  (bad.toml:2)\n"
+        "      did you mean train.tokens?\n"
+    )
+    code, out, _ = run("check", "bad.toml", "--json")
+    found = json.loads(out)
+    assert (code, found["ok"], [problem["key"] for problem in found["problems"]]) == (
+        Exit.USAGE,
+        False,
+        ["train.sequence", "train.tokns"],
+    )
+
+
+def test_the_environment_is_a_layer(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORNBOOK_SET", "seed=77")
+    assert "seed = 77                                       # environment HORNBOOK_SET" in run("show", "tiny")[1]

@@ -1,0 +1,196 @@
+"""The frame of the command line: the table of verbs, help, mistyped verbs, words in any order."""
+
+import importlib
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from hornbook.cli import main as frame
+from hornbook.cli.main import VERBS, build_command, main
+from hornbook.cli.settings_help import FREQUENT, setting_rows
+from hornbook.cli.shell import DryRun, Words, guard, split_target
+from hornbook.errors import EXIT_MEANING, Exit
+from hornbook.schema import settings
+
+DESIGN_VERBS = (
+    "quickstart doctor prepare tokenize train resume fork verify eval generate import export runs recipes config"
+)
+
+
+@pytest.fixture(autouse=True)
+def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HORNBOOK_VERBOSE", "HORNBOOK_QUIET"):
+        monkeypatch.setenv(name, "")
+
+
+def test_the_verbs_are_those_of_the_design() -> None:
+    assert list(VERBS) == DESIGN_VERBS.split()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_is_where_the_table_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verb = VERBS[name]
+    assert hasattr(importlib.import_module(f"hornbook.cli.{verb.module}"), verb.function)
+    assert main([name, "--help"]) == Exit.DONE
+    printed = capsys.readouterr()
+    assert f"hornbook {name}" in printed.out
+    assert printed.err == ""
+
+
+def test_help_lists_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == Exit.DONE
+    text = capsys.readouterr().out
+    for name, verb in VERBS.items():
+        assert re.search(rf"^  {name} +{re.escape(verb.help)}", text, re.MULTILINE)
+    for code in Exit:
+        assert re.search(rf"^  {int(code)} +{re.escape(EXIT_MEANING[code])}", text, re.MULTILINE)
+    assert main(["-h"]) == main([]) == Exit.DONE
+    assert capsys.readouterr().out == text * 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert main(["--version"]) == Exit.DONE
+    assert capsys.readouterr().out == f"hornbook {version('hornbook')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["trian"], "error there is no verb 'trian': did you mean train?\n"),
+        (["exprot", "x"], "error there is no verb 'exprot': did you mean export or import?\n"),
+        (["zzzz"], "error there is no verb 'zzzz': `hornbook --help` lists them\n"),
+        (["--bogus"], "error No such option: --bogus\n`hornbook --help` lists what there is\n"),
+        (
+            ["config", "shwo"],
+            "error No such command 'shwo'. Did you mean 'show'?\n`hornbook config --help` lists what there is\n",
+        ),
+        (["recipes", "copy"], "error Missing argument 'RECIPE'.\n`hornbook recipes copy --help` lists what there is\n"),
+    ],
+)
+def test_mistakes_in_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == Exit.USAGE
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", text)
+
+
+def test_a_verb_whose_file_is_absent_breaks_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(VERBS, "absent", frame.Verb("absent", "absent", "Not there", "Look"))
+    assert main(["--help"]) == Exit.DONE
+    assert main(["absent"]) == Exit.USAGE
+    assert capsys.readouterr().err == "error `hornbook absent` is not part of this version\n"
+
+
+# --- words in any order
+
+
+def run_sample(*words: str) -> dict[str, Any]:
+    """What a verb with free words receives."""
+    seen: dict[str, Any] = {}
+
+    def sample(
+        words: Words = None, data: str | None = None, out: Annotated[str, typer.Option()] = "", dry_run: DryRun = False
+    ) -> None:
+        seen.update(data=data, out=out, dry_run=dry_run)
+        seen["target"], seen["overrides"] = split_target(words)
+
+    command = build_command(sample, "sample", words=True)
+    code = guard(lambda: command.main(args=list(words), prog_name="hornbook sample", standalone_mode=False))
+    return seen | {"code": code}
+
+
+EXPECTED = {
+    "target": "tiny",
+    "overrides": ["optim.lr=3e-4", "train.compile=true", "seed=5"],
+    "data": "D",
+    "out": "R",
+    "dry_run": True,
+    "code": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tiny --optim.lr 3e-4 --train.compile seed=5 --data D --out R -n",
+        "-n --data D --out R tiny --optim.lr 3e-4 --train.compile --seed 5",
+        "--optim.lr 3e-4 -n --train.compile --data=D --seed=5 tiny --out=R",
+        "--optim.lr=3e-4 --out R --train.compile yes tiny --dry-run seed=5 --data D",
+        "optim.lr=3e-4 --train.compile=on seed=5 -n --data D --out R -- tiny",
+    ],
+)
+def test_words_in_any_order(line: str) -> None:
+    found = run_sample(*line.split())
+    found["overrides"] = [re.sub("=(yes|on)$", "=true", word) for word in found["overrides"]]
+    assert found == EXPECTED
+
+
+def test_negative_and_dashed_values() -> None:
+    assert run_sample("tiny", "--optim.lr", "-1e-3", "--seed", "-5")["overrides"] == ["optim.lr=-1e-3", "seed=-5"]
+    assert run_sample("--eval.prompt", "-", "tiny")["overrides"] == ["eval.prompt=-"]
+
+
+def test_two_recipes_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_sample("tiny", "small")["code"] == Exit.USAGE
+    assert capsys.readouterr().err == (
+        "error one recipe or run directory is enough, but there are 2: tiny small\n"
+        "settings are written --section.key value or section.key=value\n"
+    )
+
+
+# --- help of verbs with settings
+
+
+@pytest.mark.parametrize("verb", FREQUENT)
+def test_help_shows_what_people_change_most(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(FREQUENT[verb]) <= set(settings())
+    assert main([verb, "--help"]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert all(f"--{key}" in text for key in FREQUENT[verb])
+    assert "Settings people change most (--help-all shows every one)" in text
+
+
+@pytest.mark.parametrize("words", [["--help-all"], ["--help", "all"]])
+def test_help_all_shows_every_setting(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert all(f"--{key}" in text for key in settings())
+
+
+def test_rows_have_doc_type_and_default() -> None:
+    assert setting_rows(["optim.lr", "train.tokens"]) == [
+        ("--optim.lr", "Peak learning rate. [number, default 0.0003]"),
+        ("--train.tokens", "Length of the run in tokens; or give `epochs`. [integer | none, default none]"),
+    ]
+    floors = [text for option, text in setting_rows(None) if option == "--optim.schedule.floor"]
+    assert len(floors) == 3
+    assert '; with optim.schedule.kind = "cosine"]' in floors[1]
+
+
+# --- speed
+
+
+def test_help_takes_at_most_one_and_a_half_times_its_libraries() -> None:
+    """DESIGN 4; interleaved, and the smaller of median and minimum, so that a busy machine does not decide."""
+    commands = {
+        "libraries": [sys.executable, "-c", "import typer, rich, pydantic"],
+        "help": [sys.executable, "-c", "from hornbook.cli.main import main; main(['--help'])"],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(9):
+        for name, command in commands.items():
+            start = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"NO_COLOR": "1"})
+            seconds[name].append(time.perf_counter() - start)
+    ratios = [measure(seconds["help"]) / measure(seconds["libraries"]) for measure in (statistics.median, min)]
+    assert min(ratios) <= 1.5, seconds

@@ -1,0 +1,191 @@
+"""Streams, errors and exit codes."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hornbook.cli.shell import answer, guard, people, resolve_words, say, split_targets, storage_error, take_speech
+from hornbook.errors import (
+    DivergedError,
+    DoesNotFitError,
+    Exit,
+    HornbookError,
+    IntegrityError,
+    InUseError,
+    StorageError,
+    UsageError,
+)
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.fixture(autouse=True)
+def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HORNBOOK_VERBOSE", "HORNBOOK_QUIET"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError, Exit.USAGE),
+        (IntegrityError, Exit.INTEGRITY),
+        (DoesNotFitError, Exit.DOES_NOT_FIT),
+        (DivergedError, Exit.DIVERGED),
+        (InUseError, Exit.IN_USE),
+        (StorageError, Exit.STORAGE),
+    ],
+)
+def test_our_errors_are_one_message_and_their_code(
+    error: type[HornbookError], code: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guard(raising(error("what is wrong: the remedy"))) == code
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "error what is wrong: the remedy\n")
+
+
+def test_every_kind_of_error_has_a_test() -> None:
+    tested = {UsageError, IntegrityError, DoesNotFitError, DivergedError, InUseError, StorageError}
+    assert set(HornbookError.__subclasses__()) == tested
+
+
+@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (Exit.RESUMABLE, 75), (3, 3), ("text", 0)])
+def test_a_verb_may_return_its_exit_code(result: Any, code: int) -> None:
+    assert guard(lambda: result) == code
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "No space left on device; free some space"),
+        (errno.EDQUOT, "quota is spent"),
+        (errno.EROFS, "Read-only file system; choose a place that can be written"),
+        (errno.EACCES, "Permission denied; check the permissions"),
+        (errno.EIO, "the device reports errors"),
+    ],
+)
+def test_storage_that_fails_is_code_7_with_the_path(
+    number: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guard(raising(OSError(number, os.strerror(number), "/some/place"))) == Exit.STORAGE
+    text = capsys.readouterr().err
+    assert text.startswith("error /some/place: ")
+    assert words in text
+    assert "Traceback" not in text
+
+
+def test_a_storage_error_without_a_path() -> None:
+    assert str(storage_error(OSError(errno.ENOSPC, "x"))).startswith("No space left on device; ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_device_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guard(lambda: Path("/dev/full").write_text("x")) == Exit.STORAGE
+    assert capsys.readouterr().err == "error No space left on device; free some space or choose another place\n"
+
+
+def test_interrupts() -> None:
+    assert guard(raising(KeyboardInterrupt())) == guard(raising(typer.Abort())) == Exit.INTERRUPTED
+
+
+def test_memory_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    class OutOfMemoryError(RuntimeError):
+        """Named as torch's."""
+
+    assert guard(raising(MemoryError())) == guard(raising(OutOfMemoryError("3 GiB"))) == Exit.DOES_NOT_FIT
+    assert capsys.readouterr().err == "error out of memory\nerror out of memory: 3 GiB\n"
+
+
+def deep(depth: int) -> None:
+    if depth == 0:
+        raise ZeroDivisionError("the reason")
+    deep(depth - 1)
+
+
+def test_a_defect_says_so_after_a_short_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guard(lambda: deep(12)) == Exit.DEFECT
+    short = capsys.readouterr().err
+    assert short.endswith("error this is a defect of hornbook: please report it with the lines above (-v shows all)\n")
+    assert "ZeroDivisionError: the reason" in short
+    monkeypatch.setenv("HORNBOOK_VERBOSE", "1")
+    assert guard(lambda: deep(12)) == Exit.DEFECT
+    assert len(capsys.readouterr().err) > len(short)
+
+
+def test_a_missing_file_nobody_foresaw_is_a_defect() -> None:
+    assert guard(raising(FileNotFoundError(errno.ENOENT, "no", "x"))) == Exit.DEFECT
+
+
+def test_the_reader_of_a_pipe_may_leave() -> None:
+    code = "import sys; from hornbook.cli.main import main; sys.exit(main(['config', 'schema']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == Exit.DONE
+
+
+def test_a_broken_pipe_of_a_process_of_ours_is_a_defect() -> None:
+    code = """
+import sys
+from hornbook.cli.shell import guard
+def act():
+    raise BrokenPipeError(32, "x")
+sys.exit(guard(act))"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, "defect" in ran.stderr) == (Exit.DEFECT, True)
+
+
+def test_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    answer({"a": "\u2603", "b": [1]}, "for people", as_json=True)
+    answer({"a": 1}, "for people")
+    answer({"a": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(lines[0]), lines[1], json.loads(lines[2])] == [{"a": "\u2603", "b": [1]}, "for people", {"a": 1}]
+
+
+def test_people_read_stderr_without_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("[bold red]loud[/] " + "word " * 60)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "loud " + "word " * 60 + "\n"
+
+
+def test_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HORNBOOK_QUIET", "1")
+    say("nothing")
+    assert people().quiet
+    assert guard(raising(UsageError("a problem"))) == Exit.USAGE
+    assert capsys.readouterr().err == "error a problem\n"
+
+
+def test_speech_is_taken_from_any_place() -> None:
+    assert take_speech(["train", "-v", "tiny", "--quiet", "--", "-q"]) == ["train", "tiny", "--", "-q"]
+    assert (os.environ["HORNBOOK_VERBOSE"], os.environ["HORNBOOK_QUIET"]) == ("1", "1")
+
+
+def test_targets_and_overrides() -> None:
+    assert split_targets(["a", "--optim.lr", "1", "b", "seed=2"]) == (["a", "b"], ["optim.lr=1", "seed=2"])
+    assert split_targets(None) == ([], [])
+
+
+def test_resolving_words() -> None:
+    resolved = resolve_words(["--seed", "7"], "data.path=D", default="tiny")
+    assert (resolved.recipe.name, resolved.recipe.seed, resolved.recipe.data.path) == ("tiny", 7, "D")
+    assert resolve_words(["seed=1", "gpt2-124m"], "seed=2").recipe.seed == 2
