@@ -103,10 +103,8 @@ class Line:
     count: int = 1
     """Lines it stands for: a run of empty lines is one."""
 
-    @property
-    def overlong(self) -> bool:
-        """The line was longer than the limit, so it was not kept."""
-        return self.size > len(self.data)
+    overlong: bool = False
+    """The line was longer than the limit, so it was not kept."""
 
 
 def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
@@ -126,12 +124,12 @@ def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
                 continue
             size += end - start
             _hold(parts, chunk[start:end], size, limit)
-            yield Line(number, b"".join(parts), size, True)
+            yield Line(number, b"".join(parts), size, True, overlong=size > limit)
             number, parts, size, start = number + 1, [], 0, end + 1
         size += len(chunk) - start
         _hold(parts, chunk[start:], size, limit)
     if size:
-        yield Line(number, b"".join(parts), size, False)
+        yield Line(number, b"".join(parts), size, False, overlong=size > limit)
 
 
 def _hold(parts: list[bytes], part: bytes, size: int, limit: int) -> None:

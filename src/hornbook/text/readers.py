@@ -29,6 +29,8 @@ from hornbook.text.lines import (
 Row = Document | Rejected
 _ID_LIMIT = 512
 _BATCH_ROWS = 256
+_DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
+"""What pyarrow raises on damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ def _json_name(value: Any) -> str:
 
 
 def _short(error: Exception) -> str:
-    return str(error).splitlines()[0][:120]
+    lines = str(error).splitlines()
+    return lines[0][:120].encode("ascii", "backslashreplace").decode() if lines else type(error).__name__
 
 
 def _bad_line(file: InputFile, line: Line, reason: str) -> Rejected:
@@ -182,11 +185,11 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
     with open_input(file) as handle:
         try:
             table = pq.ParquetFile(pa.PythonFile(handle, mode="r"), pre_buffer=False)
-        except (OSError, pa.ArrowException) as error:
+            rows = table.metadata.num_rows
+            problem = _column_problem(table.schema_arrow, options.text_field)
+        except _DAMAGE as error:
             yield Rejected(file.name, 0, f"damaged parquet: {_short(error)}", file.source)
             return
-        rows = table.metadata.num_rows
-        problem = _column_problem(table.schema_arrow, options.text_field)
         if problem:
             yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
             return
@@ -194,6 +197,9 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
         for group in range(table.num_row_groups):
             yield from _read_group(file, table, group, first, options)
             first += table.metadata.row_group(group).num_rows
+        if first - 1 != rows:
+            reason = f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}"
+            yield Rejected(file.name, 0, reason, file.source)
 
 
 def _column_problem(schema: pa.Schema, name: str) -> str:
@@ -220,8 +226,11 @@ def _read_group(file: InputFile, table: pq.ParquetFile, group: int, first: int, 
             for text, name in zip(texts, ids, strict=True):
                 yield _parquet_row(file, first + done, text.as_py(), name, options)
                 done += 1
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        reason = f"damaged parquet: row group {group}, {_short(error)}"
+        problem = "it ends early"
+    except _DAMAGE as error:
+        problem = _short(error)
+    if done < rows:
+        reason = f"damaged parquet: row group {group}, {problem}"
         yield Rejected(file.name, first + done, reason, file.source, rows=rows - done)
 
 
