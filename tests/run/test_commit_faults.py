@@ -5,13 +5,16 @@ operation that a save makes is counted, and the n-th is made to fail; the parent
 """
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,18 +175,86 @@ def exhaust(base: Path, again: bool) -> dict[str, Any]:
     return {"operations": operations, "tried": tried, "bad": bad}
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
-def test_every_operation_of_a_save_may_fail(tmp_path: Path, again: bool):
-    command = [sys.executable, __file__, str(tmp_path), "again" if again else "new"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def trace(folder: Path, call: str, fault: str, when: int) -> tuple[str, bool]:
+    """Like `inject`, but the system itself fails: strace strikes the n-th call of one kind. Also: was there one?"""
+    begin(folder, again=False)
+    log = folder.with_suffix(".log")
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            checkpoints = Checkpoints(folder, CONFIG)
+            checkpoints.restore(Content())
+            theirs.send(b"ready")
+            theirs.recv(1)
+            checkpoints.save(Content(3, 203), score=0.5)
+            code = 0
+        except StorageError:
+            code = 1
+        finally:
+            os._exit(code)
+    theirs.close()
+    assert ours.recv(5) == b"ready"
+    options = ["-qq", "-o", str(log), "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={when}", "-p", str(pid)]
+    with subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, text=True) as tracer:
+        while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text():
+            assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+            time.sleep(0.001)
+        ours.send(b"x")
+        status = os.waitpid(pid, 0)[1]
+    ours.close()
+    struck = "INJECTED" in log.read_text() or os.WIFSIGNALED(status)
+    if os.WIFSIGNALED(status):
+        return "killed", struck
+    return ("saved", "refused", "crashed")[os.WEXITSTATUS(status)], struck
+
+
+def exhaust_calls(base: Path) -> dict[str, Any]:
+    """Every fault at every system call that can change a directory."""
+    calls, tried, bad = {}, {}, []
+    for call in ("openat", "write", "fsync", "rename", "mkdir", "unlinkat"):
+        for fault in ("signal=SIGKILL", "error=EIO", "error=ENOSPC"):
+            for when in itertools.count(1):
+                folder = base / f"{call}-{when}"
+                said, struck = trace(folder, call, fault, when)
+                bad += [f"{call} {when} {fault}: {problem}" for problem in judge(folder, False, said)]
+                shutil.rmtree(folder)
+                if not struck:
+                    calls[call] = when - 1
+                    break
+                tried[said] = tried.get(said, 0) + 1
+    return {"operations": sum(calls.values()), "calls": calls, "tried": tried, "bad": bad}
+
+
+def run_harness(mode: str, folder: Path) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, str(folder), mode], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["bad"] == []
+    return result
+
+
+@pytest.mark.parametrize("mode", ["new", "again"])
+def test_every_operation_of_a_save_may_fail(tmp_path: Path, mode: str):
+    result = run_harness(mode, tmp_path)
     assert result["operations"] >= 43
     assert result["tried"].keys() >= {"killed", "saved", "refused", "retried"}
+
+
+def test_every_system_call_of_a_save_may_fail(tmp_path: Path):
+    probe = ["strace", "-qq", "-o", str(tmp_path / "log"), "-e", "inject=rmdir:error=EIO", "true"]
+    if shutil.which("strace") is None or subprocess.run(probe, check=False, capture_output=True).returncode != 0:
+        pytest.skip("strace is not there, or may not trace")
+    result = run_harness("calls", tmp_path)
+    assert min(result["calls"].values()) >= 1
+    assert result["calls"]["fsync"] >= 8, "each file, the manifest, both directories and the parent"
+    assert result["tried"].keys() >= {"killed", "refused"}
 
 
 if __name__ == "__main__":
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else sys.argv[1]) as scratch:
-        print(json.dumps(exhaust(Path(scratch), sys.argv[2] == "again")))
+        target = Path(scratch)
+        found = exhaust_calls(target) if sys.argv[2] == "calls" else exhaust(target, sys.argv[2] == "again")
+        print(json.dumps(found))
