@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.data.corpus import Corpus
+from hornbook.data.corpus import Corpus, _documents
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.shards import describe_shard, writing_shard
 
@@ -66,6 +66,16 @@ def test_a_damaged_index_is_named(make_corpus: Callable, text: str) -> None:
         Corpus.open(raw.path)
 
 
+def test_a_damaged_entry_of_the_index_is_named(make_corpus: Callable) -> None:
+    raw = make_corpus({"a": [5]})
+    path = raw.path / "tokens/index.json"
+    whole = json.loads(path.read_text())
+    for change in ({"split": "test"}, {"tokens": "many"}, {"name": None}):
+        path.write_text(json.dumps(whole | {"shards": [whole["shards"][0] | change]}))
+        with pytest.raises(IntegrityError, match=r"index.json lists a shard wrongly|expected 10 bytes, found"):
+            Corpus.open(raw.path)
+
+
 @pytest.mark.parametrize("ending", [".bin", ".idx"])
 def test_missing_and_truncated_shards_are_named_with_sizes(make_corpus: Callable, ending: str) -> None:
     raw = make_corpus({"a": [5, 6]})
@@ -86,6 +96,10 @@ def test_a_missing_list_of_documents_is_named(make_corpus: Callable) -> None:
     raw = make_corpus({"a": [5, 6]})
     corpus = Corpus.open(raw.path)
     path = raw.path / "tokens/train/a/00000.docs.parquet"
+    shutil.copy(make_corpus({"a": [5]}).path / "tokens/train/a/00000.docs.parquet", path)
+    with pytest.raises(IntegrityError, match=r"expected id, origin and bytes of 2 documents, found 1 rows"):
+        corpus.train["a"].shards[0].document(0)
+    _documents.cache_clear()
     path.write_bytes(b"not parquet")
     with pytest.raises(IntegrityError, match=r"docs.parquet: cannot be read as parquet"):
         corpus.train["a"].shards[0].document(0)

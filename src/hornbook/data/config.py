@@ -12,7 +12,7 @@ class StageConfig(Config):
 
     from_tokens: Count = Field(ge=0)
     """Position of training, in tokens, at which this stage begins."""
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = Field(default_factory=dict)
     """Share of tokens per source."""
 
 
@@ -21,9 +21,9 @@ class DataConfig(Config):
 
     path: str | None = None
     """Folder written by `hornbook tokenize`; `hornbook train --data` sets it."""
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = Field(default_factory=dict)
     """Share of tokens per source, normalised; by default each source by its size."""
-    stages: list[StageConfig] = []
+    stages: list[StageConfig] = Field(default_factory=list)
     """Changes of the weights during the run."""
     order: Literal["shuffled", "sequential", "replacement"] = "shuffled"
     """A new permutation each epoch, the order of the shards, or independent draws."""

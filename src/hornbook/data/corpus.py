@@ -44,7 +44,13 @@ class Shard:
 
     def document(self, number: int) -> dict[str, Any]:
         """Columns of `.docs.parquet` for document `number`: id, origin, bytes."""
-        return _documents(self.path(".docs.parquet")).slice(number, 1).to_pylist()[0]
+        table = _documents(self.path(".docs.parquet"))
+        if len(table) != self.documents or not {"id", "origin", "bytes"} <= set(table.column_names):
+            raise IntegrityError(
+                f"{self.path('.docs.parquet')}: expected id, origin and bytes of {self.documents} documents, found"
+                f" {len(table)} rows of {', '.join(table.column_names)}: {_REMEDY}"
+            )
+        return table.slice(number, 1).to_pylist()[0]
 
 
 @lru_cache(maxsize=4)
@@ -121,9 +127,14 @@ class Corpus:
             root = root.parent
         index = _read_index(root)
         streams: dict[str, dict[str, list[Shard]]] = {"train": {}, "validation": {}}
-        for entry in index["shards"]:
-            split = streams[entry["split"]]
-            split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"]))
+        try:
+            for entry in index["shards"]:
+                split = streams[entry["split"]]
+                split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {_REMEDY}"
+            ) from error
         return Corpus(
             root,
             index,

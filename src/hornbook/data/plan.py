@@ -62,15 +62,16 @@ class TablePlan:
     """Rows listed in a table of pieces: row, first token in the stream, length."""
 
     def __init__(self, table: Int64[np.ndarray, "3 pieces"], sequence: int, tokens: int, digest: str) -> None:
-        self._row_of, self._begins, self._lengths = table
-        self.rows = int(self._row_of[-1]) + 1 if table.size else 0
+        row_of, self._begins, self._lengths = table
+        self.rows = int(row_of[-1]) + 1 if table.size else 0
+        self._firsts = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=self.rows))])
         self.padding = self.rows * sequence - tokens
         self.digest = digest
 
     def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
         """The pieces of each row."""
-        first = np.searchsorted(self._row_of, rows, side="left")
-        counts = np.searchsorted(self._row_of, rows, side="right") - first
+        first = self._firsts[rows]
+        counts = self._firsts[rows + 1] - first
         offsets = np.concatenate([[0], np.cumsum(counts)])
         lines = np.repeat(first - offsets[:-1], counts) + np.arange(offsets[-1])
         return offsets, self._begins[lines], self._lengths[lines]
