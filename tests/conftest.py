@@ -105,7 +105,7 @@ TINY_RUN = (
 """A run of 12 steps, the last of 64 tokens instead of 128, in well under a second."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_settings(tiny_corpus: Path) -> tuple[str, ...]:
     """Overrides of a run of 12 short steps over the tiny corpus."""
     return (f"data.path={tiny_corpus}", *TINY_RUN)

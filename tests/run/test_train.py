@@ -103,7 +103,8 @@ def test_observers_change_no_bit(tmp_path: Path, launch_run: Launch, branch: Bra
 
 
 def test_the_model_learns(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
-    launch_run(tmp_path / "run", "train.tokens=none", "train.epochs=1", "optim.lr=0.02")
+    words = ("train.epochs=1", "train.batch_tokens=512", "train.micro_batch=16", "optim.lr=0.05")
+    launch_run(tmp_path / "run", "train.tokens=none", *words)
     losses = [step["loss"] for step in branch(tmp_path / "run")]
     assert losses[0] == pytest.approx(5.77, abs=0.05)  # ln 320: nothing is known yet
     assert losses[-1] < 3.2

@@ -3,20 +3,22 @@
 The ledger hears of it before the first step, with what the last bits depend on.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hornbook.data.loader import repetition_warnings
 from hornbook.parallel.mesh import Mesh
+from hornbook.resolve import leaves
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
 from hornbook.run.origin import origin_of
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
 from hornbook.rundir import write_atomic
+from hornbook.schema import dotted
 
 
 def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Callable[[str], None]] = ()) -> None:
@@ -30,7 +32,8 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     if job.origin is not None:
         fields["origin"] = job.origin.record()
     if job.changes:
-        fields["changes"] = [dataclasses.asdict(change) for change in job.changes]
+        present = {dotted(path) for path, _ in leaves(job.recipe)}
+        fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in job.changes]
     if restored is not None:
         fields["checkpoint"] = restored.name
     if job.ledger.torn:

@@ -15,7 +15,7 @@ import torch
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.listing import toml_value
 from hornbook.recipe import Recipe
-from hornbook.resolve import leaves, resolve
+from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.environment import check_data_lock
 from hornbook.run.job import Job, open_inputs
@@ -25,7 +25,6 @@ from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
 from hornbook.run.train import train
 from hornbook.rundir import RunDir, RunLock, read_records, write_atomic
-from hornbook.schema import dotted
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints"}
 
@@ -85,9 +84,7 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
 def recipe_in_force(run: RunDir) -> Recipe:
     """recipe.toml with what the ledger says was changed since (the same, unless a resume was killed at that moment)."""
     settings = replay(record for record, _ in read_records(run.events)).settings
-    recipe = resolve(str(run.recipe), environ={}).recipe
-    present = {dotted(path) for path, _ in leaves(recipe)}
-    words = [f"{key}={toml_value(value)}" for key, value in settings.items() if value is not None or key in present]
+    words = [f"{key}={toml_value(value)}" for key, value in settings.items()]
     return resolve(str(run.recipe), words, environ={}).recipe
 
 

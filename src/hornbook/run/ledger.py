@@ -52,7 +52,10 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     state = Monotone()
     for record in records:
         state.attempt = max(state.attempt, record["attempt"])
-        state.settings |= {change["key"]: change["new"] for change in record.get("changes", ())}
+        for change in record.get("changes", ()):
+            state.settings.pop(change["key"], None)
+            if not change.get("gone"):
+                state.settings[change["key"]] = change["new"]
         if "window" in record:
             state.windows.append((record["window"][0], record["window"][1]))
         if record.get("origin"):

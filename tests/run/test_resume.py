@@ -1,0 +1,319 @@
+"""Going on: bit for bit, after any stop; and what must not change is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit, IntegrityError, InUseError, UsageError
+from hornbook.parallel.engine import Engine
+from hornbook.resolve import resolve
+from hornbook.run.launch import Start, launch
+from hornbook.run.ledger import Ledger
+from hornbook.run.requests import Request, stop_file, write_request
+from hornbook.rundir import RunDir, RunLock, read_records, verify_chain
+
+Launch = Callable[..., Exit]
+Branch = Callable[[Path], list[dict[str, Any]]]
+Events = Callable[..., list[dict[str, Any]]]
+
+
+def checkpoint_bytes(folder: Path, step: int = 12) -> tuple[bytes, bytes]:
+    checkpoint = RunDir(folder).checkpoints / f"step-{step:08d}"
+    moments = checkpoint / "trainer" / "optimizer.safetensors"
+    return (checkpoint / "model.safetensors").read_bytes(), moments.read_bytes()
+
+
+def stopped_run(folder: Path, launch_run: Launch, step: int, *words: str) -> RunDir:
+    """A run that was asked to stop at `step` before it began."""
+    run = RunDir(folder).create()
+    write_request(run, Request(action="stop", at_step=step))
+    assert launch_run(folder, *words) == Exit.RESUMABLE
+    return run
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 11])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, launch_run: Launch, branch: Branch, step: int) -> None:
+    launch_run(tmp_path / "whole", "model.dropout=0.1")
+    run = stopped_run(tmp_path / "parts", launch_run, step, "model.dropout=0.1")
+    state = run.read_state()
+    assert state is not None
+    assert (state["status"], state["step"]) == ("stopped", step)
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert branch(run.path) == branch(tmp_path / "whole")
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+
+
+def test_many_stops_make_no_difference(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
+    launch_run(tmp_path / "whole")
+    run = stopped_run(tmp_path / "parts", launch_run, 2)
+    for step in (5, 6, 9):
+        write_request(run, Request(action="stop", at_step=step))
+        assert launch_run(run.path, mode="resume") == Exit.RESUMABLE
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert branch(run.path) == branch(tmp_path / "whole")
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+    assert [record["attempt"] for record in events(run.path, "start", "resume")] == [1, 2, 3, 4, 5]
+    verify_chain(run.events)
+
+
+def test_steps_after_the_newest_checkpoint_are_made_again(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    """As after a kill at step 12: the records of attempt 1 stay, readers take attempt 2."""
+    launch_run(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    run = RunDir(tmp_path / "killed")
+    for step in (8, 12):
+        shutil.rmtree(run.checkpoints / f"step-{step:08d}")
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    attempts = [(record["attempt"], record["step"]) for record, _ in read_records(run.metrics)]
+    assert attempts == [(1, k) for k in range(1, 13)] + [(2, k) for k in range(5, 13)]
+    assert branch(run.path) == branch(tmp_path / "whole")
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+
+
+def test_without_any_checkpoint_the_run_begins_again(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    launch_run(tmp_path / "whole")
+    run = stopped_run(tmp_path / "parts", launch_run, 3)
+    shutil.rmtree(run.checkpoints / "step-00000003")
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert branch(run.path) == branch(tmp_path / "whole")
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_older_one(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    launch_run(tmp_path / "whole")
+    run = stopped_run(tmp_path / "parts", launch_run, 6)
+    weights = run.checkpoints / "step-00000006" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert events(run.path, "resume")[0]["step"] == 4
+    assert len(events(run.path, "checkpoint_damaged")) == 1
+    assert branch(run.path) == branch(tmp_path / "whole")
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+
+
+def test_a_finished_run_stays_finished(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    launch_run(tmp_path / "run")
+    before = branch(tmp_path / "run"), checkpoint_bytes(tmp_path / "run")
+    assert launch_run(tmp_path / "run", mode="resume") == Exit.DONE
+    assert (branch(tmp_path / "run"), checkpoint_bytes(tmp_path / "run")) == before
+
+
+def test_a_longer_horizon_goes_on(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    launch_run(tmp_path / "run", "train.tokens=1024", "optim.schedule.kind=constant")
+    assert launch_run(tmp_path / "run", "train.tokens=1450", mode="resume") == Exit.DONE
+    launch_run(tmp_path / "whole", "optim.schedule.kind=constant")
+    assert branch(tmp_path / "run") == branch(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("seed=2", r"seed 1 -> 2 cannot change on resume"),
+        ("model.width=32", r"model\.width 16 -> 32 cannot change on resume"),
+        ("train.sequence=64", r"train\.sequence 32 -> 64 cannot change on resume"),
+        ("data.order=sequential", r'data\.order "shuffled" -> "sequential" cannot change on resume'),
+    ],
+)
+def test_what_must_not_change_is_refused_with_both_values(
+    tmp_path: Path, launch_run: Launch, word: str, text: str
+) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 2)
+    before = (run.recipe.read_bytes(), run.events.read_bytes())
+    with pytest.raises(UsageError, match=rf"(?s){text}.*hornbook fork"):
+        launch_run(run.path, word, mode="resume")
+    assert (run.recipe.read_bytes(), run.events.read_bytes()) == before
+
+
+def test_a_changed_setting_is_journaled_and_stays(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 4)
+    write_request(run, Request(action="stop", at_step=6))
+    assert launch_run(run.path, "optim.lr=0.002", mode="resume") == Exit.RESUMABLE
+    (change,) = events(run.path, "resume")[0]["changes"]
+    assert (change["key"], change["old"], change["new"]) == ("optim.lr", 0.01, 0.002)
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert "changes" not in events(run.path, "resume")[1]
+    rates = [step["lr"] for step in branch(run.path)]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[4] < 0.0021 < rates[3]
+    assert "lr = 0.002" in run.recipe.read_text()
+
+
+def test_a_change_survives_a_kill_between_ledger_and_recipe(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 4)
+    old = run.recipe.read_bytes()
+    write_request(run, Request(action="stop", at_step=5))
+    launch_run(run.path, "optim.lr=0.002", "optim.schedule.kind=constant", mode="resume")
+    run.recipe.write_bytes(old)  # as if the process had died before it replaced the recipe
+    words = ("optim.lr=0.002", "optim.schedule.kind=constant")
+    assert launch_run(run.path, *words, mode="resume") == Exit.DONE
+    assert [step["lr"] for step in branch(run.path)][4:] == [0.002] * 8
+
+
+def test_changed_data_is_an_integrity_error(tmp_path: Path, tiny_corpus: Path, launch_run: Launch) -> None:
+    data = shutil.copytree(tiny_corpus, tmp_path / "data")
+    run = stopped_run(tmp_path / "run", launch_run, 2, f"data.path={data}")
+    index = json.loads((data / "tokens" / "index.json").read_text())
+    index["shards"][1]["digest"] = "0" * 32
+    (data / "tokens" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(IntegrityError, match=r"shard tokens/train/prose/00000.*hornbook fork"):
+        launch_run(run.path, mode="resume")
+
+
+def test_another_tokenizer_is_an_integrity_error(tmp_path: Path, tiny_corpus: Path, launch_run: Launch) -> None:
+    data = shutil.copytree(tiny_corpus, tmp_path / "data")
+    run = stopped_run(tmp_path / "run", launch_run, 2, f"data.path={data}")
+    path = data / "tokenizer" / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    vocab = definition["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(definition))
+    with pytest.raises(IntegrityError, match="is not the tokenizer that made the token shards"):
+        launch_run(run.path, mode="resume")
+
+
+def test_data_may_move(tmp_path: Path, tiny_corpus: Path, launch_run: Launch, branch: Branch) -> None:
+    data = shutil.copytree(tiny_corpus, tmp_path / "data")
+    run = stopped_run(tmp_path / "run", launch_run, 5, f"data.path={data}")
+    moved = data.rename(tmp_path / "elsewhere")
+    assert launch_run(run.path, f"data.path={moved}", mode="resume") == Exit.DONE
+    launch_run(tmp_path / "whole")
+    assert branch(run.path) == branch(tmp_path / "whole")
+
+
+def test_there_must_be_a_run(tmp_path: Path, launch_run: Launch) -> None:
+    with pytest.raises(UsageError):
+        launch_run(tmp_path / "none", mode="resume")
+
+
+def test_a_second_owner_is_refused(tmp_path: Path, launch_run: Launch) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 2)
+    with RunLock(run), pytest.raises(InUseError, match=f"process {os.getpid()}"):
+        launch_run(run.path, mode="resume")
+
+
+def test_the_stop_file_holds_a_run(tmp_path: Path, launch_run: Launch) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 2)
+    stop_file(run).touch()
+    with pytest.raises(UsageError, match="STOP holds this run: remove the file to go on"):
+        launch_run(run.path, mode="resume")
+    stop_file(run).unlink()
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+
+
+def test_an_altered_ledger_is_noticed(tmp_path: Path, launch_run: Launch) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 2)
+    run.events.write_text(run.events.read_text().replace('"step": 2', '"step": 3'))
+    with pytest.raises(IntegrityError, match="altered"):
+        launch_run(run.path, mode="resume")
+
+
+def test_a_torn_ledger_line_is_cut_and_noted(tmp_path: Path, launch_run: Launch, events: Events) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 2)
+    with run.events.open("a") as file:
+        file.write('{"kind": "save", "att')
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert events(run.path, "resume")[0]["torn_bytes"] == 21
+    with Ledger(run):
+        verify_chain(run.events)
+
+
+def send_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *signals: int) -> None:
+    """Send signals to this process inside the forward pass of a step."""
+    original = Engine.forward_backward
+
+    def interrupted(self: Engine, batches: Any, total_weight: float, key: tuple[int, int]) -> Any:
+        for number in signals if key[1] + 1 == step else ():
+            os.kill(os.getpid(), number)
+        return original(self, batches, total_weight, key)
+
+    monkeypatch.setattr(Engine, "forward_backward", interrupted)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_finishes_the_step_saves_and_stops(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    send_in_step(monkeypatch, 6, number)
+    assert launch_run(tmp_path / "run") == Exit.RESUMABLE
+    assert signal.getsignal(number) is before
+    kinds = [(record["kind"], record["step"]) for record in events(tmp_path / "run")]
+    assert kinds == [("start", 0), ("save", 4), ("stop_requested", 6), ("save", 6), ("stop", 6)]
+    assert events(tmp_path / "run", "stop_requested")[0]["reason"] == name
+
+
+def test_a_second_interrupt_leaves_at_once(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_in_step(monkeypatch, 7, signal.SIGINT, signal.SIGINT)
+    assert launch_run(tmp_path / "run") == Exit.INTERRUPTED
+    run = RunDir(tmp_path / "run")
+    assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000004"]
+    state = run.read_state()
+    assert state is not None
+    assert (state["status"], state["step"]) == ("stopped", 6)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    launch_run(tmp_path / "whole")
+    assert branch(run.path) == branch(tmp_path / "whole")
+
+
+# Processes of their own.
+
+LONG = ("train.tokens=19200", "checkpoint.every=40")
+"""150 steps."""
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """150 steps without any interruption."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    resolved = resolve(None, (*tiny_settings, *LONG), environ={})
+    launch(resolved.recipe, RunDir(folder), origins=resolved.origins, start=Start())
+    return folder
+
+
+def run_until_step_ten(tiny_settings: tuple[str, ...], folder: Path, number: int) -> int:
+    """Train in a process of its own, send it a signal after ten steps, return its exit code."""
+    words = [sys.executable, "-m", "hornbook", "train", "--out", str(folder), *tiny_settings, *LONG]
+    worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    metrics = folder / "metrics.jsonl"
+    while worker.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 10):
+        time.sleep(0.02)
+    worker.send_signal(number)
+    return worker.wait(60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_or_killed_process_goes_on_bit_for_bit(
+    tmp_path: Path, tiny_settings: tuple[str, ...], whole_run: Path, branch: Branch, *, number: int, code: int
+) -> None:
+    run = RunDir(tmp_path / "run")
+    assert run_until_step_ten(tiny_settings, run.path, number) == code
+    verb = ["resume", str(run.path)]
+    if number == signal.SIGKILL:
+        verb = ["train", "--out", str(run.path), "--resume", "auto", *tiny_settings, *LONG]
+    words = [sys.executable, "-m", "hornbook", *verb, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["status"], answer["step"], answer["attempt"]) == ("finished", 150, 2)
+    assert branch(run.path) == branch(whole_run)
+    assert checkpoint_bytes(run.path, 150) == checkpoint_bytes(whole_run, 150)
