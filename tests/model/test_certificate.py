@@ -144,6 +144,7 @@ def test_our_own_architecture_is_read_back_by_ourselves(tmp_path, random_model):
     write_hf(tmp_path, model, config, VOCAB, None)
     found = certify(tmp_path, source=dict(model.named_parameters())).require()
     assert (found.compared_with, found.relative_difference, found.tensors_equal) == (None, None, True)
+    assert "read back by hornbook as HornbookForCausalLM" in found.summary()
     assert "mlp.kind is 'mlp'" in found.summary()
 
 

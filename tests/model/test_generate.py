@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
@@ -149,6 +151,19 @@ def test_bytes_that_are_no_text_are_shown_as_such(tokenizer_folder):
     lone = [token for token in range(1, 257) if tokenizer.decode([token]) == "\ufffd"]
     ids = (lone * 3)[:200]
     assert "".join(stream_text(ids, tokenizer)) == tokenizer.decode(ids)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_ids_stream_to_what_they_decode_to(data, tokenizer_folder):
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=80))
+    cut = data.draw(st.integers(0, len(ids)))
+    before = ids[:cut]
+    if tokenizer.decode(before).endswith("\ufffd"):
+        before = [*before, *tokenizer.encode("a")]  # a prompt ends with a whole character
+    streamed = "".join(stream_text(ids[cut:], tokenizer, before))
+    assert tokenizer.decode(before) + streamed == tokenizer.decode(before + ids[cut:])
 
 
 def test_a_piece_comes_with_the_token_that_completes_it(tokenizer_folder):

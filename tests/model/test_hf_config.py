@@ -1,9 +1,12 @@
 """config.json <-> ModelConfig: exact where a table fits, refused with the key's name where it does not."""
 
+import math
+
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, ModelConfig, Rope, ScaledNormal
+from hornbook.model.hf import parameter_shapes
 from hornbook.model.hf_config import choose_architecture, flatten, from_json, misfits, to_json, why_native
 from hornbook.model.hf_tables import ARCHITECTURES, GPT2, INERT, LLAMA, QWEN3
 
@@ -82,6 +85,72 @@ def test_keys_without_effect_and_keys_switched_off_are_passed_over():
     assert from_json(
         LLAMA_KEYS | harmless | {"some_feature": None, "layer_types": ["full_attention"] * 2}
     ) == from_json(LLAMA_KEYS)
+
+
+def test_configurations_as_the_hub_has_them():
+    gpt2 = {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 50257,
+    }
+    config, vocab = from_json(gpt2)
+    assert choose_architecture(config) is GPT2
+    assert (parameters(config, vocab), config.hidden) == (124_439_808, 3072)
+    qwen3 = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "model_type": "qwen3",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+    config, vocab = from_json(qwen3)
+    assert choose_architecture(config) is QWEN3
+    assert parameters(config, vocab) == 596_049_920
+    assert config.position.theta == 1e6
+
+
+def parameters(config: ModelConfig, vocab: int) -> int:
+    return sum(math.prod(shape) for shape in parameter_shapes(config, vocab).values())
 
 
 REFUSED = [

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.hf import read_hf
 from hornbook.model.hf_config import identify, why_native
+from hornbook.model.hf_tables import NATIVE
 from hornbook.model.load import Loaded, load_model
 from hornbook.model.safetensors_folder import named, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer
@@ -74,6 +75,8 @@ class Certificate:
     """The stored tensors are the given ones, rounded to the stored type; None if none were given."""
     tokenizer: TokenizerFigures | None
     problems: tuple[str, ...]
+    note: str
+    """Why transformers was not asked, if it was not."""
     torch: str
 
     @property
@@ -88,7 +91,7 @@ class Certificate:
     def summary(self) -> str:
         """One line for people."""
         if self.relative_difference is None:
-            return f"{self.architecture}: read back by hornbook, tensors equal (transformers has no such class)"
+            return f"read back by hornbook as {self.architecture}, tensors equal; {self.note}"
         return (
             f"loaded back by {self.compared_with} as {self.architecture}, logits equal "
             f"(max diff {self.relative_difference:.1e} of the largest logit, over {self.tokens} tokens)"
@@ -129,7 +132,7 @@ def certify(
         if not logits.relative <= tolerance:  # not: >, which is false for NaN
             problems.append(f"logits differ by {logits.relative:.2e} of the largest one; {tolerance:.0e} is allowed")
     certificate = Certificate(
-        architecture=architecture.name if architecture else why_native(ours.config),
+        architecture=architecture.name if architecture else NATIVE,
         compared_with=compared_with,
         tolerance=tolerance,
         max_difference=logits.difference if logits else None,
@@ -140,6 +143,7 @@ def certify(
         tensors_equal=tensors_equal,
         tokenizer=tokenizer,
         problems=tuple(problems),
+        note="" if architecture else why_native(ours.config),
         torch=version("torch"),
     )
     write_json(folder / FILE, certificate.to_json())
