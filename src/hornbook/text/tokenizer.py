@@ -47,7 +47,7 @@ class Tokenizer:
         self.begin, self.end = begin or end, end
         self._encoder = _without_special_tokens(self._data, {self.begin, self.end})
         unknown = self._data["model"].get("unk_token")
-        self.unknown_id = self._decoder.token_to_id(unknown) if unknown else None
+        self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
         """Token of what cannot be encoded; None for byte-level tokenizers, which encode everything."""
 
     @classmethod
