@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,3 +146,20 @@ def test_empty_shards_and_sources_open(make_corpus: Callable) -> None:
     assert corpus.train["a"].tokens == 5
     assert corpus.train["none"].tokens == 0
     corpus.verify()
+
+
+@pytest.mark.parametrize(("hard", "text"), [(4096, "opened"), (64, "too many open files: raise the limit")])
+def test_many_shards_raise_the_limit_of_open_files(make_corpus: Callable, hard: int, text: str) -> None:
+    raw = make_corpus({"a": [3] * 60}, shards=60)
+    code = (
+        "import resource\n"
+        "from hornbook.data.corpus import Corpus\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}))\n"
+        "try:\n"
+        f"    corpus = Corpus.open({str(raw.path)!r})\n"
+        "    print('opened', corpus.train['a'].tokens)\n"
+        "except ValueError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert text in done.stdout

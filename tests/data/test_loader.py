@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.config import DataConfig, StageConfig
@@ -110,6 +112,33 @@ def test_skipped_windows_are_left_out_exactly(raw: Any) -> None:
     again.skip(windows)
     again.seek(100)
     assert rows(again.take(10))["samples"].tolist() == kept[100:110]
+
+
+steps = st.one_of(
+    st.tuples(st.just("take"), st.integers(1, 9)),
+    st.tuples(st.just("seek"), st.integers(0, 90)),
+    st.tuples(st.just("skip"), st.tuples(st.integers(0, 90), st.integers(1, 9))),
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(steps, max_size=12))
+def test_any_use_gives_what_the_index_says(raw: Any, walk: list[tuple[str, Any]]) -> None:
+    data, clock, windows = loader(raw), 0, []
+    for verb, value in walk:
+        if verb == "take":
+            batch = data.take(value)
+            positions = np.array([position_of(clock + k, windows) for k in range(value)], np.int64)
+            assert same(batch, data.index.batch(positions, 4))
+            clock += value
+        elif verb == "seek":
+            data.seek(value)
+            clock = value
+        else:
+            windows.append((value[0], value[0] + value[1]))
+            data.skip(windows[-1:])
+        assert data.clock == clock
+    data.close()
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])

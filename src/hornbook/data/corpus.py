@@ -5,6 +5,7 @@ documents are. The shards of one source in one split form a `Stream`, a line of 
 """
 
 import json
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -126,6 +127,7 @@ class Corpus:
         if root.name == "tokens" and not (root / "tokens").exists():
             root = root.parent
         index = _read_index(root)
+        _allow_open_files(2 * len(index["shards"]))
         streams: dict[str, dict[str, list[Shard]]] = {"train": {}, "validation": {}}
         try:
             for entry in index["shards"]:
@@ -205,6 +207,15 @@ def _read_index(root: Path) -> dict[str, Any]:
     return index
 
 
+def _allow_open_files(count: int) -> None:
+    """Raise this process's own limit of open files where `count` maps more need it: each map holds its file open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 256  # sockets, libraries, a run's own files
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _open_shard(root: Path, entry: dict[str, Any], dtype: str) -> Shard:
     name, tokens, documents = entry["name"], int(entry["tokens"]), int(entry["documents"])
     data = _map(root / f"{name}.bin", DTYPES[dtype], tokens)
@@ -230,6 +241,10 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     except FileNotFoundError as error:
         raise IntegrityError(f"{path}: expected {expected} bytes, found no file: {_REMEDY}") from error
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise UsageError(
+                f"{path}: too many open files: raise the limit (`ulimit -n`), or use larger shards"
+            ) from error
         raise IntegrityError(
             f"{path}: cannot be opened ({error.strerror}): check its permissions, or {_REMEDY}"
         ) from error
