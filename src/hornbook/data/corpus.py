@@ -4,6 +4,7 @@ A shard is three files (docs/architecture.md): the tokens, the END offset of eac
 documents are. The shards of one source in one split form a `Stream`, a line of tokens addressed by one offset.
 """
 
+import errno
 import json
 import resource
 from collections.abc import Callable, Iterator
