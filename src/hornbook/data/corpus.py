@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.text.shards import DTYPES, verify_shard
 
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
@@ -134,6 +134,8 @@ class Corpus:
             for entry in index["shards"]:
                 split = streams[entry["split"]]
                 split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"]))
+        except HornbookError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {_REMEDY}"
