@@ -50,8 +50,9 @@ def attend(query: Heads, key: Heads, value: Heads, lengths: Lengths | None = Non
     """Causal attention; shapes as `reference_attention`."""
     if lengths is not None and all(len(row) == 1 for row in lengths):
         lengths = None
-    if query.device.type == "cpu" and query.shape[2] > FEW_QUERIES and not torch.compiler.is_compiling():
-        out = BlockAttention.apply(query, key, value, lengths)
+    plain = type(query) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if plain and query.shape[2] > FEW_QUERIES:
+        out = BlockAttention.apply(query, key, value, lengths, torch.is_grad_enabled())
         assert isinstance(out, Tensor)
         return out
     return _attend_by_torch(query, key, value, lengths)

@@ -6,11 +6,11 @@ few different shapes occur and their compiled products are reused), and the soft
 query's own document. Scores have the dtype of the input; softmax computes in float32.
 
 Saved for backward are query, key, value, and the probabilities; where those are large (long rows), they are computed
-again from the row's logsumexp... by the same products, block by block.
+again, block by block, so that memory grows with the length of a row and not with its square.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,17 +42,19 @@ class Block:
     """[queries] int64: one behind the last key each query sees, counted from `begin`."""
 
 
-def plan(queries: int, keys: int, batch: int, lengths: Lengths | None) -> Iterator[Block]:
-    """Blocks that cover all queries; the last query sees the last key."""
+@lru_cache(maxsize=8)
+def plan(queries: int, keys: int, batch: int, lengths: tuple[tuple[int, ...], ...] | None) -> list[Block]:
+    """Blocks that cover all queries; the last query sees the last key. All layers of a forward share one plan."""
     groups = [(slice(0, batch), None)] if lengths is None else [(slice(i, i + 1), row) for i, row in enumerate(lengths)]
-    offset = keys - queries
+    offset, blocks = keys - queries, []
     for rows, row in groups:
         document = torch.zeros(queries, dtype=torch.int64) if row is None else _document_starts(row)
         for first in range(0, queries, QUERIES):
             last = min(first + QUERIES, queries)
             begin = int(document[first]) // KEY_STEP * KEY_STEP
             ends = torch.arange(first + offset + 1, last + offset + 1) - begin
-            yield Block(rows, first, last, begin, last + offset, document[first:last] - begin, ends)
+            blocks.append(Block(rows, first, last, begin, last + offset, document[first:last] - begin, ends))
+    return blocks
 
 
 def _document_starts(row: tuple[int, ...]) -> Tensor:
@@ -62,18 +64,18 @@ def _document_starts(row: tuple[int, ...]) -> Tensor:
 
 
 class BlockAttention(torch.autograd.Function):
-    """query [batch, heads, queries, dim]; key, value [batch, kv_heads, keys, dim]; lengths -> [batch, heads, queries, dim].
+    """Query [batch, heads, queries, dim]; key and value [batch, kv_heads, keys, dim] -> [batch, heads, queries, dim].
 
-    The result is laid out [batch, queries, heads, dim] in memory, as the output projection reads it.
+    `grad` says whether backward may follow. The result lies [batch, queries, heads, dim] in memory, as the output
+    projection reads it.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: Lengths | None) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: Lengths | None, grad: bool) -> Tensor:
         batch, heads, queries, dim = query.shape
-        blocks = list(plan(queries, key.shape[2], batch, lengths))
+        blocks = plan(queries, key.shape[2], batch, None if lengths is None else tuple(lengths))
         out = query.new_empty(batch, queries, heads, dim).transpose(1, 2)
-        keep = ctx is not None and any(ctx.needs_input_grad[:3])
-        keep = keep and queries * key.shape[2] * heads * batch <= 2 * KEPT * query.numel()
+        keep = grad and queries * key.shape[2] * heads * batch <= 2 * KEPT * query.numel()
         kept = []
         for block in blocks:
             q, k, v = _parts(block, query, key, value)
@@ -89,7 +91,6 @@ class BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         query, key, value, *kept = ctx.saved_tensors
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        # A block with more keys comes first where it can write all keys instead of adding to zeros.
         for i, block in enumerate(ctx.blocks):
             q, k, v = _parts(block, query, key, value)
             d_out = _group(grads[0], block, key.shape[1])
@@ -99,7 +100,7 @@ class BlockAttention(torch.autograd.Function):
             d_query[block.rows, :, block.first : block.last] = _ungroup(d_scores @ k, query, block)
             _keys_of(d_key, block).add_(_unflatten(d_scores.transpose(1, 2) @ q, d_key))
             _keys_of(d_value, block).add_(_unflatten(probabilities.transpose(1, 2) @ d_out, d_value))
-        return d_query, d_key, d_value, None
+        return d_query, d_key, d_value, None, None
 
 
 def _parts(block: Block, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,8 @@
 """From a config to modules: the one table that joins each `kind` with its class."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -7,23 +10,24 @@ from hornbook.model import config
 from hornbook.model.attention import FullAttention
 from hornbook.model.block import Block
 from hornbook.model.dropout import Dropout
+from hornbook.model.embedding import Embedding
 from hornbook.model.head import Head
 from hornbook.model.linear import Linear
 from hornbook.model.mlp import GLU, MLP
 from hornbook.model.norm import LayerNorm, RMSNorm
 from hornbook.model.position import LearnedPositions, Rope
-from hornbook.model.transformer import Embedding, Transformer
+from hornbook.model.transformer import Transformer
 
-PARTS = {
-    config.FullAttention: lambda cfg, layer: FullAttention(cfg, layer),
-    config.MLP: lambda cfg, layer: MLP(cfg.width, cfg.hidden, cfg.mlp),
-    config.GLU: lambda cfg, layer: GLU(cfg.width, cfg.hidden, cfg.mlp),
-    config.LayerNorm: lambda cfg, layer: LayerNorm(cfg.width, cfg.norm),
-    config.RMSNorm: lambda cfg, layer: RMSNorm(cfg.width, cfg.norm),
-    config.LearnedPositions: lambda cfg, layer: LearnedPositions(cfg.width, cfg.position),
-    config.Rope: lambda cfg, layer: Rope(cfg.head_dim, cfg.position),
+PARTS: dict[type, Callable[[Any, int], Any]] = {
+    config.FullAttention: FullAttention,
+    config.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
+    config.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
+    config.LayerNorm: lambda cfg, _: LayerNorm(cfg.width, cfg.norm),
+    config.RMSNorm: lambda cfg, _: RMSNorm(cfg.width, cfg.norm),
+    config.LearnedPositions: lambda cfg, _: LearnedPositions(cfg.width, cfg.position),
+    config.Rope: lambda cfg, _: Rope(cfg.head_dim, cfg.position),
 }
-"""Type of a part's config -> maker (model config, layer) of the part."""
+"""Type of a part's config -> maker of the part, from the model's config and the layer's number."""
 
 ROLES = {
     Embedding: "embedding",

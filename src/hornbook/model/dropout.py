@@ -10,7 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.context import Context
+from hornbook.model.cpu.dropout import DropoutFunction
+from hornbook.model.cpu.team import supports
 
+SITES = 64
+"""Places in a layer where values can be dropped, at most."""
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
@@ -34,21 +38,21 @@ def row_keys(seed: int, step: int, samples: Int[Tensor, " batch"]) -> Int[Tensor
     return mix(mix(mix(base[0]) + base[1]) + samples)
 
 
+def site_keys(keys: Int[Tensor, " batch"], layer: int, site: int) -> Int[Tensor, " batch"]:
+    """The rows' keys at one place of the model."""
+    return mix(keys + (layer * SITES + site))
+
+
 def keep_mask(
-    keys: Int[Tensor, " batch"],
-    layer: int,
-    site: int,
-    probability: float,
-    positions: range,
-    features: range,
-    width: int,
+    places: Int[Tensor, " batch"], threshold: int, positions: range, features: range, width: int
 ) -> Bool[Tensor, "batch time features"]:
-    """True where a value is kept (with the given probability); `width` is the full number of features."""
-    place = mix(keys + (layer * 64 + site))
-    row = torch.arange(positions.start, positions.stop, device=keys.device)[:, None] * width
-    index = row + torch.arange(features.start, features.stop, device=keys.device)
-    uniform = _shift_right(mix(place[:, None, None] ^ mix(index)), 40)
-    return uniform < round(probability * 2**24)
+    """True where a value is kept, with probability threshold / 2^24, for some positions and features of a row.
+
+    places: from `site_keys`; width: full number of features, so that any slice equals that part of the whole.
+    """
+    row = torch.arange(positions.start, positions.stop, device=places.device)[:, None] * width
+    index = row + torch.arange(features.start, features.stop, device=places.device)
+    return _shift_right(mix(places[:, None, None] ^ mix(index)), 40) < threshold
 
 
 class Dropout(nn.Module):
@@ -56,11 +60,17 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float, layer: int, site: int) -> None:
         super().__init__()
+        assert 0 <= site < SITES
         self.rate, self.layer, self.site = rate, layer, site
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
             return x
+        places = site_keys(context.keys, self.layer, self.site)
+        threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
+        if supports(x):
+            y = DropoutFunction.apply(x, places, threshold, scale)
+            assert isinstance(y, Tensor)
+            return y
         time, width = x.shape[1:]
-        keep = keep_mask(context.keys, self.layer, self.site, 1 - self.rate, range(time), range(width), width)
-        return x * keep * (1 / (1 - self.rate))
+        return x * keep_mask(places, threshold, range(time), range(width), width) * scale

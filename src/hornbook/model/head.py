@@ -12,19 +12,20 @@ from torch import Tensor, nn
 
 from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.team import supports
+from hornbook.model.embedding import Embedding
 
 CHUNK = 1024
-"""Tokens whose logits are held at once. Fewer would save memory of the size that the matrix's gradient takes anyway, and
-cost time, since each chunk adds a product of the matrix's size to that gradient."""
+"""Tokens whose logits are held at once. Fewer would cost time, since each chunk adds to a gradient of
+the matrix's size, and save little memory beside that gradient."""
 
 
 class Head(nn.Module):
     """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied."""
 
-    def __init__(self, vocab: int, width: int, tied_to: nn.Module | None) -> None:
+    def __init__(self, vocab: int, width: int, tied_to: Embedding | None) -> None:
         super().__init__()
         # A list hides the embedding from the module tree: tied weights are stored and optimised once.
-        self._tied_to = [] if tied_to is None else [tied_to]
+        self._tied_to: list[Embedding] = [] if tied_to is None else [tied_to]
         if tied_to is None:
             self.weight = nn.Parameter(torch.empty(vocab, width))
 
@@ -44,7 +45,9 @@ class Head(nn.Module):
         weights: Float[Tensor, "batch time"],
     ) -> Float[Tensor, ""]:
         """Sum over tokens of weight * negative log-likelihood (nats), float32."""
-        total = ChunkedLoss.apply(hidden.flatten(0, 1), self.matrix, targets.flatten(), weights.flatten(), CHUNK)
+        grad = torch.is_grad_enabled() and (hidden.requires_grad or self.matrix.requires_grad)
+        flat = hidden.flatten(0, 1), self.matrix, targets.flatten(), weights.flatten()
+        total = ChunkedLoss.apply(*flat, CHUNK, grad)
         assert isinstance(total, Tensor)
         return total
 
@@ -67,15 +70,17 @@ class ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, rows: int) -> Tensor:  # noqa: PLR0917
-        cast, wanted = matrix.to(hidden.dtype), ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, rows: int, grad: bool
+    ) -> Tensor:
+        cast = matrix.to(hidden.dtype)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        grad_hidden = torch.empty_like(hidden) if wanted else None
-        grad_matrix = torch.zeros_like(matrix) if wanted else None
+        grad_hidden = torch.empty_like(hidden) if grad else None
+        grad_matrix = torch.zeros_like(matrix) if grad else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits = hidden[part] @ cast.T
-            losses[part] = loss_and_grad_(logits, targets[part], weights[part], wanted)
+            losses[part] = loss_and_grad_(logits, targets[part], weights[part], grad)
             if grad_hidden is not None and grad_matrix is not None:
                 torch.mm(logits, cast, out=grad_hidden[part])
                 grad_matrix += logits.T @ hidden[part]
@@ -85,7 +90,7 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         grad_hidden, grad_matrix = ctx.saved_tensors
-        return grad_hidden * grads[0].to(grad_hidden.dtype), grad_matrix * grads[0], None, None, None
+        return grad_hidden * grads[0].to(grad_hidden.dtype), grad_matrix * grads[0], None, None, None, None
 
 
 def loss_and_grad_(

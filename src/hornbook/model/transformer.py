@@ -11,19 +11,9 @@ from torch import Tensor, nn
 from hornbook.model.cache import KVCache
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.dropout import Dropout
+from hornbook.model.embedding import Embedding
 from hornbook.model.head import Head
 from hornbook.model.position import LearnedPositions, Lengths, Rope, check_length, document_positions
-
-
-class Embedding(nn.Module):
-    """`weight` [vocab, width]: one vector per token."""
-
-    def __init__(self, vocab: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, width))
-
-    def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
-        return nn.functional.embedding(tokens, self.weight)
 
 
 class Transformer(nn.Module):

@@ -33,7 +33,7 @@ class SwiGLUFunction(torch.autograd.Function):
         return d_both
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _forward(first, last, hidden, both, y):
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
@@ -43,7 +43,7 @@ def _forward(first, last, hidden, both, y):
             store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j))
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _backward(first, last, hidden, both, dy, d_both):
     one = np.float32(1)
     for row in range(first, last):

@@ -4,7 +4,6 @@
 queries and keys rotated (`hornbook.model.position`); backward turns by the opposite angle into one tensor again.
 """
 
-import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
@@ -14,7 +13,7 @@ from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_row
 
 
 class SplitHeads(torch.autograd.Function):
-    """Fused projection, numbers of heads, cosines and sines [1 or batch, time, dim / 2] (float32) -> query, key, value."""
+    """Fused projection, numbers of heads, cosines and sines [1 or batch, time, dim / 2] -> query, key, value."""
 
     @staticmethod
     def forward(ctx, fused: Tensor, heads: tuple[int, int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +49,7 @@ def _turn(source, target, cos, sin, half):
         store(target, half + j, b * cos[j] + a * sin[j])
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _split(first, last, a, fused, query, key, value, cos, sin):
     merge, time, heads, kv_heads, dim, turns = a[1], a[2], a[3], a[4], a[5], a[6]
     half, width = dim // 2, (heads + 2 * kv_heads) * dim

@@ -1,7 +1,7 @@
 """Cross-entropy of a chunk of logits, and its gradient in the same place.
 
-loss = weight * (logsumexp(z) - z[target]); d z = weight * (softmax(z) - onehot(target)). Exponentials are computed once,
-into a row of float32 that stays in cache.
+loss = weight * (logsumexp(z) - z[target]); d z = weight * (softmax(z) - onehot(target)). Each exponential is
+computed once, into a row of float32 that stays in cache.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_row
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, weights: Tensor, losses: Tensor, want_grad: bool) -> None:
-    """Fill losses [rows] (float32, weighted); logits [rows, vocab] become their gradients if wanted, else are spoilt."""
+    """Fill losses [rows] (float32, weighted); logits [rows, vocab] become their gradients if wanted."""
     rows, vocab = logits.shape
     launch(_kernel, rows, is_bf16(logits), vocab, int(want_grad), logits, targets, weights, losses)
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _loss(first, last, vocab, want_grad, logits, targets, weights, losses):
     exponentials = np.empty(vocab, np.float32)
     for row in range(first, last):

@@ -35,7 +35,7 @@ class RMSNormFunction(torch.autograd.Function):
         return dx, partial.sum(0), None
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _forward(first, last, width, eps, x, weight, y, scales):
     for row in range(first, last):
         start, end = row * width, (row + 1) * width
@@ -50,7 +50,7 @@ def _forward(first, last, width, eps, x, weight, y, scales):
             store(y_row, j, load(x_row, j) * scale * weight[j])
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _backward(first, last, width, x, weight, scales, dy, dx, partial):
     for row in range(first, last):
         start, end = row * width, (row + 1) * width

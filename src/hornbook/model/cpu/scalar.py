@@ -1,55 +1,66 @@
 """What kernels compute with: bfloat16 as bits, and an exponential that vectorises."""
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit
+from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
+from numba.np.numpy_support import carray
 
 OPTIONS = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False}
-"""How kernels are compiled: sums may be reordered (so they vectorise), infinities and NaN keep their meaning."""
+"""How kernels are compiled: sums may be reordered (so they vectorise), infinities and NaN keep their meaning.
+
+A kernel's row function needs `inline="always"` as well. As a function of its own it exists twice, compiled alone and
+compiled into the kernel, with other bits; which one runs would depend on whether the kernel came from numba's cache.
+"""
 UNBOUNDED = 1 << 40
 """Declared length of an argument array: kernels index within the shapes they are told."""
 
 
-@intrinsic
-def float_bits(typingctx, value):  # noqa: ARG001
-    """The bits of a float32."""
-
+def _float_bits_code(typingctx, value):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
 
 
-@intrinsic
-def bits_float(typingctx, bits):  # noqa: ARG001
-    """The float32 of these bits."""
+float_bits: Any = intrinsic(_float_bits_code)
+"""The bits of a float32."""
 
+
+def _bits_float_code(typingctx, bits):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
 
 
-@intrinsic
-def _pointer(typingctx, number):  # noqa: ARG001
-    """An integer as a pointer."""
+bits_float: Any = intrinsic(_bits_float_code)
+"""The float32 of these bits."""
 
+
+def _pointer_code(typingctx, number):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
-def fetch_add(typingctx, pointer):  # noqa: ARG001
-    """Add one to the int64 behind a pointer, atomically; returns what it was."""
+_pointer: Any = intrinsic(_pointer_code)
+"""An integer as a pointer."""
 
+
+def _fetch_add_code(typingctx, pointer):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.atomic_rmw("add", arguments[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(types.CPointer(types.int64)), generate
+
+
+fetch_add: Any = intrinsic(_fetch_add_code)
+"""Add one to the int64 behind a pointer, atomically; gives what it was."""
 
 
 @njit(inline="always")
@@ -112,9 +123,9 @@ COEFFICIENTS = tuple(np.float32(1 / c) for c in (1, 1, 2, 6, 24, 120, 720))
 
 @njit(inline="always", **OPTIONS)
 def exponential(x):
-    """e^x in float32, relative error below 2e-7 (tests): x = n ln 2 + r, a Taylor polynomial of r, times 2^n by its bits.
+    """e^x in float32 to a relative error of 2e-7: x = n ln 2 + r, a Taylor polynomial of r, times 2^n by its bits.
 
-    Below -87 the result stays e^-87, above 88 e^88; NaN and infinities give NaN.
+    Above 88 the result is infinite and below -87 zero; NaN stays NaN.
     """
     clipped = min(max(x, np.float32(-87.0)), np.float32(88.0))
     n = np.floor(clipped * LOG2_E + np.float32(0.5))
@@ -122,4 +133,8 @@ def exponential(x):
     y = COEFFICIENTS[6]
     for k in (5, 4, 3, 2, 1, 0):
         y = y * r + COEFFICIENTS[k]
-    return y * bits_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23))) + (x - x)
+    y *= bits_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    # Comparisons, not sums like x - x, which the compiler may cancel.
+    y = np.float32(0) if x < np.float32(-87) else y
+    y = np.float32(np.inf) if x > np.float32(88) else y
+    return x if np.isnan(x) else y

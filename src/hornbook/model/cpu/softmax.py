@@ -1,7 +1,7 @@
 """Causal softmax of a block of scores and its gradient, in place.
 
-A block is scores [groups, queries, keys]: query i of the block sees keys starts[i] .. ends[i] - 1, counted from the block's
-first key; the rest become exact zeros. P = softmax(scale * S), and with D = sum_j P dP: dS = scale * P (dP - D).
+A block is scores [groups, queries, keys]: query i sees keys starts[i] .. ends[i] - 1, counted from the block's first
+key; the rest become exact zeros. P = softmax(scale * S), and with D = sum_j P dP: dS = scale * P (dP - D).
 """
 
 import math
@@ -37,7 +37,7 @@ def softmax_backward_(grads: Tensor, probabilities: Tensor, starts: Tensor, ends
     grads.sub_(inner).mul_(probabilities).mul_(scale)
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _softmax(first, last, queries, keys, scale, scores, starts, ends):
     exponentials = np.empty(keys, np.float32)
     for row in range(first, last):
@@ -63,7 +63,7 @@ def _softmax(first, last, queries, keys, scale, scores, starts, ends):
             whole[j] = 0
 
 
-@njit(**OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _backward(first, last, queries, keys, scale, grads, probabilities, starts, ends):
     for row in range(first, last):
         start, end = starts[row % queries], ends[row % queries]

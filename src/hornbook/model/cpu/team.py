@@ -10,6 +10,7 @@ integers and floats (as bits).
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,17 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, cfunc, njit, types
+from numba import cfunc, njit, types
+from numba.np.numpy_support import carray
 from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
+NAMES = ("libgomp*", "libomp*", "libiomp*")
+"""File names of OpenMP libraries."""
 HEADER = 3
 """Slots before the arguments."""
-CHUNKS_PER_THREAD = 8
-"""More chunks even out threads that are disturbed; fewer cost less counting."""
+CHUNKS = 64
+"""Into so many chunks rows are cut at most, however many threads there are: sums over chunks keep their bits."""
 
 
 class Kernel:
@@ -74,7 +78,7 @@ def is_bf16(tensor: Tensor) -> int:
 
 
 def _rows_per_chunk(rows: int) -> int:
-    return max(1, -(-rows // (torch.get_num_threads() * CHUNKS_PER_THREAD)))
+    return max(1, -(-rows // CHUNKS))
 
 
 def _pack(argument: Tensor | int | float) -> int:
@@ -88,15 +92,29 @@ def _pack(argument: Tensor | int | float) -> int:
 
 @cache
 def _gomp_parallel() -> Callable[[int, int, int, int], None] | None:
-    """`GOMP_parallel(function, data, threads, flags)` of the OpenMP library that torch has loaded."""
-    for path in Path(torch.__file__).parent.glob("lib/lib*omp*"):
-        library = ctypes.CDLL(str(path))
+    """`GOMP_parallel(function, data, threads, flags)` of the OpenMP library that torch runs on, if it is found."""
+    for path in _openmp_libraries():
+        try:
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue  # not the one in use: a second team is what this is meant to avoid
         if hasattr(library, "GOMP_parallel"):
             function = library.GOMP_parallel
             function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             function.restype = None
             return function
     return None
+
+
+def _openmp_libraries() -> list[Path]:
+    """Files that may be torch's OpenMP library: beside torch first, then whatever this process has mapped."""
+    torch_folder, maps = Path(torch.__file__).parent, Path("/proc/self/maps")
+    folders = (torch_folder / "lib", torch_folder.parent / "torch.libs")
+    found = [path for folder in folders for pattern in NAMES for path in folder.glob(pattern)]
+    if maps.exists():
+        mapped = {Path(line.split(maxsplit=5)[5].strip()) for line in maps.read_text().splitlines() if "omp" in line}
+        found += sorted(path for path in mapped if any(path.match(pattern) for pattern in NAMES))
+    return found
 
 
 @njit

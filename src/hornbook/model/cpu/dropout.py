@@ -1,0 +1,67 @@
+"""Keyed dropout in one pass, with nothing saved: backward computes the same decisions again."""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, i64, load, store
+from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
+
+GAMMA, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class DropoutFunction(torch.autograd.Function):
+    """x [batch, time, width], places [batch] (int64 hashes), threshold of 2^24, scale -> x, dropped and scaled."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.settings = threshold, scale
+        return _run(x.contiguous(), places, threshold, scale)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        (places,) = ctx.saved_tensors
+        return _run(grads[0].contiguous(), places, *ctx.settings), None, None, None
+
+
+def _run(x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
+    batch, time, width = x.shape
+    y = torch.empty_like(x)
+    launch(_kernel, batch * time, is_bf16(x), time, width, threshold, scale, x, places.contiguous(), y)
+    return y
+
+
+@njit(inline="always")
+def _mix(x):
+    """SplitMix64, as `hornbook.model.dropout.mix`."""
+    x = np.uint64(x + GAMMA)
+    x = np.uint64((x ^ (x >> np.uint64(30))) * FIRST)
+    x = np.uint64((x ^ (x >> np.uint64(27))) * SECOND)
+    return np.uint64(x ^ (x >> np.uint64(31)))
+
+
+@njit(inline="always", **OPTIONS)
+def _drop(first, last, time, width, threshold, scale, x, places, y):
+    limit = np.uint64(threshold)
+    for row in range(first, last):
+        place, index = np.uint64(places[row // time]), np.uint64(row % time * width)
+        x_row, y_row = x[row * width : (row + 1) * width], y[row * width : (row + 1) * width]
+        for j in range(width):
+            keep = (_mix(place ^ _mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
+            store(y_row, j, load(x_row, j) * scale if keep else np.float32(0))
+
+
+@Kernel
+def _kernel(pointer):
+    a = arguments(pointer)
+    scale = float_argument(a, 4)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _drop(first, last, a[1], a[2], a[3], scale, bf16(a[5]), i64(a[6]), bf16(a[7]))
+        else:
+            _drop(first, last, a[1], a[2], a[3], scale, f32(a[5]), i64(a[6]), f32(a[7]))

@@ -1,0 +1,109 @@
+"""The chunked loss equals the naive one; all logits are never held."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hornbook.model import head as head_module
+from hornbook.model.embedding import Embedding
+from hornbook.model.head import ChunkedLoss, Head
+
+VOCAB, WIDTH = 37, 8
+
+
+def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = (3 * torch.randn(3, 50, WIDTH, generator=generator)).to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCAB, (3, 50), generator=generator)
+    weights = torch.rand(3, 50, generator=generator) * (torch.rand(3, 50, generator=generator) > 0.3)
+    return hidden, targets, weights
+
+
+def random_head(tied: bool = False) -> Head:
+    embedding = Embedding(VOCAB, WIDTH)
+    head = Head(VOCAB, WIDTH, embedding if tied else None)
+    torch.nn.init.normal_(head.matrix, generator=torch.Generator().manual_seed(1))
+    return head
+
+
+def naive(head: Head, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    logits = hidden.double() @ head.matrix.double().T
+    return (F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none") * weights.flatten()).sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 150, 1024])
+@pytest.mark.parametrize("tied", [True, False])
+def test_chunked_loss_equals_the_naive_one(chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "CHUNK", chunk)
+    head, (hidden, targets, weights) = random_head(tied), problem()
+    loss = head.loss(hidden, targets, weights)
+    want = naive(head, hidden, targets, weights)
+    assert loss.dtype == torch.float32
+    assert abs(float(loss.detach() - want.detach())) < 1e-6 * float(want.detach())
+    leaves = [hidden, head.matrix]
+    grads, wanted = torch.autograd.grad(loss / 7, leaves), torch.autograd.grad(want / 7, leaves)
+    for got, true in zip(grads, wanted, strict=True):
+        assert float((got - true).abs().max()) < 1e-6 * float(true.abs().max())
+    assert torch.all(grads[0][weights == 0] == 0)
+
+
+def test_chunked_loss_in_bfloat16() -> None:
+    """Logits of size up to 30 are rounded to 2^-9 of themselves, 0.06; over 150 tokens the errors cancel."""
+    head, (hidden, targets, weights) = random_head(), problem(torch.bfloat16)
+    loss, want = head.loss(hidden, targets, weights), naive(head, hidden, targets, weights)
+    assert abs(float(loss.detach() - want.detach())) < 0.01 * float(want.detach())
+    leaves = [hidden, head.matrix]
+    for got, true in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(want, leaves), strict=True):
+        assert got.dtype == true.dtype
+        assert float((got - true).abs().max()) < 0.05 * float(true.abs().max())
+
+
+def test_gradients_by_finite_differences() -> None:
+    hidden, targets, weights = problem(torch.float64)
+    matrix = torch.randn(VOCAB, WIDTH, dtype=torch.float64, requires_grad=True)
+    flat = hidden.detach().flatten(0, 1)[:12].requires_grad_()
+    arguments = targets.flatten()[:12], weights.flatten()[:12].double(), 5, True
+    torch.autograd.gradcheck(lambda h, m: ChunkedLoss.apply(h, m, *arguments), (flat, matrix))
+
+
+def test_token_losses_sum_to_the_loss() -> None:
+    head, (hidden, targets, weights) = random_head(), problem()
+    losses = head.token_losses(hidden, targets)
+    assert losses.shape == targets.shape
+    assert not losses.requires_grad
+    assert torch.allclose((losses * weights).sum(), head.loss(hidden, targets, weights), rtol=1e-6)
+
+
+def test_a_loss_without_gradients_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, (hidden, targets, weights) = random_head(), problem()
+    monkeypatch.setattr(torch, "zeros_like", None)  # the matrix's gradient would begin with it
+    with torch.no_grad():
+        assert torch.isfinite(head.loss(hidden, targets, weights))
+
+
+def test_logits_are_float32() -> None:
+    head, (hidden, _, _) = random_head(), problem(torch.bfloat16)
+    assert head.logits(hidden).dtype == torch.float32
+    assert head.logits(hidden).shape == (3, 50, VOCAB)
+
+
+def test_never_all_logits_at_once() -> None:
+    """The largest block of logits has CHUNK rows, whatever the number of tokens."""
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    head = Head(4000, WIDTH, None)
+    torch.nn.init.normal_(head.matrix)
+    hidden = torch.randn(1, 3 * head_module.CHUNK, WIDTH, requires_grad=True)
+    targets = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+    with Watch():
+        head.loss(hidden, targets, torch.ones(targets.shape)).backward()
+    assert largest == head_module.CHUNK * 4000

@@ -1,0 +1,179 @@
+"""CPU kernels against their formulas in float64: values and gradients, both dtypes, odd shapes, several threads."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hornbook.model.cpu import team
+from hornbook.model.cpu.dropout import DropoutFunction
+from hornbook.model.cpu.gate import SwiGLUFunction
+from hornbook.model.cpu.heads import SplitHeads
+from hornbook.model.cpu.loss import cross_entropy_
+from hornbook.model.cpu.norm import RMSNormFunction
+from hornbook.model.cpu.softmax import softmax_, softmax_backward_
+from hornbook.model.dropout import keep_mask, mix
+from hornbook.model.position import rotate
+
+# Relative to the largest value: float32 sums of some hundred terms; one rounding to bfloat16 is 2^-9 = 0.002, and a
+# product of two rounded values at most two of them.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(autouse=True, params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == want.shape
+    got, want = got.detach().double(), want.detach().double()
+    assert float((got - want).abs().max()) <= TOLERANCE[dtype] * float(want.abs().max())
+
+
+def check(function: Callable[..., Tensor], reference: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Values and gradients of `function` equal those of `reference` over the same numbers in float64."""
+    dtype = inputs[0].dtype
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    got, want = function(*leaves), reference(*exact)
+    close(got, want, dtype)
+    grad = torch.randn_like(got)
+    grads = torch.autograd.grad(got, leaves, grad)
+    for mine, true, leaf in zip(grads, torch.autograd.grad(want, exact, grad.double()), leaves, strict=True):
+        assert mine.dtype == leaf.dtype
+        close(mine, true, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 5), (3, 7), (2, 65, 384)])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.rand(shape[-1]) + 0.5
+    check(lambda x, w: RMSNormFunction.apply(x, w, 1e-6), lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6), x, weight)
+
+
+def test_rms_norm_reads_any_layout() -> None:
+    x = torch.randn(2, 3, 5, 8).transpose(1, 2)
+    check(lambda x: RMSNormFunction.apply(x, torch.ones(8), 1e-6), lambda x: F.rms_norm(x, (8,), None, 1e-6), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5, 14), (130, 384)])
+def test_swiglu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def reference(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return F.silu(gate) * up
+
+    check(SwiGLUFunction.apply, reference, (4 * torch.randn(shape)).to(dtype))
+
+
+def test_swiglu_of_large_gates_is_finite() -> None:
+    both = torch.tensor([[-1e30, -200.0, -88.0, 88.0, 200.0, 1e30, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert torch.equal(SwiGLUFunction.apply(both).round(), torch.tensor([[0.0, 0.0, 0.0, 88.0, 200.0, 1e30]]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_split_heads(dtype: torch.dtype, rows: int, heads: tuple[int, int]) -> None:
+    dim, time = 6, 11
+    angles = torch.rand(rows, time, dim // 2) * 6
+    cos, sin = angles.cos(), angles.sin()
+
+    def reference(fused: Tensor) -> Tensor:
+        query, key, value = fused.unflatten(-1, (-1, dim)).transpose(1, 2).split([heads[0], heads[1], heads[1]], 1)
+        exact = cos.double(), sin.double()
+        return torch.cat([rotate(query, exact), rotate(key, exact), value], 1)
+
+    fused = torch.randn(3, time, (heads[0] + 2 * heads[1]) * dim).to(dtype)
+    check(lambda x: torch.cat(SplitHeads.apply(x, heads, cos, sin), 1), reference, fused)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_of_a_block_and_its_gradient(dtype: torch.dtype) -> None:
+    queries, keys = 33, 75
+    starts = torch.arange(queries) // 10 * 10
+    ends = torch.arange(queries) + keys - queries + 1
+    scores, grads = (8 * torch.randn(6, queries, keys)).to(dtype), torch.randn(6, queries, keys).to(dtype)
+    got, want = scores.clone(), scores.double()
+    for block in (got, want):
+        softmax_(block, starts, ends, 0.3)
+    close(got, want, dtype)
+    place = torch.arange(keys)
+    hidden = (place < starts[:, None]) | (place >= ends[:, None])
+    assert torch.all(got[:, hidden] == 0)
+    assert torch.allclose(want.sum(-1), torch.ones(6, queries, dtype=torch.float64))
+    back, true = grads.clone(), grads.double()
+    softmax_backward_(back, got, starts, ends, 0.3)
+    softmax_backward_(true, got.double(), starts, ends, 0.3)
+    close(back, true, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [1, 17, 1000])
+def test_cross_entropy(dtype: torch.dtype, vocab: int) -> None:
+    logits = (5 * torch.randn(70, vocab)).to(dtype)
+    targets, weights = torch.randint(0, vocab, (70,)), torch.rand(70)
+    exact = logits.double().requires_grad_()
+    want = F.cross_entropy(exact, targets, reduction="none") * weights
+    want.sum().backward()
+    losses, grads, untouched = torch.empty(70), logits.clone(), logits.clone()
+    cross_entropy_(grads, targets, weights, losses, want_grad=True)
+    close(losses, want, torch.float32)
+    assert exact.grad is not None
+    close(grads, exact.grad, dtype)
+    cross_entropy_(untouched, targets, weights, losses, want_grad=False)
+    assert torch.equal(untouched, logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_equals_its_mask(dtype: torch.dtype) -> None:
+    places, threshold = mix(torch.arange(3)), round(0.7 * 2**24)
+    x = torch.randn(3, 20, 31).to(dtype)
+    keep = keep_mask(places, threshold, range(20), range(31), 31)
+    check(lambda x: DropoutFunction.apply(x, places, threshold, 1 / 0.7), lambda x: x * keep / 0.7, x)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_not_hidden(dtype: torch.dtype, bad: float) -> None:
+    """A guard that looks at losses and gradients must see it."""
+    x = torch.randn(4, 8).to(dtype)
+    x[1, 3] = bad
+    assert not torch.isfinite(RMSNormFunction.apply(x, torch.ones(8), 1e-6)[1]).all()
+    assert not torch.isfinite(SwiGLUFunction.apply(x)[1]).all()
+    if bad == float("-inf"):
+        return  # a score or logit that is minus infinity is a probability of zero
+    losses, logits = torch.empty(4), x.clone()
+    cross_entropy_(logits, torch.zeros(4, dtype=torch.int64), torch.ones(4), losses, want_grad=True)
+    assert torch.equal(torch.isfinite(losses), torch.tensor([True, False, True, True]))
+    scores = x[None].clone()
+    softmax_(scores, torch.zeros(4, dtype=torch.int64), torch.full((4,), 8), 1.0)
+    assert not torch.isfinite(scores[0, 1]).all()
+
+
+def test_sums_do_not_depend_on_threads() -> None:
+    x, weight = torch.randn(300, 64), torch.rand(64, requires_grad=True)
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(torch.autograd.grad(RMSNormFunction.apply(x, weight, 1e-6).sum(), weight)[0])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_kernels_run_without_an_openmp_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(100, 8)
+    want = RMSNormFunction.apply(x, torch.ones(8), 1e-6)
+    monkeypatch.setattr(team, "_gomp_parallel", lambda: None)
+    assert torch.equal(RMSNormFunction.apply(x, torch.ones(8), 1e-6), want)
+
+
+def test_no_rows_are_no_work() -> None:
+    assert RMSNormFunction.apply(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
