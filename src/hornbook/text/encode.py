@@ -97,10 +97,15 @@ def _intact(task: EncodeTask, splits: list[str]) -> bool:
     return True
 
 
+def check_documents(path: Path, digest: str) -> None:
+    """Raise IntegrityError unless the shard of documents holds what prepare wrote."""
+    if not path.is_file() or digest_file(path) != digest:
+        raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
+
+
 def _encode(task: EncodeTask) -> tuple[list[str], int]:
     path = task.data / task.documents
-    if not path.exists() or digest_file(path) != task.digest:
-        raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
+    check_documents(path, task.digest)
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
     unknown = 0
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from hornbook.errors import UsageError
 from hornbook.rundir import RunDir, RunLock
 from hornbook.text.bpe import save_tokenizer, train_bpe
 from hornbook.text.config import BPE, TextConfig, TokenizerFile
-from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, encode
+from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.prepare import WORK, read_manifest, read_text_config
 from hornbook.text.sample import training_texts
@@ -187,8 +187,10 @@ def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress
     shutil.rmtree(folder, ignore_errors=True)
     if isinstance(settings, BPE):
         progress("train the tokenizer", 0, 1)
-        shards = [data / path for path in _documents(data)]
-        tokenizer = train_bpe(settings, training_texts(shards, config.validation, settings.train_bytes))
+        shards = {data / path: digest for path, digest in _documents(data).items()}
+        for path, digest in shards.items():
+            check_documents(path, digest)
+        tokenizer = train_bpe(settings, training_texts(list(shards), config.validation, settings.train_bytes))
         save_tokenizer(tokenizer, folder)
         progress("train the tokenizer", 1, 1)
     else:
