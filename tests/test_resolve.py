@@ -380,6 +380,20 @@ def test_texts(word: str, text: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_lines_inside_lists() -> None:
+    write(
+        "bad.toml",
+        '[[text.steps]]\nkind = "normalize"\nform = "NFX"\n[[text.steps]]\nkind = "exact_dedup"\nfomr = 1\n'
+        "[data]\nstages = [\n  { from_tokens = 1 },\n  { from_tokens = -2 },\n]\n",
+    )
+    assert problems(target="bad.toml") == [
+        ("data.stages.1.from_tokens", "must be at least 0, not -2", "bad.toml:10", ""),
+        ("text.steps.0.form", 'must be "NFC", "NFKC" or "none", not \'NFX\'', "bad.toml:3", "did you mean NFC?"),
+        ("text.steps.1.fomr", "no such setting", "bad.toml:6", ""),
+    ]
+
+
+@pytest.mark.usefixtures("folder")
 def test_values_of_the_wrong_type_in_a_file() -> None:
     write(
         "bad.toml", 'name = 5\nseed = true\ntrain = "x"\n[text]\nsources = 3\nsteps = {a = 1}\n[data]\nweights = [1]\n'

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
-from hornbook.schema import Leaf, shapes_at
+from hornbook.schema import Leaf, Path, shapes_at
 from hornbook.toml_lines import key_lines
 
 COMMAND_LINE = "command line"
@@ -26,11 +26,14 @@ _KEY_PART = re.compile(r'("(?:[^"\\]|\\.)*")|([^."]+)')
 
 @dataclass(frozen=True)
 class Given:
-    """A value somebody wrote. `raw` marks text of a command line or of the environment: it has no type yet."""
+    """A value somebody wrote."""
 
     value: Any
     origin: str
     raw: bool = False
+    """Text of a command line or of the environment, which has no type yet."""
+    inside: Mapping[Path, str] = field(default_factory=dict)
+    """Origins of what is inside a list, by path from the list."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def read_recipe(target: str) -> list[Layer]:
     """
     layers: list[Layer] = []
     chain: list[str] = []
-    wanted: tuple[str, Path | None, str] | None = (target, None, "")
+    wanted: tuple[str, FilePath | None, str] | None = (target, None, "")
     while wanted is not None:
         name, folder, origin = wanted
         layer = Layer()
@@ -88,17 +91,17 @@ def read_recipe(target: str) -> list[Layer]:
     return layers
 
 
-def _locate(name: str, folder: Path | None) -> tuple[str, str, str] | Problem:
+def _locate(name: str, folder: FilePath | None) -> tuple[str, str, str] | Problem:
     """(identity, label in messages, text) of a recipe; a path in `extends` is relative to the file that says so."""
     if name in shipped_recipes():
         return name, f"recipes/{name}.toml", shipped_recipes()[name]
-    path = Path(name) if folder is None else folder / name
+    path = FilePath(name) if folder is None else folder / name
     if path.is_dir():
         path = path / "recipe.toml"
         if not path.exists():
             return Problem("", f"{name} is a folder without a recipe.toml: give a recipe or a run directory")
     if not path.exists():
-        close = difflib.get_close_matches(Path(name).stem, shipped_recipes(), n=1, cutoff=0.5)
+        close = difflib.get_close_matches(FilePath(name).stem, shipped_recipes(), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "shipped recipes: " + ", ".join(shipped_recipes())
         return Problem("", f"there is no recipe {name}: no such file, and no shipped recipe of that name", hint=hint)
     try:
@@ -107,7 +110,7 @@ def _locate(name: str, folder: Path | None) -> tuple[str, str, str] | Problem:
         return Problem("", f"{path} is not UTF-8 text (byte {error.start})")
 
 
-def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str, Path | None, str] | None:
+def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str, FilePath | None, str] | None:
     """Fill the layer from the text; returns what it extends: (name, folder of this file, origin)."""
     try:
         document = tomllib.loads(text)
@@ -125,7 +128,7 @@ def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str
     if not isinstance(extends, str):
         layer.problems.append(Problem("extends", "must be the name of a shipped recipe or a path, as text", origin))
         return None
-    folder = Path() if identity in shipped_recipes() else Path(label).parent
+    folder = FilePath() if identity in shipped_recipes() else FilePath(label).parent
     return extends, folder, origin
 
 
@@ -136,7 +139,8 @@ def _give(node: dict[str, Any], path: tuple[str, ...], lines: Mapping[Any, int],
         if isinstance(value, dict):
             given[key] = _give(value, here, lines, label)
         else:
-            given[key] = Given(value, f"{label}:{lines[here]}")
+            inside = {at[len(here) :]: f"{label}:{line}" for at, line in lines.items() if at[: len(here)] == here}
+            given[key] = Given(value, f"{label}:{lines[here]}", inside=inside if isinstance(value, list) else {})
     return given
 
 

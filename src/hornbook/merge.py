@@ -93,6 +93,8 @@ class Merge:
         typed = _typed(value, shape)
         self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
         self.origins[path] = first_origin(value)
+        if isinstance(value, Given):
+            self.origins |= {(*path, *at): origin for at, origin in value.inside.items()}
         node[name] = typed
 
     def _table(self, shape: Table, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:

@@ -33,6 +33,7 @@ _TEXTS = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
+    "extra_forbidden": "no such setting",
     "too_short": "needs at least {min_length} items",
     "value_error": "{error}",
 }
@@ -53,7 +54,7 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind in ("literal_error", "union_tag_invalid"):
         close = difflib.get_close_matches(str(given), re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else ""
-    if kind not in ("value_error", "too_short") and not isinstance(given, dict):
+    if kind not in ("value_error", "too_short", "extra_forbidden") and not isinstance(given, dict):
         text = f"{text}, not {given!r}"
     return Problem(dotted(path), text, origin, hint)
 

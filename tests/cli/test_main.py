@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import pytest
@@ -56,10 +57,10 @@ def test_help_lists_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    from importlib.metadata import version
-
     assert main(["--version"]) == Exit.DONE
-    assert capsys.readouterr().out == f"hornbook {version('hornbook')}\n"
+    text = capsys.readouterr().out
+    assert text == f"hornbook {version('hornbook')}\n"
+    assert subprocess.check_output([sys.executable, "-m", "hornbook", "--version"], text=True) == text
 
 
 @pytest.mark.parametrize(
