@@ -10,8 +10,10 @@ and nothing unfinished is left behind.
 """
 
 import argparse
+import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,8 +149,6 @@ def attempt(number: int, folder: Path, seconds: float, settings: dict[str, float
     if killed and number % 4 == 0:
         due = moment("time", run, draw, seconds / 2)
         kill_once(trial, train_command(folder / "data", run.path, settings), run, due, 0.0)
-    if not trial.at_steps:
-        trial.problems.append("it ended before it was killed")
     trial.starts += 1
     finish(train_command(folder / "data", run.path, settings))
     trial.problems += differences(RunDir(folder / "reference"), run)
@@ -179,18 +179,23 @@ def prepare(folder: Path) -> None:
 def run_trials(kills: int, folder: Path, say: Callable[[str], None]) -> tuple[list[Trial], float]:
     """The uninterrupted run, then at least `kills` kills; gives the trials and the seconds of the uninterrupted run."""
     prepare(folder)
-    begun = time.monotonic()
     finish(train_command(folder / "data", folder / "reference", SETTINGS))
+    begun = time.monotonic()
+    finish(train_command(folder / "data", folder / "again", SETTINGS))  # the first one compiled kernels
     seconds = time.monotonic() - begun
-    say(f"uninterrupted: {STEPS} steps in {seconds:.1f} s, a checkpoint every {EVERY} steps")
+    if problems := differences(RunDir(folder / "reference"), RunDir(folder / "again")):
+        raise RuntimeError(f"two uninterrupted runs differ, so nothing can be said about kills: {problems}")
+    say(f"uninterrupted, twice, equal: {STEPS} steps in {seconds:.1f} s, a checkpoint every {EVERY} steps")
     trials: list[Trial] = []
-    while sum(len(trial.at_steps) for trial in trials) < kills and len(trials) < 2 * kills:
-        trial = attempt(len(trials), folder, seconds, SETTINGS)
-        if trial.at_steps or trial.problems[1:]:
-            trials.append(trial)
-            say(line(trial))
-        else:  # killed by the clock, and the machine was faster than before: try again with an earlier moment
-            seconds *= 0.8
+    for number in itertools.count():
+        trial = attempt(number, folder, seconds, SETTINGS)
+        shutil.rmtree(folder / f"run-{number}")
+        if not trial.at_steps and not trial.problems:
+            continue  # the clock was too late, the run had ended
+        trials.append(trial)
+        say(line(trial))
+        if sum(len(trial.at_steps) for trial in trials) >= kills:
+            break
     return trials, seconds
 
 
