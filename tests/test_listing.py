@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.layers import shipped_recipes
 from hornbook.listing import explanation, json_schema, toml_value
+from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import Resolved, resolve
 from hornbook.schema import settings
 

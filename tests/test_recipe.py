@@ -2,8 +2,8 @@
 
 import pytest
 
-from hornbook.layers import shipped_recipes
 from hornbook.recipe import Recipe, cross_check
+from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import Resolved, resolve
 from hornbook.schema import settings
 
@@ -21,6 +21,13 @@ def shipped(name: str) -> Resolved:
         ({"model": {"width": 60, "heads": 12}}, ["model.attention.head_dim"]),
         ({"model": {"width": 60, "heads": 12, "position": {"kind": "learned"}}}, []),
         ({"model": {"attention": {"kv_heads": 5}}}, ["model.attention.kv_heads"]),
+        ({"name": "../x"}, ["name"]),
+        ({"name": ""}, ["name"]),
+        ({"name": "a b.c"}, []),
+        ({"data": {"weights": {"a": -1, "b": 1}}}, ["data.weights"]),
+        ({"data": {"weights": {"a": 0}}}, ["data.weights"]),
+        ({"data": {"weights": {"a": 0, "b": 1}}}, []),
+        ({"data": {"stages": [{"from_tokens": 5, "weights": {"a": -1}}]}}, ["data.stages.0.weights"]),
         ({"train": {"sequence": 4096}}, ["train.sequence"]),
         ({"train": {"sequence": 1000}}, ["train.batch_tokens"]),
         ({"train": {"tokens": 1, "epochs": 1}}, ["train.epochs"]),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import Exit
-from hornbook.layers import shipped_recipes
 from hornbook.recipe import Recipe
+from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import ConfigError, Resolved, resolve
 from hornbook.schedules import WSD, Cosine
 
@@ -370,6 +370,9 @@ def test_did_you_mean(word: str, meant: str) -> None:
         ("parallel.data=2", "must be at most 1, not '2'"),
         ("optim.schedule.warmup=soon", 'cannot read "soon" as a duration: write "200 steps", "375M tokens" or "1%"'),
         ("text.sources.a.paths=[]", "needs at least 1 items"),
+        ('text.sources.a.paths=["x"', 'must be a list such as ["a", "b"], not \'["x"\''),
+        ("data.weights={a=x}", "must be a table, not '{a=x}'"),
+        ("eval.prompt=\udcff", "is not UTF-8 text: '\\udcff'"),
         ("text.steps=x", "must be a table, not 'x'"),
         ("train=5", "must be a table, not '5'"),
     ],
@@ -461,6 +464,16 @@ def test_a_file_that_is_not_text(folder: Path) -> None:
     assert problems(target="bad.toml")[0][1] == "bad.toml is not UTF-8 text (byte 9)"
     (folder / "marked.toml").write_bytes(b"\xef\xbb\xbfseed = 4\n")
     assert made(target="marked.toml").recipe.seed == 4
+
+
+@pytest.mark.usefixtures("folder")
+def test_nesting_without_end() -> None:
+    write("bad.toml", "seed = " + "[" * 5000 + "]" * 5000)
+    assert problems(target="bad.toml") == [("", "nested too deeply for a recipe", "bad.toml", "")]
+
+
+def test_a_name_too_long_for_any_file() -> None:
+    assert problems(target="x" * 5000 + ".toml")[0][1].endswith(".toml: File name too long")
 
 
 @pytest.mark.usefixtures("folder")

@@ -1,21 +1,16 @@
-"""Where settings come from: recipe files with `extends`, the environment, words of the command line.
+"""Where settings come from besides recipe files: the environment, and words of the command line.
 
 Each source becomes a layer: nested dicts whose leaves are `Given` (a value and its origin). What the
 values mean is judged later, in `hornbook.resolve`, where layers are laid over one another.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from pathlib import Path as FilePath
 from typing import Any
 
 from hornbook.schema import Leaf, Path, shapes_at
-from hornbook.toml_lines import key_lines
 
 COMMAND_LINE = "command line"
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -54,99 +49,6 @@ class Layer:
     problems: list[Problem] = field(default_factory=list)
 
 
-# --- recipe files
-
-
-@cache
-def shipped_recipes() -> dict[str, str]:
-    """Text of each recipe that comes with hornbook, by name."""
-    folder = files("hornbook") / "recipes"
-    found = {item.name: item for item in folder.iterdir() if item.name.endswith(".toml")}
-    return {name.removesuffix(".toml"): found[name].read_text(encoding="utf-8") for name in sorted(found)}
-
-
-def read_recipe(target: str) -> list[Layer]:
-    """Layers of a recipe and of all it extends, the most basic first.
-
-    `target` is the name of a shipped recipe, a file, or a folder that holds `recipe.toml` (a run directory).
-    """
-    layers: list[Layer] = []
-    chain: list[str] = []
-    wanted: tuple[str, FilePath | None, str] | None = (target, None, "")
-    while wanted is not None:
-        name, folder, origin = wanted
-        layer = Layer()
-        layers.insert(0, layer)
-        located = _locate(name, folder)
-        if isinstance(located, Problem):
-            layer.problems.append(Problem(located.key, located.text, origin, located.hint))
-            break
-        identity, label, text = located
-        if identity in chain:
-            cycle = " -> ".join([*chain[chain.index(identity) :], identity])
-            layer.problems.append(Problem("extends", f"the recipes extend each other in a circle: {cycle}", origin))
-            break
-        chain.append(identity)
-        wanted = _read_layer(layer, identity, label, text)
-    return layers
-
-
-def _locate(name: str, folder: FilePath | None) -> tuple[str, str, str] | Problem:
-    """(identity, label in messages, text) of a recipe; a path in `extends` is relative to the file that says so."""
-    if name in shipped_recipes():
-        return name, f"recipes/{name}.toml", shipped_recipes()[name]
-    path = FilePath(name) if folder is None else folder / name
-    if path.is_dir():
-        path = path / "recipe.toml"
-        if not path.exists():
-            return Problem("", f"{name} is a folder without a recipe.toml: give a recipe or a run directory")
-    if not path.exists():
-        close = difflib.get_close_matches(FilePath(name).stem, shipped_recipes(), n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "shipped recipes: " + ", ".join(shipped_recipes())
-        return Problem("", f"there is no recipe {name}: no such file, and no shipped recipe of that name", hint=hint)
-    try:
-        return str(path.resolve()), str(path), path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        return Problem("", f"{path} is not UTF-8 text (byte {error.start})")
-
-
-def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str, FilePath | None, str] | None:
-    """Fill the layer from the text; returns what it extends: (name, folder of this file, origin)."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"line (\d+)", str(error))
-        line = int(place[1]) if place else text.count("\n") + 1
-        layer.problems.append(Problem("", f"not valid TOML: {error}", f"{label}:{line}"))
-        return None
-    lines = key_lines(text)
-    extends = document.pop("extends", None)
-    layer.tree = _give(document, (), lines, label)
-    if extends is None:
-        return None
-    origin = f"{label}:{lines['extends',]}"
-    if not isinstance(extends, str):
-        layer.problems.append(Problem("extends", "must be the name of a shipped recipe or a path, as text", origin))
-        return None
-    folder = FilePath() if identity in shipped_recipes() else FilePath(label).parent
-    return extends, folder, origin
-
-
-def _give(node: dict[str, Any], path: tuple[str, ...], lines: Mapping[Any, int], label: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for key, value in node.items():
-        here = (*path, key)
-        if isinstance(value, dict):
-            given[key] = _give(value, here, lines, label)
-        else:
-            inside = {at[len(here) :]: f"{label}:{line}" for at, line in lines.items() if at[: len(here)] == here}
-            given[key] = Given(value, f"{label}:{lines[here]}", inside=inside if isinstance(value, list) else {})
-    return given
-
-
-# --- environment
-
-
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """`HORNBOOK_SET="a.b=1 c=2"`, over which `HORNBOOK__A__B=1` is laid."""
     layer = Layer()
@@ -181,9 +83,6 @@ def split_quoted(text: str) -> list[str]:
         else:
             word += letter
     return [word for word in [*words, word] if word]
-
-
-# --- command line
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -256,6 +155,9 @@ def _assign(layer: Layer, key: str, text: str, origin: str) -> None:
     if not path:
         layer.problems.append(Problem(key, "write key=value", origin))
         return
+    if any("\ud800" <= letter <= "\udfff" for letter in key + text):  # how Python shows bytes that are not UTF-8
+        layer.problems.append(Problem(ascii(key)[1:-1], f"is not UTF-8 text: {text!a}", origin))
+        return
     node: dict[str, Any] = layer.tree
     for part in path[:-1]:
         below: Any = node.setdefault(part, {})
@@ -288,5 +190,5 @@ def parse_toml(text: str) -> Any:
     """The TOML value that `text` spells, or None."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else None
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return None

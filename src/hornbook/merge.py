@@ -163,7 +163,7 @@ def _typed(value: Any, shape: Shape) -> Any:
         given = parsed if isinstance(parsed, str) else given
     elif isinstance(shape, Listing):
         parsed = parse_toml(given)
-        given = parsed if isinstance(parsed, list) else [given]
+        given = parsed if isinstance(parsed, list) else given if given.startswith("[") else [given]
     return given
 
 

@@ -4,6 +4,8 @@ A `Recipe` is frozen and complete: given a recipe, the token shards it names and
 of the run follows. Rules that span sections live in `cross_check`, and only there.
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from hornbook.data.config import DataConfig
@@ -51,36 +53,39 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
-    problems = []
-    model, train, data = recipe.model, recipe.train, recipe.data
+    problems = [*_check_model(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
+    if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
+        problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
+    return problems
+
+
+def _check_model(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if model.attention.head_dim is None and model.width % model.heads:
-        problems.append(
-            (
-                "model.heads",
-                f"width {model.width} does not divide into {model.heads} heads: "
-                "change one, or set model.attention.head_dim",
-            )
-        )
+        text = f"width {model.width} does not divide into {model.heads} heads"
+        yield "model.heads", f"{text}: change one, or set model.attention.head_dim"
     elif model.position.kind == "rope" and model.head_dim % 2:
-        problems.append(("model.attention.head_dim", f"rotary positions need an even head width, not {model.head_dim}"))
+        yield "model.attention.head_dim", f"rotary positions need an even head width, not {model.head_dim}"
     if model.heads % model.kv_heads:
-        problems.append(
-            ("model.attention.kv_heads", f"{model.heads} heads do not divide among {model.kv_heads} key-value heads")
-        )
+        text = f"{model.heads} heads do not divide among {model.kv_heads} key-value heads"
+        yield "model.attention.kv_heads", text
+
+
+def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     if train.sequence > model.position.length:
-        problems.append(
-            (
-                "train.sequence",
-                f"{train.sequence} is longer than the {model.position.length} positions of model.position.length",
-            )
-        )
+        text = f"{train.sequence} is longer than the {model.position.length} positions of model.position.length"
+        yield "train.sequence", text
     if train.batch_tokens % train.sequence:
-        problems.append(
-            ("train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})")
-        )
+        yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
-        problems.append(("train.epochs", "give train.tokens or train.epochs, not both"))
+        yield "train.epochs", "give train.tokens or train.epochs, not both"
+
+
+def _check_data(data: DataConfig) -> Iterator[tuple[str, str]]:
     starts = [stage.from_tokens for stage in data.stages]
     if starts != sorted(set(starts)):
-        problems.append(("data.stages", "stages must begin at growing from_tokens"))
-    return problems
+        yield "data.stages", "stages must begin at growing from_tokens"
+    weights = {"data.weights": data.weights}
+    weights |= {f"data.stages.{number}.weights": stage.weights for number, stage in enumerate(data.stages)}
+    for key, shares in weights.items():
+        if shares and (min(shares.values()) < 0 or max(shares.values()) == 0):
+            yield key, "weights are not negative, and at least one is more than 0"

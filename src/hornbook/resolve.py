@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hornbook.errors import UsageError
-from hornbook.layers import Problem, command_line_layer, environment_layer, read_recipe
+from hornbook.layers import Problem, command_line_layer, environment_layer
 from hornbook.merge import Merge, drop
 from hornbook.messages import problem_of
 from hornbook.recipe import Recipe, cross_check
+from hornbook.recipe_files import read_recipe
 from hornbook.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,12 @@ def test_check_tells_all_problems(run, tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_environment_is_a_layer(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORNBOOK_SET", "seed=77")
     assert "seed = 77                                       # environment HORNBOOK_SET" in run("show", "tiny")[1]
+
+
+def test_a_recipe_whose_name_is_not_utf8(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"\xff.toml")
+    Path(name).write_text("seed = 5\n", encoding="utf-8")
+    code, text, _ = run("show", name)
+    assert code == Exit.DONE
+    assert "# \\udcff.toml:1" in text

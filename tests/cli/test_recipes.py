@@ -6,7 +6,7 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.cli.recipes import short
 from hornbook.errors import Exit
-from hornbook.layers import shipped_recipes
+from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import resolve
 
 

@@ -76,7 +76,7 @@ def text_config(words: Sequence[str], strict: bool) -> "TextConfig":
 
 def is_recipe(word: str) -> bool:
     """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe that is no path here."""
-    from hornbook.layers import shipped_recipes
+    from hornbook.recipe_files import shipped_recipes
 
     if word.endswith(".toml"):
         return True

@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbo
 @app.command("ls")
 def list_recipes(as_json: Json = False) -> None:
     """List them, with their size and length of training."""
-    from hornbook.layers import shipped_recipes
+    from hornbook.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
     width = max(len(row["name"]) for row in rows)
@@ -55,7 +55,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy a recipe to a file of your own, to be changed."""
-    from hornbook.layers import shipped_recipes
+    from hornbook.recipe_files import shipped_recipes
 
     if name not in shipped_recipes():
         raise UsageError(f"there is no shipped recipe {name}; there are {', '.join(shipped_recipes())}")

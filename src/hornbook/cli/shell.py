@@ -70,6 +70,7 @@ def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = Fa
     """Print the answer on stdout: `value` as one JSON object on one line, or `text` as it is."""
     if as_json or text is None:
         text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
 
