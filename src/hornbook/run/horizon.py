@@ -25,7 +25,7 @@ class Horizon:
 
     def rows(self, consumed: int) -> int:
         """Rows of the step that begins after `consumed` tokens."""
-        return min(self.batch_tokens, self.tokens - consumed) // self.sequence
+        return math.ceil(min(self.batch_tokens, self.tokens - consumed) / self.sequence)
 
     def steps_from(self, consumed: int) -> int:
         """Steps left after `consumed` tokens."""

@@ -78,7 +78,9 @@ class State:
             raise IntegrityError(f"{folder}: trainer/optimizer.safetensors cannot be read: {error}") from error
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
-        self.loader.seek(counters["clock"])
+        sequence = self.loader.index.sequence
+        same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
+        self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
 
     def read_weights(self, folder: Path) -> None:
         """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read."""
@@ -94,12 +96,13 @@ class State:
             "step": self.step,
             "tokens": self.tokens,
             "clock": self.clock,
+            "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
 
 
 def read_counters(folder: Path) -> dict[str, Any]:
-    """`trainer/state.json` of a checkpoint: step, tokens, clock, skips_in_a_row."""
+    """`trainer/state.json` of a checkpoint: step, tokens, clock, sequence, skips_in_a_row."""
     path = folder / "trainer" / "state.json"
     try:
         counters = json.loads(path.read_bytes())

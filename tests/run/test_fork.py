@@ -1,0 +1,139 @@
+"""New runs from checkpoints: fork goes on, import takes weights only."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hornbook.errors import Exit, UsageError
+from hornbook.resolve import resolve
+from hornbook.run.origin import Origin, adopt_model, check_tokenizer, fork_origin, refuse_other_shape
+from hornbook.run.requests import Request, write_request
+from hornbook.rundir import RunDir
+from hornbook.text.tokenizer import Tokenizer
+
+Launch = Callable[..., Exit]
+Branch = Callable[[Path], list[dict[str, Any]]]
+Events = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def parent(tmp_path: Path, launch_run: Launch) -> RunDir:
+    """A finished run with checkpoints at steps 4, 8 and 12."""
+    launch_run(tmp_path / "parent")
+    return RunDir(tmp_path / "parent")
+
+
+def weights(run: RunDir, step: int) -> bytes:
+    return (run.checkpoints / f"step-{step:08d}" / "model.safetensors").read_bytes()
+
+
+def test_a_fork_without_changes_is_the_parents_future(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+) -> None:
+    assert launch_run(tmp_path / "child", origin=fork_origin(parent, 4)) == Exit.DONE
+    assert branch(tmp_path / "child") == branch(parent.path)[4:]
+    assert weights(RunDir(tmp_path / "child"), 12) == weights(parent, 12)
+
+
+def test_a_fork_may_change_what_a_resume_may_not(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+) -> None:
+    origin = fork_origin(parent, 8)
+    assert launch_run(tmp_path / "child", "seed=5", "optim.lr=0.001", "train.sequence=16", origin=origin) == Exit.DONE
+    steps = branch(tmp_path / "child")
+    assert [step["step"] for step in steps] == [9, 10, 11, 12]
+    assert steps[-1]["tokens"] == 1456  # 1,450 in rows of 16
+    assert steps[0]["token_hash"] != branch(parent.path)[8]["token_hash"]
+    assert steps[0]["lr"] < 0.001
+    assert steps[0]["first_sample"] == 1024 // 16  # the clock counts the same tokens in shorter rows
+
+
+def test_a_fork_names_its_parent_and_needs_it_no_more(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    launch_run(tmp_path / "whole", origin=fork_origin(parent, 4))
+    child = RunDir(tmp_path / "child").create()
+    write_request(child, Request(action="stop", at_step=6))
+    assert launch_run(child.path, origin=fork_origin(parent, 4)) == Exit.RESUMABLE
+    assert events(child.path, "start")[0]["origin"] == {
+        "kind": "fork",
+        "checkpoint": str(parent.checkpoints / "step-00000004"),
+    }
+    assert events(child.path, "save")[0]["step"] == 4
+    shutil.rmtree(parent.path)
+    assert launch_run(child.path, mode="resume") == Exit.DONE
+    assert branch(child.path) == branch(tmp_path / "whole")
+
+
+def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+) -> None:
+    launch_run(tmp_path / "whole", origin=fork_origin(parent, 8))
+    launch_run(tmp_path / "child", origin=fork_origin(parent, 8))
+    for checkpoint in RunDir(tmp_path / "child").checkpoints.glob("step-*"):
+        shutil.rmtree(checkpoint)
+    assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "child") == branch(tmp_path / "whole")
+
+
+def test_a_step_without_checkpoint_is_refused(parent: RunDir) -> None:
+    with pytest.raises(UsageError, match="5"):
+        fork_origin(parent, 5)
+    with pytest.raises(UsageError, match="holds no run"):
+        fork_origin(RunDir(parent.path / "checkpoints"), None)
+
+
+def test_the_shape_cannot_change(parent: RunDir) -> None:
+    old = resolve(str(parent.recipe), environ={}).recipe
+    refuse_other_shape(old, resolve(str(parent.recipe), ["model.dropout=0.2", "seed=3"], environ={}).recipe)
+    with pytest.raises(UsageError, match=r"model\.width 16 -> 32 cannot change in a fork"):
+        refuse_other_shape(old, resolve(str(parent.recipe), ["model.width=32"], environ={}).recipe)
+
+
+def test_an_import_takes_the_weights_and_nothing_else(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    origin = Origin("import", parent.checkpoints / "step-00000012")
+    assert launch_run(tmp_path / "child", origin=origin) == Exit.DONE
+    child = RunDir(tmp_path / "child")
+    assert weights(child, 0) == weights(parent, 12)
+    moments = load_file(child.checkpoints / "step-00000000" / "trainer" / "optimizer.safetensors")
+    assert not any(bool(tensor.any()) for tensor in moments.values())
+    steps = branch(child.path)
+    assert [step["step"] for step in steps] == list(range(1, 13))
+    assert steps[0]["loss"] < branch(parent.path)[0]["loss"] - 0.5
+    assert events(child.path, "start")[0]["origin"]["kind"] == "import"
+
+
+def test_a_recipe_takes_the_model_of_the_checkpoint(parent: RunDir) -> None:
+    checkpoint = parent.checkpoints / "step-00000012"
+    adopted = adopt_model(resolve(None, ["model.dropout=0.1"], environ={}), checkpoint)
+    model = adopted.recipe.model
+    assert (model.layers, model.width, model.vocab, model.dropout) == (1, 16, 320, 0.1)
+    assert adopted.origins["model.width"] == str(checkpoint)
+    assert adopted.origins["model.dropout"] == "command line"
+    path = parent.path / "adopted.toml"
+    path.write_text(adopted.to_toml())
+    assert resolve(str(path), environ={}).recipe == adopted.recipe
+    adopt_model(resolve(None, ["model.width=16", "model.heads=2"], environ={}), checkpoint)
+    with pytest.raises(UsageError, match=r"model\.width is 64 \(command line\), the checkpoint has 16"):
+        adopt_model(resolve(None, ["model.width=64", "model.heads=2"], environ={}), checkpoint)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, parent: RunDir, tiny_corpus: Path) -> None:
+    checkpoint = shutil.copytree(parent.checkpoints / "step-00000012", tmp_path / "checkpoint")
+    tokenizer = Tokenizer.load(tiny_corpus / "tokenizer")
+    check_tokenizer(checkpoint, tokenizer)
+    definition = json.loads((checkpoint / "tokenizer.json").read_text())
+    vocab = definition["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (checkpoint / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(UsageError, match="is tokenized otherwise"):
+        check_tokenizer(checkpoint, tokenizer)
+    (checkpoint / "tokenizer.json").unlink()
+    check_tokenizer(checkpoint, tokenizer)

@@ -1,0 +1,45 @@
+"""The length of a run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hornbook.errors import UsageError
+from hornbook.run.config import TrainConfig
+from hornbook.run.horizon import Horizon, horizon
+
+
+def no_epochs(_: float) -> int:
+    raise AssertionError("tokens were given")
+
+
+@given(st.integers(1, 10**6), st.integers(2, 600), st.integers(1, 40))
+def test_steps_add_up_to_whole_rows(tokens: int, sequence: int, rows: int) -> None:
+    length = horizon(TrainConfig(tokens=tokens, sequence=sequence, batch_tokens=rows * sequence), no_epochs)
+    assert tokens <= length.tokens < tokens + sequence
+    assert length.tokens % sequence == 0
+    consumed, steps = 0, 0
+    planned = length.steps_from(0)
+    if planned > 2000:
+        consumed, steps = (planned - 5) * length.batch_tokens, planned - 5
+    while consumed < length.tokens:
+        taken = length.rows(consumed)
+        assert 0 < taken <= rows
+        assert length.steps_from(consumed) == planned - steps
+        consumed, steps = consumed + taken * sequence, steps + 1
+    assert (consumed, steps) == (length.tokens, planned)
+
+
+def test_epochs_are_counted_by_the_data() -> None:
+    train = TrainConfig(epochs=2.5, sequence=10, batch_tokens=40)
+    assert horizon(train, lambda epochs: round(epochs * 400)) == Horizon(1000, 40, 10)
+
+
+def test_the_last_step_is_stated() -> None:
+    assert Horizon(100, 40, 10).describe() == "3 steps of 40 tokens, the last of 20: 100 tokens"
+    assert Horizon(80, 40, 10).describe() == "2 steps of 40 tokens: 80 tokens"
+
+
+def test_a_length_must_be_given() -> None:
+    with pytest.raises(UsageError, match="how long to train is not set"):
+        horizon(TrainConfig(), no_epochs)

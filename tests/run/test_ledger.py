@@ -1,0 +1,76 @@
+"""The ledger: order, chain, replay."""
+
+from pathlib import Path
+
+import pytest
+
+from hornbook.errors import IntegrityError, StorageError
+from hornbook.run.ledger import At, Ledger, Monotone, replay
+from hornbook.rundir import RunDir, read_records, verify_chain
+
+
+def test_each_start_is_an_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    for attempt in (1, 2, 3):
+        with Ledger(run) as ledger:
+            assert ledger.attempt == attempt
+            ledger.note("start", At())
+    with Ledger(run) as ledger:
+        assert ledger.attempt == 4
+    with Ledger(run) as ledger:  # nothing was done in attempt 4, so there was none
+        assert ledger.attempt == 4
+
+
+def test_a_note_is_on_disk_before_anyone_hears_of_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    heard = []
+
+    def listen(record: dict) -> None:
+        heard.append((record["kind"], [stored["kind"] for stored, _ in read_records(run.events)]))
+
+    with Ledger(run, [listen]) as ledger:
+        ledger.note("start", At())
+        ledger.note("save", At(3, 30), checkpoint="x")
+    assert heard == [("start", ["start"]), ("save", ["start", "save"])]
+    assert verify_chain(run.events) == 2
+
+
+def test_a_lost_line_is_noticed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    with Ledger(run) as ledger:
+        for step in range(3):
+            ledger.note("save", At(step))
+    lines = run.events.read_text().splitlines(keepends=True)
+    run.events.write_text(lines[0] + lines[2])
+    with pytest.raises(IntegrityError, match="missing or foreign"):
+        Ledger(run)
+
+
+def test_replay_folds_in_order() -> None:
+    change = {"key": "optim.lr", "old": 1, "new": 2}
+    records = [
+        {"attempt": 1, "origin": {"kind": "fork", "checkpoint": "/x"}},
+        {"attempt": 2, "changes": [change, {"key": "optim.schedule.floor", "old": 0.1, "new": 0.2}]},
+        {"attempt": 2, "window": [10, 20]},
+        {"attempt": 3, "changes": [{**change, "new": 3}, {"key": "optim.schedule.floor", "new": None, "gone": True}]},
+        {"attempt": 3, "window": [40, 50]},
+    ]
+    origin = {"kind": "fork", "checkpoint": "/x"}
+    assert replay(records) == Monotone(3, {"optim.lr": 3}, [(10, 20), (40, 50)], origin)
+    assert replay([]) == Monotone()
+
+
+def test_a_failure_is_noted_with_where_it_was(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    with Ledger(run) as ledger:
+        ledger.note("save", At(7, 70))
+        ledger.__exit__(RuntimeError, RuntimeError("the reason"), None)
+    last = [record for record, _ in read_records(run.events)][-1]
+    assert (last["kind"], last["step"], last["error"], last["text"]) == ("fail", 7, "RuntimeError", "the reason")
+
+
+def test_a_full_disk_is_not_noted_on_the_full_disk(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    with pytest.raises(StorageError), Ledger(run):
+        raise StorageError("full")
+    assert list(read_records(run.events)) == []
