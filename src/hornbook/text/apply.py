@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from hornbook.text.measure import MeasureTask
 from hornbook.text.steps import SIGNALS
-from hornbook.text.store import TableWriter, digest_file, digest_of, read_json, write_json, writing
+from hornbook.text.store import TableWriter, digest_file, digest_of, read_batches, read_json, write_json, writing
 
 DOCUMENTS = pa.schema(
     [
@@ -95,16 +94,14 @@ def _write(task: ApplyTask, documents: TableWriter, signals: TableWriter) -> Non
     measured = task.measured
     reasons = np.frombuffer(task.reasons, dtype=np.uint8)
     index = 0
-    with pq.ParquetFile(measured.table) as table:
-        for batch in table.iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                reason, cluster = int(reasons[index]), row["hash"].hex()
-                index += 1
-                if reason == 0:
-                    documents.add(
-                        (row["id"], row["text"], measured.source, row["origin"], cluster, row["bytes"]), row["bytes"]
-                    )
-                place = (measured.ordinal, row["row"], measured.source, row["id"], row["origin"], task.names[reason])
-                numbers = (row["bytes_read"], row["bytes"], *(row[name] for name in SIGNALS))
-                signals.add((*place, cluster, *numbers), 256)
+    for batch in read_batches(measured.table):
+        for row in batch.to_pylist():
+            reason, cluster = int(reasons[index]), row["hash"].hex()
+            index += 1
+            if reason == 0:
+                kept = (row["id"], row["text"], measured.source, row["origin"], cluster, row["bytes"])
+                documents.add(kept, row["bytes"])
+            place = (measured.ordinal, row["row"], measured.source, row["id"], row["origin"], task.names[reason])
+            numbers = (row["bytes_read"], row["bytes"], *(row[name] for name in SIGNALS))
+            signals.add((*place, cluster, *numbers), 256)
     assert index == len(reasons)

@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from hornbook.rundir import write_atomic
 from hornbook.text.config import BPE
 from hornbook.text.store import write_json
-from hornbook.text.tokenizer import BYTE_ALPHABET, END_OF_TEXT, Tokenizer
+from hornbook.text.tokenizer import END_OF_TEXT, Tokenizer
 
 PATTERN = (
     r"(?i:'(?:[sdmt]|ll|ve|re))|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -42,7 +42,7 @@ def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
         vocab_size=config.vocab,
         min_frequency=_MIN_FREQUENCY,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=BYTE_ALPHABET,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     raw.train_from_iterator(texts, trainer)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from hornbook.errors import IntegrityError
 from hornbook.text.sample import is_validation
 from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
-from hornbook.text.store import digest_file, digest_of, read_json, write_json
+from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer
 
 VERSION = 1
@@ -111,14 +110,14 @@ def _encode(task: EncodeTask) -> tuple[list[str], int]:
     with ExitStack() as stack:
         writers: dict[str, ShardWriter] = {}
         for batch in _batches(path):
-            encoded = tokenizer.encode_documents([row["text"] for row in batch])
+            encoded = tokenizer.encode_arrays([row["text"] for row in batch])
             for row, ids in zip(batch, encoded, strict=True):
                 split = SPLITS[is_validation(row["cluster"], task.validation)]
                 if split not in writers:
                     writers[split] = stack.enter_context(writing_shard(task.shard(split), task.dtype))
                 writers[split].add(ids, row["id"], row["origin"], row["bytes"])
                 if tokenizer.unknown_id is not None:
-                    unknown += int(np.count_nonzero(np.asarray(ids) == tokenizer.unknown_id))
+                    unknown += int(np.count_nonzero(ids == tokenizer.unknown_id))
     return [split for split in SPLITS if split in writers], unknown
 
 
@@ -126,13 +125,12 @@ def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Rows of a document shard, about 1 MiB of text at a time."""
     batch: list[dict[str, Any]] = []
     filled = 0
-    with pq.ParquetFile(path) as table:
-        for rows in table.iter_batches(batch_size=64, columns=["id", "text", "origin", "cluster", "bytes"]):
-            for row in rows.to_pylist():
-                batch.append(row)
-                filled += row["bytes"]
-                if filled >= _BATCH_BYTES:
-                    yield batch
-                    batch, filled = [], 0
+    for rows in read_batches(path, ["id", "text", "origin", "cluster", "bytes"]):
+        for row in rows.to_pylist():
+            batch.append(row)
+            filled += row["bytes"]
+            if filled >= _BATCH_BYTES:
+                yield batch
+                batch, filled = [], 0
     if batch:
         yield batch

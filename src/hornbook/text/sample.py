@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import xxhash
 
+from hornbook.text.store import read_batches
+
 _SPLIT_SEED = 0x686F726E626F6F6B  # "hornbook": changing it would move documents between the splits
 _BATCH_BYTES = 2**20
 
@@ -26,22 +28,20 @@ def training_texts(shards: list[Path], validation: float, max_bytes: int) -> Ite
     seen = taken = 0
     batch: list[str] = []
     filled = 0
-    for shard in shards:
-        with pq.ParquetFile(shard) as table:
-            for rows in table.iter_batches(batch_size=256, columns=["text", "cluster", "bytes"]):
-                texts, clusters, sizes = rows.columns
-                for text, cluster, size in zip(texts, clusters.to_pylist(), sizes.to_pylist(), strict=True):
-                    if is_validation(cluster, validation):
-                        continue
-                    seen += size
-                    if taken + size > share * seen:
-                        continue
-                    taken += size
-                    batch.append(text.as_py())
-                    filled += size
-                    if filled >= _BATCH_BYTES:
-                        yield batch
-                        batch, filled = [], 0
+    for rows in (rows for shard in shards for rows in read_batches(shard, ["text", "cluster", "bytes"])):
+        texts, clusters, sizes = rows.columns
+        for text, cluster, size in zip(texts, clusters.to_pylist(), sizes.to_pylist(), strict=True):
+            if is_validation(cluster, validation):
+                continue
+            seen += size
+            if taken + size > share * seen:
+                continue
+            taken += size
+            batch.append(text.as_py())
+            filled += size
+            if filled >= _BATCH_BYTES:
+                yield batch
+                batch, filled = [], 0
     if batch:
         yield batch
 

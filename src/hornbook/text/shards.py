@@ -4,7 +4,7 @@ A shard is `NAME.bin` (tokens), `NAME.idx` (END offset of each document), `NAME.
 and `NAME.json` (counts and digests), which is written last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,9 +66,11 @@ class ShardWriter:
         self.ends: list[int] = []
         self.bytes = 0
 
-    def add(self, ids: list[int], name: str, origin: str, size: int) -> None:
+    def add(self, ids: Sequence[int] | np.ndarray, name: str, origin: str, size: int) -> None:
         """Add a document: its tokens as stored, its id, its origin and the UTF-8 bytes of its text."""
-        self._pending += np.asarray(ids, dtype=self._dtype).tobytes()
+        tokens = np.asarray(ids, dtype=np.uint32)
+        assert not len(tokens) or int(tokens.max()) <= np.iinfo(self._dtype).max
+        self._pending += tokens.astype(self._dtype).tobytes()
         self.ends.append((self.ends[-1] if self.ends else 0) + len(ids))
         self._documents.add((name, origin, size), len(name) + len(origin))
         self.bytes += size

@@ -15,6 +15,7 @@ from hornbook.rundir import TEMPORARY, storage_error, sync_directory, write_atom
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
+_BATCH_ROWS = 256
 
 
 @contextmanager
@@ -70,6 +71,13 @@ class TableWriter:
             arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows, self._bytes = [], 0
+
+
+def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Rows of a table written by `TableWriter`, at most one row group at a time, so memory stays bounded."""
+    with pq.ParquetFile(path) as table:
+        for group in range(table.num_row_groups):
+            yield from table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns)
 
 
 def write_json(path: Path, data: Any) -> None:

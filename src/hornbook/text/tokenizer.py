@@ -8,17 +8,18 @@ uses the tokenizer as it is.
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 import xxhash
-from tokenizers.pre_tokenizers import ByteLevel
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.pieces import Cutter, can_cut
 
+_BATCH = 1 << 20
 END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>")
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>")
@@ -46,6 +47,7 @@ class Tokenizer:
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
         self._encoder = _without_special_tokens(self._data, {self.begin, self.end})
+        self._cutter = _cutter(self._data, self._encoder)
         unknown = self._data["model"].get("unk_token")
         self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
         """Token of what cannot be encoded; None for byte-level tokenizers, which encode everything."""
@@ -89,9 +91,23 @@ class Tokenizer:
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of documents as stored: delimiter first; the end token last too where it is another."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text."""
         tail = [] if self.end_id == self.delimiter_id else [self.end_id]
-        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.delimiter_id, *encoding.ids, *tail] for encoding in encodings]
+        parts: list[list[np.ndarray]] = [[np.array([self.delimiter_id], np.uint32)] for _ in texts]
+        for batch in _batches(self._pieces(texts)):
+            encodings = self._encoder.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
+            for (document, _), encoding in zip(batch, encodings, strict=True):
+                parts[document].append(np.array(encoding.ids, np.uint32))
+        return [np.concatenate([*part, np.array(tail, np.uint32)]) for part in parts]
+
+    def _pieces(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+        """(number of the document, piece of its text)"""
+        for number, text in enumerate(texts):
+            pieces = (text,) if self._cutter is None else self._cutter.cut(text)
+            yield from ((number, piece) for piece in pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; special tokens appear as they are spelled. Bytes that are no UTF-8 become U+FFFD."""
@@ -118,6 +134,27 @@ class Tokenizer:
         if number is None:
             raise UsageError(f"the tokenizer has no token {token!r}")
         return number
+
+
+def _cutter(data: dict[str, Any], encoder: tokenizers.Tokenizer) -> Cutter | None:
+    splitter = encoder.pre_tokenizer
+    if splitter is None or not can_cut(data):
+        return None
+    added = data.get("added_tokens") or []
+    return Cutter(splitter, tuple(token["content"] for token in added if not token["special"]))
+
+
+def _batches(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    filled = 0
+    for piece in pieces:
+        if batch and filled + len(piece[1]) > _BATCH:
+            yield batch
+            batch, filled = [], 0
+        batch.append(piece)
+        filled += len(piece[1])
+    if batch:
+        yield batch
 
 
 def _spelling_bytes(token: str) -> int:
@@ -186,7 +223,3 @@ def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
     if "merges" in model:
         pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
         model["merges"] = [list(pair) for pair in pairs if not {*pair, "".join(pair)} & renamed.keys()]
-
-
-BYTE_ALPHABET = sorted(ByteLevel.alphabet())
-"""The 256 characters that stand for bytes in byte-level tokenizers."""
