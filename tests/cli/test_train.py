@@ -1,0 +1,128 @@
+"""The verbs train, resume and fork as a person types them, in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from hornbook.run.requests import Request, write_request
+from hornbook.rundir import RunDir
+
+Branch = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def words(tiny_settings: tuple[str, ...]) -> list[str]:
+    """Settings of a tiny run without its data, which `--data` gives."""
+    return [word for word in tiny_settings if not word.startswith("data.path")]
+
+
+def test_a_dry_run_says_everything_and_writes_nothing(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--data", str(tiny_corpus), "--out", str(out), "-n", "--json", *words]) == Exit.DONE
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["steps"], summary["tokens"], summary["vocab"]) == (12, 1472, 320)
+    assert summary["parameters"] == 320 * 16 + 4 * 16 * 16 + 3 * 16 * 64 + 3 * 16
+    assert str(out / "metrics.jsonl") in summary["files"]
+    assert not out.exists()
+    assert main(["train", "--data", str(tiny_corpus), "--out", str(out), "--dry-run", *words]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert "12 steps of 128 tokens, the last of 64: 1,472 tokens" in text
+    assert "notes" in text
+    assert "prose" in text
+    assert not out.exists()
+
+
+def test_train_answers_with_one_json_object(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data", str(tiny_corpus), "--out", str(tmp_path / "run"), "--json", *words]) == Exit.DONE
+    streams = capsys.readouterr()
+    answer = json.loads(streams.out)
+    assert (answer["status"], answer["step"], answer["tokens"]) == ("finished", 12, 1472)
+    assert answer["evaluation"]["step"] == 12
+    assert "step=12" in streams.err
+    assert "\r" not in streams.err
+    assert "\x1b" not in streams.err
+
+
+def test_the_default_folder_is_the_recipes_name(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--data", str(tiny_corpus), "name=small", *words]) == Exit.DONE
+    assert RunDir("runs/small").read_state() is not None
+    monkeypatch.setenv("HORNBOOK_RUNS", str(tmp_path / "elsewhere"))
+    assert main(["train", "--data", str(tiny_corpus), "name=small", "-n", *words]) == Exit.DONE
+
+
+def test_a_second_start_names_resume(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--data", str(tiny_corpus), "--out", str(tmp_path / "run"), *words]
+    assert main(command) == Exit.DONE
+    for extra in ([], ["-n"]):
+        assert main([*command, *extra]) == Exit.USAGE
+        assert f"`hornbook resume {tmp_path / 'run'}` goes on with it" in capsys.readouterr().err
+    assert main([*command, "--resume", "auto"]) == Exit.DONE
+    assert main([*command, "--resume", "now"]) == Exit.USAGE
+    assert main([*command, "--resume", "auto", "--seed", "2"]) == Exit.USAGE
+    assert "seed 1 -> 2 cannot change on resume" in capsys.readouterr().err
+
+
+def test_stop_resume_fork_by_their_exit_codes(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], branch: Branch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path / "run").create()
+    write_request(run, Request(action="stop", at_step=5))
+    command = ["train", "--data", str(tiny_corpus), *words]
+    assert main([*command, "--out", str(run.path), "--json"]) == Exit.RESUMABLE
+    assert json.loads(capsys.readouterr().out)["status"] == "stopped"
+    assert main(["resume", str(run.path), "--model.width", "32"]) == Exit.USAGE
+    assert "model.width 16 -> 32 cannot change on resume" in capsys.readouterr().err
+    assert main(["resume", str(run.path), "-n", "--json", "--optim.lr", "0.02"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["changes"] == ["optim.lr 0.01 -> 0.02"]
+    assert main(["resume", str(run.path)]) == Exit.DONE
+    assert main(["fork", str(run.path), "--at", "5", "--out", str(tmp_path / "fork")]) == Exit.DONE
+    assert branch(tmp_path / "fork") == branch(run.path)[5:]
+    assert main(["fork", str(run.path), "--at", "6", "--out", str(tmp_path / "fork2")]) == Exit.USAGE
+    assert main(["fork", str(run.path), "--out", str(tmp_path / "fork3"), "--model.layers", "2"]) == Exit.USAGE
+    assert "model.layers 1 -> 2 cannot change in a fork" in capsys.readouterr().err
+
+
+def test_starting_from_a_checkpoint_takes_its_shape(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data", str(tiny_corpus), "--out", str(tmp_path / "a"), *words]) == Exit.DONE
+    without_shape = [word for word in words if not word.startswith("model.")]
+    command = ["train", "--data", str(tiny_corpus), "--from", str(tmp_path / "a")]
+    assert main([*command, "--out", str(tmp_path / "b"), *without_shape]) == Exit.DONE
+    assert "width = 16" in RunDir(tmp_path / "b").recipe.read_text()
+    capsys.readouterr()
+    assert main([*command, "--out", str(tmp_path / "c"), *without_shape, "--model.layers", "2"]) == Exit.USAGE
+    assert "model.layers is 2 (command line), the checkpoint has 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["train", "train.tokens=1000"], "give --data DATA"),
+        (["train", "train.tokens=1000", "--data", "/nowhere"], "/nowhere does not exist"),
+        (["resume"], "which run?"),
+        (["resume", "/nowhere"], "holds no run"),
+        (["fork", "/nowhere", "--out", "/elsewhere"], "holds no run"),
+        (["train", "no-such-recipe"], "there is no recipe no-such-recipe"),
+        (["train", "tiny", "--optim.learning_rate", "1"], "did you mean optim.lr"),
+    ],
+)
+def test_mistakes_are_answered_with_exit_code_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == Exit.USAGE
+    assert text in capsys.readouterr().err
