@@ -86,7 +86,8 @@ def test_the_refusal_names_values_and_the_way_out() -> None:
     assert caught.value.exit_code == Exit.USAGE
     assert str(caught.value) == (
         "this run cannot go on with other settings\n"
-        '  data.order "shuffled" -> "sequential" cannot change on resume: every sample since the first would be another\n'
+        '  data.order "shuffled" -> "sequential" cannot change on resume: '
+        "every sample since the first would be another\n"
         "  model.width 256 -> 512 cannot change on resume: the weights in the checkpoint have this shape and meaning\n"
         "`hornbook fork RUN --out RUN2` starts a new run from these weights"
     )
