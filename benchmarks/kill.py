@@ -4,7 +4,7 @@
 
 One run is trained without interruption. Then each trial trains the same run, kills the process (SIGKILL) at a random
 moment, and resumes until it is done: a third of the kills by the clock, a third while a save is being written, a
-third at a random step; every fourth trial is killed once more while it restarts. A trial counts if the token hash
+third at a random step; every second trial is killed once more while it restarts. A trial counts if the token hash
 and the loss of every step, the clock, the weights and the moments are equal to the bit, the ledger's chain holds,
 and nothing unfinished is left behind.
 """
@@ -121,7 +121,7 @@ def moment(kind: str, run: RunDir, draw: random.Random, seconds: float) -> Calla
 def kill_once(trial: Trial, command: Sequence[str], run: RunDir, due: Callable[[float], bool], delay: float) -> bool:
     """Start the command and kill it when it is due; False if it ended before."""
     trial.starts += 1
-    begun = time.monotonic()
+    before, begun = litter(run), time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not due(elapsed := time.monotonic() - begun):
             if process.poll() is not None:
@@ -136,7 +136,7 @@ def kill_once(trial: Trial, command: Sequence[str], run: RunDir, due: Callable[[
             os.kill(process.pid, signal.SIGKILL)
     if alive:
         trial.at_steps.append(last_step(run))
-        trial.in_save.append(any(name.startswith(f"{TEMPORARY}step-") for name in litter(run)))
+        trial.in_save.append(any(name.startswith(f"{TEMPORARY}step-") for name in litter(run) if name not in before))
     return alive
 
 
@@ -146,7 +146,7 @@ def attempt(number: int, folder: Path, seconds: float, settings: dict[str, float
     trial, run = Trial(number, KINDS[number % len(KINDS)]), RunDir(folder / f"run-{number}")
     due = moment(trial.kind, run, draw, seconds)
     killed = kill_once(trial, train_command(folder / "data", run.path, settings), run, due, draw.uniform(0, 0.008))
-    if killed and number % 4 == 0:
+    if killed and number % 2 == 0:
         due = moment("time", run, draw, seconds / 2)
         kill_once(trial, train_command(folder / "data", run.path, settings), run, due, 0.0)
     trial.starts += 1
