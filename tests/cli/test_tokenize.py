@@ -1,0 +1,88 @@
+"""hornbook tokenize: what people and scripts see."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.data.corpus import Corpus
+from hornbook.errors import Exit
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        code = main([*map(str, words)])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def data(run: Run, tmp_path: Path) -> Path:
+    rows = [{"text": f"the model reads page {number} of the book again and again"} for number in range(60)]
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("prepare", "tiny", tmp_path / "notes.jsonl", "--out", tmp_path / "data", "--text.tokenizer.vocab", "300")
+    assert run(*words)[0] == Exit.DONE
+    return tmp_path / "data"
+
+
+def test_the_recipe_of_prepare_is_used(run: Run, data: Path):
+    code, out, err = run("tokenize", data)
+    assert (code, out) == (Exit.DONE, "")
+    assert "\x1b" not in err
+    assert "notes" in err
+    assert f"hornbook train RECIPE --data {data}" in err
+    index = json.loads((data / "tokens" / "index.json").read_text())
+    assert (index["validation"], index["vocab_size"] <= 300) == (0.03, True)
+
+
+def test_scripts_get_one_json_object(run: Run, data: Path):
+    code, out, _ = run("tokenize", data, "--json", "--text.validation", "0.2")
+    assert code == Exit.DONE
+    found = json.loads(out)
+    corpus = Corpus.open(data)
+    assert found["train"]["tokens"] == corpus.train["notes"].tokens
+    assert found["validation"]["documents"] == corpus.validation["notes"].documents > 0
+    assert found["sources"]["notes"]["train"] == found["train"]
+    assert found["vocab"] == corpus.vocab_size
+
+
+def test_vocab_and_tokenizer_options(run: Run, data: Path, tmp_path: Path):
+    code, out, _ = run("tokenize", data, "--vocab", "0.26k", "--json")
+    assert (code, json.loads(out)["vocab"]) == (Exit.DONE, 260)
+    (data / "tokenizer").rename(tmp_path / "given")
+    code, _, err = run("tokenize", data, "--tokenizer", tmp_path / "given")
+    assert (code, "--overwrite" in err) == (Exit.USAGE, True)
+    code, out, _ = run("tokenize", data, "--tokenizer", tmp_path / "given", "--overwrite", "--json")
+    assert (code, json.loads(out)["trained"], json.loads(out)["vocab"]) == (Exit.DONE, False, 260)
+
+
+def test_dry_run_writes_nothing(run: Run, data: Path):
+    code, out, _ = run("tokenize", data, "-n")
+    assert code == Exit.DONE
+    assert "train BPE, 300 tokens" in out
+    assert json.loads(run("tokenize", data, "-n", "--json", "--tokenizer", "x")[1])["tokenizer"]["path"] == "x"
+    assert not (data / "tokens").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name the folder"),
+        (["nowhere"], "nowhere is not prepared"),
+        (["DATA", "--vocab", "1k", "--tokenizer", "x"], "give one of them"),
+        (["DATA", "--vocab", "3"], "text.tokenizer.vocab"),
+        (["DATA", "--tokenizer", "nowhere"], "does not exist"),
+        (["DATA", "--text.tokeniser.vocab", "300"], "text.tokenizer"),
+    ],
+)
+def test_usage_errors_are_exit_code_2(run: Run, data: Path, words: list[str], message: str):
+    code, out, err = run("tokenize", *[str(data) if word == "DATA" else word for word in words])
+    assert (code, out) == (Exit.USAGE, "")
+    assert message in err
