@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import StorageError
-from hornbook.run.checkpoint import Checkpoints, read_pointer
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.commit import read_pointer
 from hornbook.run.config import CheckpointConfig
 from hornbook.rundir import write_file
 

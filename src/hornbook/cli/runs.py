@@ -178,7 +178,7 @@ def _event(record: dict[str, Any]) -> str:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from hornbook.run.checkpoint import BEST, read_pointer
+    from hornbook.run.commit import BEST, read_pointer
     from hornbook.run.manifest import read_manifest
 
     best = read_pointer(path.parent, BEST) == path

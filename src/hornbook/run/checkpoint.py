@@ -14,6 +14,8 @@ from typing import Protocol
 
 from hornbook.errors import IntegrityError, StorageError, UsageError
 from hornbook.run.commit import (
+    BEST,
+    LATEST,
     checkpoint_name,
     clean,
     commit,
@@ -21,15 +23,13 @@ from hornbook.run.commit import (
     free_bytes,
     list_checkpoints,
     needed_bytes,
+    read_pointer,
     step_of,
 )
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
 from hornbook.run.weights import check_weights
 from hornbook.rundir import RunDir, storage_error, write_atomic
-
-LATEST = "latest"
-BEST = "best"
 
 _NEEDED = {
     "*.safetensors": "the weights",
@@ -217,25 +217,24 @@ class Checkpoints:
         return held is None or score < held
 
 
-def read_pointer(directory: Path, name: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it is there."""
-    try:
-        folder = directory / (directory / name).read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return folder if folder.parent == directory and step_of(folder) is not None and folder.is_dir() else None
-
-
 def newest_verified(directory: Path) -> Path | None:
     """The newest checkpoint whose bytes are all as its manifest says, or None; damaged ones are logged."""
+    return _newest_whole(directory)[0]
+
+
+def _newest_whole(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest whole checkpoint, if any, and what is wrong with newer ones (logged if there is one to use)."""
+    damaged: list[tuple[Path, str]] = []
     for folder in list_checkpoints(directory):
         try:
             verify_folder(folder)
         except IntegrityError as error:
-            _log.warning("%s; an older checkpoint is used", error)
-        else:
-            return folder
-    return None
+            damaged.append((folder, str(error)))
+            continue
+        for _, problem in damaged:
+            _log.warning("%s; %s is used", problem, folder.name)
+        return folder, damaged
+    return None, damaged
 
 
 def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
@@ -268,17 +267,10 @@ def _choose(directory: Path, step: int | None) -> Path:
     if not there:
         raise UsageError(f"{directory} has no checkpoint yet")
     if step is None:
-        problems: list[tuple[Path, str]] = []
-        for folder in there:
-            try:
-                verify_folder(folder)
-            except IntegrityError as error:
-                problems.append((folder, str(error)))
-                continue
-            for _, problem in problems:
-                _log.warning("%s; %s is used", problem, folder.name)
-            return folder
-        raise IntegrityError(_all_damaged(problems))
+        newest, damaged = _newest_whole(directory)
+        if newest is None:
+            raise IntegrityError(_all_damaged(damaged))
+        return newest
     folder = directory / checkpoint_name(step)
     if folder not in there:
         steps = ", ".join(str(step_of(path)) for path in reversed(there))

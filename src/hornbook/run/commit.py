@@ -20,6 +20,9 @@ from hornbook.errors import StorageError
 from hornbook.run.manifest import Manifest, write_manifest
 from hornbook.rundir import TEMPORARY, storage_error, sync_directory
 
+LATEST = "latest"
+BEST = "best"
+
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _HEADROOM = 1.2
 
@@ -122,6 +125,15 @@ def clean(parent: Path) -> list[str]:
         else:
             os.rename(old, new)
     return names
+
+
+def read_pointer(directory: Path, name: str) -> Path | None:
+    """The checkpoint that `latest` or `best` names, if it is there."""
+    try:
+        folder = directory / (directory / name).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return folder if folder.parent == directory and step_of(folder) is not None and folder.is_dir() else None
 
 
 def free_bytes(folder: Path) -> int:
