@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
 from hornbook.resolve import resolve
-from hornbook.run.origin import Origin, adopt_model, check_tokenizer, fork_origin, refuse_other_shape
+from hornbook.run.ledger import At, Ledger
+from hornbook.run.origin import Origin, adopt_model, check_tokenizer, fork_origin
 from hornbook.run.requests import Request, write_request
 from hornbook.rundir import RunDir
 from hornbook.text.tokenizer import Tokenizer
@@ -19,6 +20,11 @@ from hornbook.text.tokenizer import Tokenizer
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
+
+
+def fork_of(parent: RunDir, step: int | None, *words: str) -> Origin:
+    recipe = resolve(str(parent.recipe), environ={}).recipe
+    return fork_origin(parent, step, recipe, resolve(str(parent.recipe), words, environ={}).recipe)
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def weights(run: RunDir, step: int) -> bytes:
 def test_a_fork_without_changes_is_the_parents_future(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
 ) -> None:
-    assert launch_run(tmp_path / "child", origin=fork_origin(parent, 4)) == Exit.DONE
+    assert launch_run(tmp_path / "child", origin=fork_of(parent, 4)) == Exit.DONE
     assert branch(tmp_path / "child") == branch(parent.path)[4:]
     assert weights(RunDir(tmp_path / "child"), 12) == weights(parent, 12)
 
@@ -43,7 +49,7 @@ def test_a_fork_without_changes_is_the_parents_future(
 def test_a_fork_may_change_what_a_resume_may_not(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
 ) -> None:
-    origin = fork_origin(parent, 8)
+    origin = fork_of(parent, 8, "seed=5", "train.sequence=16")
     assert launch_run(tmp_path / "child", "seed=5", "optim.lr=0.001", "train.sequence=16", origin=origin) == Exit.DONE
     steps = branch(tmp_path / "child")
     assert [step["step"] for step in steps] == [9, 10, 11, 12]
@@ -56,10 +62,10 @@ def test_a_fork_may_change_what_a_resume_may_not(
 def test_a_fork_names_its_parent_and_needs_it_no_more(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
 ) -> None:
-    launch_run(tmp_path / "whole", origin=fork_origin(parent, 4))
+    launch_run(tmp_path / "whole", origin=fork_of(parent, 4))
     child = RunDir(tmp_path / "child").create()
     write_request(child, Request(action="stop", at_step=6))
-    assert launch_run(child.path, origin=fork_origin(parent, 4)) == Exit.RESUMABLE
+    assert launch_run(child.path, origin=fork_of(parent, 4)) == Exit.RESUMABLE
     assert events(child.path, "start")[0]["origin"] == {
         "kind": "fork",
         "checkpoint": str(parent.checkpoints / "step-00000004"),
@@ -73,8 +79,8 @@ def test_a_fork_names_its_parent_and_needs_it_no_more(
 def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
 ) -> None:
-    launch_run(tmp_path / "whole", origin=fork_origin(parent, 8))
-    launch_run(tmp_path / "child", origin=fork_origin(parent, 8))
+    launch_run(tmp_path / "whole", origin=fork_of(parent, 8))
+    launch_run(tmp_path / "child", origin=fork_of(parent, 8))
     for checkpoint in RunDir(tmp_path / "child").checkpoints.glob("step-*"):
         shutil.rmtree(checkpoint)
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
@@ -83,16 +89,26 @@ def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
 
 def test_a_step_without_checkpoint_is_refused(parent: RunDir) -> None:
     with pytest.raises(UsageError, match="5"):
-        fork_origin(parent, 5)
-    with pytest.raises(UsageError, match="holds no run"):
-        fork_origin(RunDir(parent.path / "checkpoints"), None)
+        fork_of(parent, 5)
 
 
 def test_the_shape_cannot_change(parent: RunDir) -> None:
-    old = resolve(str(parent.recipe), environ={}).recipe
-    refuse_other_shape(old, resolve(str(parent.recipe), ["model.dropout=0.2", "seed=3"], environ={}).recipe)
+    fork_of(parent, 4, "model.dropout=0.2", "seed=3")
     with pytest.raises(UsageError, match=r"model\.width 16 -> 32 cannot change in a fork"):
-        refuse_other_shape(old, resolve(str(parent.recipe), ["model.width=32"], environ={}).recipe)
+        fork_of(parent, 4, "model.width=32")
+
+
+def test_a_fork_skips_what_its_parent_skipped(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+) -> None:
+    with Ledger(parent) as ledger:
+        ledger.note("rewind", At(12, 1472), windows=[(20, 24), (30, 31)])
+    child = RunDir(tmp_path / "child").create()
+    write_request(child, Request(action="stop", at_step=6))
+    assert launch_run(child.path, origin=fork_of(parent, 4)) == Exit.RESUMABLE
+    assert launch_run(child.path, mode="resume") == Exit.DONE
+    assert [step["first_sample"] for step in branch(child.path)] == [16, 24, 28, 33, 37, 41, 45, 49]
+    assert fork_of(parent, 4, "seed=2").windows == ()
 
 
 def test_an_import_takes_the_weights_and_nothing_else(

@@ -51,9 +51,9 @@ def test_replay_folds_in_order() -> None:
     records = [
         {"attempt": 1, "origin": {"kind": "fork", "checkpoint": "/x"}},
         {"attempt": 2, "changes": [change, {"key": "optim.schedule.floor", "old": 0.1, "new": 0.2}]},
-        {"attempt": 2, "window": [10, 20]},
+        {"attempt": 2, "windows": [[10, 20]]},
         {"attempt": 3, "changes": [{**change, "new": 3}, {"key": "optim.schedule.floor", "new": None, "gone": True}]},
-        {"attempt": 3, "window": [40, 50]},
+        {"attempt": 3, "windows": [[40, 50]]},
     ]
     origin = {"kind": "fork", "checkpoint": "/x"}
     assert replay(records) == Monotone(3, {"optim.lr": 3}, [(10, 20), (40, 50)], origin)

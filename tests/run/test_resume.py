@@ -17,7 +17,7 @@ from hornbook.errors import Exit, IntegrityError, InUseError, UsageError
 from hornbook.parallel.engine import Engine
 from hornbook.resolve import resolve
 from hornbook.run.launch import Start, launch
-from hornbook.run.ledger import Ledger
+from hornbook.run.ledger import At, Ledger
 from hornbook.run.requests import Request, stop_file, write_request
 from hornbook.rundir import RunDir, RunLock, read_records, verify_chain
 
@@ -213,6 +213,34 @@ def test_the_stop_file_holds_a_run(tmp_path: Path, launch_run: Launch) -> None:
         launch_run(run.path, mode="resume")
     stop_file(run).unlink()
     assert launch_run(run.path, mode="resume") == Exit.DONE
+
+
+def test_skipped_samples_stay_skipped(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    run = stopped_run(tmp_path / "run", launch_run, 4)
+    with Ledger(run) as ledger:
+        ledger.note("rewind", At(4, 512), windows=[(18, 26)])
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert [step["first_sample"] for step in branch(run.path)][3:7] == [12, 16, 28, 32]
+
+
+def test_an_evaluation_gives_way_to_a_signal(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Engine.evaluate
+    calls = []
+
+    def interrupted(self: Engine, batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    monkeypatch.setattr(Engine, "evaluate", interrupted)
+    assert launch_run(tmp_path / "run", "eval.every=3") == Exit.RESUMABLE
+    assert len(calls) == 2
+    assert [(record["kind"], record["step"]) for record in events(tmp_path / "run", "evaluation", "stop")] == [
+        ("stop", 3)
+    ]
 
 
 def test_an_altered_ledger_is_noticed(tmp_path: Path, launch_run: Launch) -> None:

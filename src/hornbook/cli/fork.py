@@ -23,16 +23,17 @@ def fork(
     from hornbook.cli.training import run_job
     from hornbook.resolve import Resolved, resolve
     from hornbook.run.launch import Start, recipe_in_force
-    from hornbook.run.origin import fork_origin, refuse_other_shape
+    from hornbook.run.origin import fork_origin
     from hornbook.rundir import RunDir
 
     target, overrides = split_target(words, "run directory")
     if target is None:
         raise UsageError("which run? write hornbook fork RUN --out RUN2")
     parent = RunDir(Path(target))
-    origin = fork_origin(parent, at)
+    if not parent.recipe.is_file():
+        raise UsageError(f"{parent.path} holds no run: fork takes a run directory")
     resolved = resolve(str(parent.recipe), overrides)
-    refuse_other_shape(recipe_in_force(parent), resolved.recipe)
+    origin = fork_origin(parent, at, recipe_in_force(parent), resolved.recipe)
     if resolved.origins.get("name", "") != "command line":
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
     return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run, as_json=as_json)

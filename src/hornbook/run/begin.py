@@ -29,8 +29,12 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
         origin.give(state)
     environment = _environment(job, mesh)
     fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
+    windows = list(job.ledger.past.windows)
     if job.origin is not None:
         fields["origin"] = job.origin.record()
+        windows += job.origin.windows
+        fields["windows"] = windows
+    state.loader.skip(windows)
     if job.changes:
         present = {dotted(path) for path, _ in leaves(job.recipe)}
         fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in job.changes]

@@ -56,8 +56,7 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.settings.pop(change["key"], None)
             if not change.get("gone"):
                 state.settings[change["key"]] = change["new"]
-        if "window" in record:
-            state.windows.append((record["window"][0], record["window"][1]))
+        state.windows += [(first, end) for first, end in record.get("windows", ())]
         if record.get("origin"):
             state.origin = record["origin"]
     return state

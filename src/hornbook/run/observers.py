@@ -5,6 +5,7 @@ same bits (a test holds them to it).
 """
 
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -113,7 +114,9 @@ class Evaluation:
 
     def _evaluate(self, step: Step) -> None:
         started = time.monotonic()
-        scores = {source: self._score(source) for source in self._job.inputs.corpus.validation}
+        scores = {source: self._score(source, step.final) for source in self._job.inputs.corpus.validation}
+        if self._gives_way(step.final):
+            return
         total = sum(scores.values(), Score())
         self.newest = (step.step, total.loss)
         result = {
@@ -130,7 +133,11 @@ class Evaluation:
             console.scored(total.bits_per_byte)
             console.note(f"validation loss {total.loss:.4f}, {total.bits_per_byte:.4f} bits per byte")
 
-    def _score(self, source: str) -> Score:
+    def _gives_way(self, final: bool) -> bool:
+        """Whether someone waits for the run to stop: half an evaluation is dropped, the last one is not."""
+        return self._job.inbox.interrupted and not final
+
+    def _score(self, source: str, final: bool) -> Score:
         recipe = self._job.recipe
         batches = validation_batches(
             self._job.inputs.corpus,
@@ -140,7 +147,9 @@ class Evaluation:
             max_tokens=recipe.eval.tokens,
             document_mask=recipe.data.document_mask,
         )
-        return evaluate(self._engine, batches, self._token_bytes)
+        return evaluate(
+            self._engine, itertools.takewhile(lambda _: not self._gives_way(final), batches), self._token_bytes
+        )
 
 
 class Samples:

@@ -16,9 +16,10 @@ from hornbook.model.hf import read_hf
 from hornbook.recipe import Recipe
 from hornbook.resolve import Resolved, leaves
 from hornbook.run.checkpoint import checkpoint_path
+from hornbook.run.ledger import replay
 from hornbook.run.manifest import verify_folder
 from hornbook.run.state import State
-from hornbook.rundir import RunDir
+from hornbook.rundir import RunDir, read_records
 from hornbook.text.tokenizer import Tokenizer
 
 TRAINING_ONLY = ("dropout", "init")
@@ -31,6 +32,8 @@ class Origin:
 
     kind: Literal["import", "fork"]
     checkpoint: Path
+    windows: tuple[tuple[int, int], ...] = ()
+    """Samples that the parent skipped, where the new run reads the same order of data."""
 
     def record(self) -> dict[str, str]:
         """As the ledger holds it."""
@@ -52,11 +55,16 @@ def origin_of(record: Mapping[str, Any] | None) -> Origin | None:
     return None if record is None else Origin(record["kind"], Path(record["checkpoint"]))
 
 
-def fork_origin(run: RunDir, step: int | None) -> Origin:
-    """The checkpoint of `step`, else the newest, of a run. UsageError if there is none, IntegrityError if damaged."""
-    if not run.recipe.is_file():
-        raise UsageError(f"{run.path} holds no run: fork takes a run directory")
-    return Origin("fork", checkpoint_path(run.path, step))
+def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Origin:
+    """The checkpoint of `step`, else the newest, of a run with recipe `old`, for a fork with recipe `new`.
+
+    UsageError if there is none, or if the model has another shape; IntegrityError if the checkpoint is damaged.
+    """
+    checkpoint = checkpoint_path(run.path, step)
+    refuse_other_shape(old, new)
+    same_order = (old.seed, old.data, old.train.sequence) == (new.seed, new.data, new.train.sequence)
+    windows = replay(record for record, _ in read_records(run.events)).windows if same_order else []
+    return Origin("fork", checkpoint, tuple(windows))
 
 
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:

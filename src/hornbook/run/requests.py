@@ -66,6 +66,11 @@ class Inbox:
     def __init__(self, run: RunDir, ledger: Ledger, signals: StopSignals) -> None:
         self._run, self._ledger, self._signals = run, ledger, signals
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal asked to stop: what takes long should give way."""
+        return self._signals.received is not None
+
     def poll(self, at: Position) -> Orders:
         """Take the requests that are due, acknowledge them in the ledger, and say what they ask for."""
         taken = [request for path in self._files() if (request := self._take(path, at))]
