@@ -15,6 +15,12 @@ def test_killed_runs_end_equal_to_the_uninterrupted_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(kill, "STEPS", 24)
     monkeypatch.setitem(kill.SETTINGS, "train.tokens", 24 * kill.BATCH)
-    trials, _ = kill.run_trials(2, tmp_path, print)
-    assert [trial.problems for trial in trials] == [[]] * len(trials)
-    assert sum(len(trial.at_steps) for trial in trials) >= 2
+    kill.prepare(tmp_path)
+    kill.finish(kill.train_command(tmp_path / "data", tmp_path / "reference", kill.SETTINGS))
+    inside, anywhere = (kill.attempt(number, tmp_path, 5.0, kill.SETTINGS) for number in (1, 2))
+    assert inside.problems == []
+    assert anywhere.problems == []
+    assert len(inside.at_steps) == 1
+    assert len(anywhere.at_steps) >= 1
+    assert inside.kind == "save"
+    assert anywhere.at_steps[0] > 0
