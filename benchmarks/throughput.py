@@ -1,7 +1,7 @@
 """CPU training throughput and memory: hornbook, transformers, and the bound that the matrix products set.
 
-Run with `python -m benchmarks.throughput`. The contenders are long-lived processes with the same initial weights and the
-same batches; they run one timed round each in turn (A B C A B C ...), and what counts is the median over rounds of
+Run with `python -m benchmarks.throughput`. The contenders are long-lived processes with the same initial weights and
+the same batches; they run one timed round each in turn (A B C A B C ...), and what counts is the median over rounds of
 the ratio within a round, so a machine that changes its speed hurts none of them. Memory is the largest resident set
 of a fresh process, without parameters, gradients, moments and what the imports alone take.
 """
@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
+from benchmarks import report
 from hornbook.model import config
 from hornbook.model.build import build_model
 from hornbook.model.init import initialize
 
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
-RESULTS = ROOT / "benchmarks" / "results" / "throughput.json"
 SHAPE = {"width": 384, "layers": 6, "heads": 6, "hidden": 1024, "vocab": 8192, "rows": 8, "sequence": 512}
 """The 13M LLaMA shape: 8 rows of 512 tokens, tied embedding."""
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
+"""CPU threads of every contender."""
 NAMES = {
     "embedding": "embed_tokens",
     "blocks": "layers",
@@ -93,7 +94,7 @@ class Process:
     def __init__(self, contender: Contender, spec: dict[str, Any]) -> None:
         self.name = contender.name
         spec = {**spec, "attention": contender.attention, "compile": contender.compile}
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             [*contender.command, json.dumps(spec)],
             stdin=subprocess.PIPE,
@@ -137,9 +138,13 @@ def weights(folder: Path, shape: dict[str, int]) -> dict[str, str]:
     return {"own_weights": str(folder / "own.safetensors"), "weights": str(folder / "llama.safetensors")}
 
 
-def speed(precision: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Interleaved rounds of all contenders in one precision: tokens/s, ratios and losses."""
-    shape = SHAPE
+def speed(
+    precision: str, rounds: int, steps: int, clock: str = "seconds", shape: dict[str, int] = SHAPE
+) -> dict[str, Any]:
+    """Interleaved rounds of all contenders in one precision: tokens/s, ratios and losses.
+
+    clock: `seconds` of the wall, or `cpu_seconds`, which with one thread compares work on a machine that is busy.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
         processes = [Process(contender, spec) for contender in contenders(peer_environment())]
@@ -150,7 +155,7 @@ def speed(precision: str, rounds: int, steps: int) -> dict[str, Any]:
         for process in processes:
             process.close()
     tokens = shape["rows"] * shape["sequence"] * steps
-    seconds = {name: [answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
+    seconds = {name: [answer[clock] for answer in found[1:]] for name, found in answers.items()}
     return {
         "tokens_per_second": {name: tokens / statistics.median(found) for name, found in seconds.items()},
         "ours_over": {
@@ -185,34 +190,32 @@ def memory(precision: str, steps: int = 2) -> dict[str, Any]:
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """All figures; quick takes fewer rounds."""
+    """All figures, printed as a table and written to benchmarks/results/throughput.json; quick takes fewer rounds."""
     rounds, steps = (2, 1) if quick else (7, 2)
-    result = {
+    figures = {
         "shape": SHAPE,
-        "threads": 2,
-        "torch": torch.__version__,
         "speed": {precision: speed(precision, rounds, steps) for precision in ("bf16", "fp32")},
         "memory_32k": {precision: memory(precision) for precision in ("bf16", "fp32")},
     }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    return result
+    show(figures)
+    report.write("throughput", figures)
+    return figures
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures for people."""
-    lines = []
-    for precision, found in result["speed"].items():
-        lines.append(f"{precision:30} {'tokens/s':>10} {'ours is x':>10} {'first loss':>11} {'last loss':>10}")
-        lines += [
-            f"  {name:28} {rate:10.0f} {found['ours_over'][name]:10.2f} {found['first_loss'][name]:11.4f} {found['last_loss'][name]:10.4f}"
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures."""
+    for precision, found in figures.get("speed", {}).items():
+        rows = [
+            (name, rate, found["ours_over"][name], found["first_loss"][name], found["last_loss"][name])
             for name, rate in found["tokens_per_second"].items()
         ]
-    for precision, found in result["memory_32k"].items():
-        lines.append(f"{precision}, vocabulary 32k: peak above states (MiB)")
-        lines += [f"  {name:28} {peak / 2**20:10.0f}" for name, peak in found["above_states_bytes"].items()]
-    return "\n".join(lines)
+        print(
+            report.table([f"{precision}, training", "tokens/s", "hornbook is x", "first loss", "last loss"], rows), "\n"
+        )
+    for precision, found in figures.get("memory_32k", {}).items():
+        rows = [(name, peak / 2**20) for name, peak in found["above_states_bytes"].items()]
+        print(report.table([f"{precision}, vocabulary 32k", "MiB above states"], rows), "\n")
 
 
 if __name__ == "__main__":
-    print(table(run(quick="--quick" in sys.argv)))
+    run(quick="--quick" in sys.argv)

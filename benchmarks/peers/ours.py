@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from benchmarks.peers.worker import serve
 from benchmarks.throughput import model_config
 from hornbook.model.build import build_model
+from hornbook.model.cpu.memory import keep_freed_memory
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
+    keep_freed_memory()
     shape = spec["shape"]
     model = build_model(model_config(shape), shape["vocab"]).to_empty(device="cpu")
     model.load_state_dict(load_file(spec["own_weights"]))

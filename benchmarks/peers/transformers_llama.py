@@ -32,7 +32,8 @@ def main() -> None:
         dtype=torch.float32,
     )
     missing, unexpected = model.load_state_dict(load_file(spec["weights"]), strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
+    assert missing == ["lm_head.weight"], missing  # tied to the embedding
+    assert not unexpected, unexpected
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = torch.compile(model) if spec["compile"] else model

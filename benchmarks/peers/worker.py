@@ -31,12 +31,13 @@ def peak_bytes() -> int:
 
 
 def serve(step: Step, shape: dict[str, int]) -> None:
-    """Answer `{"seed": s, "steps": n}` with the seconds of n steps, their losses and the peak of memory."""
+    """Answer `{"seed": s, "steps": n}` with the seconds of n steps, on the wall and of the CPU, losses and memory."""
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         data = list(batches(request["seed"], request["steps"], shape["rows"], shape["sequence"], shape["vocab"]))
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         losses = [step(tokens) for tokens in data]
-        answer = {"seconds": time.perf_counter() - start, "losses": losses, "peak_bytes": peak_bytes()}
+        answer = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+        answer |= {"losses": losses, "peak_bytes": peak_bytes()}
         print(json.dumps(answer), flush=True)

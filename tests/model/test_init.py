@@ -34,7 +34,8 @@ def made(cfg: config.ModelConfig, seed: int = 1) -> Transformer:
 @pytest.mark.parametrize("cfg", [LLAMA, GPT2])
 def test_statistics_of_every_parameter(cfg: config.ModelConfig) -> None:
     roles = parameter_roles(model := made(cfg))
-    for name, value in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
         if name.endswith(".bias"):
             assert torch.all(value == 0), name
         elif roles[name] == "norm":
