@@ -1,0 +1,136 @@
+"""Stopping: signals finish the step, save, and end with 75; and a killed process goes on bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit
+from hornbook.parallel.engine import Engine
+from hornbook.resolve import resolve
+from hornbook.run.launch import Start, launch
+from hornbook.rundir import RunDir
+
+Launch = Callable[..., Exit]
+Branch = Callable[[Path], list[dict[str, Any]]]
+Events = Callable[..., list[dict[str, Any]]]
+
+
+def checkpoint_bytes(folder: Path, step: int) -> tuple[bytes, bytes]:
+    checkpoint = RunDir(folder).checkpoints / f"step-{step:08d}"
+    moments = checkpoint / "trainer" / "optimizer.safetensors"
+    return (checkpoint / "model.safetensors").read_bytes(), moments.read_bytes()
+
+
+def send_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *signals: int) -> None:
+    """Send signals to this process inside the forward pass of a step."""
+    original = Engine.forward_backward
+
+    def interrupted(self: Engine, batches: Any, total_weight: float, key: tuple[int, int]) -> Any:
+        for number in signals if key[1] + 1 == step else ():
+            os.kill(os.getpid(), number)
+        return original(self, batches, total_weight, key)
+
+    monkeypatch.setattr(Engine, "forward_backward", interrupted)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_finishes_the_step_saves_and_stops(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    send_in_step(monkeypatch, 6, number)
+    assert launch_run(tmp_path / "run") == Exit.RESUMABLE
+    assert signal.getsignal(number) is before
+    kinds = [(record["kind"], record["step"]) for record in events(tmp_path / "run")]
+    assert kinds == [("start", 0), ("save", 4), ("stop_requested", 6), ("save", 6), ("stop", 6)]
+    assert events(tmp_path / "run", "stop_requested")[0]["reason"] == name
+
+
+def test_a_second_interrupt_leaves_at_once(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_in_step(monkeypatch, 7, signal.SIGINT, signal.SIGINT)
+    assert launch_run(tmp_path / "run") == Exit.INTERRUPTED
+    run = RunDir(tmp_path / "run")
+    assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000004"]
+    state = run.read_state()
+    assert state is not None
+    assert (state["status"], state["step"]) == ("stopped", 6)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    launch_run(tmp_path / "whole")
+    assert branch(run.path) == branch(tmp_path / "whole")
+
+
+def test_an_evaluation_gives_way_to_a_signal(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Engine.evaluate
+    calls = []
+
+    def interrupted(self: Engine, batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    monkeypatch.setattr(Engine, "evaluate", interrupted)
+    assert launch_run(tmp_path / "run", "eval.every=3") == Exit.RESUMABLE
+    assert len(calls) == 2
+    assert [(record["kind"], record["step"]) for record in events(tmp_path / "run", "evaluation", "stop")] == [
+        ("stop", 3)
+    ]
+
+
+# Processes of their own.
+
+LONG = ("train.tokens=19200", "checkpoint.every=40")
+"""150 steps."""
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """150 steps without any interruption."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    resolved = resolve(None, (*tiny_settings, *LONG), environ={})
+    launch(resolved.recipe, RunDir(folder), origins=resolved.origins, start=Start())
+    return folder
+
+
+def run_until_step_ten(tiny_settings: tuple[str, ...], folder: Path, number: int) -> int:
+    """Train in a process of its own, send it a signal after ten steps, return its exit code."""
+    words = [sys.executable, "-m", "hornbook", "train", "--out", str(folder), *tiny_settings, *LONG]
+    worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    metrics = folder / "metrics.jsonl"
+    while worker.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 10):
+        time.sleep(0.02)
+    worker.send_signal(number)
+    return worker.wait(60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_or_killed_process_goes_on_bit_for_bit(
+    tmp_path: Path, tiny_settings: tuple[str, ...], whole_run: Path, branch: Branch, *, number: int, code: int
+) -> None:
+    run = RunDir(tmp_path / "run")
+    assert run_until_step_ten(tiny_settings, run.path, number) == code
+    verb = ["resume", str(run.path)]
+    if number == signal.SIGKILL:
+        verb = ["train", "--out", str(run.path), "--resume", "auto", *tiny_settings, *LONG]
+    words = [sys.executable, "-m", "hornbook", *verb, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["status"], answer["step"], answer["attempt"]) == ("finished", 150, 2)
+    assert branch(run.path) == branch(whole_run)
+    assert checkpoint_bytes(run.path, 150) == checkpoint_bytes(whole_run, 150)
