@@ -286,6 +286,7 @@ def test_a_batch_without_targets_is_harmless() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler handles its own warnings, and cannot where they are errors
 def test_compiled_blocks_compute_the_same() -> None:
     plain, compiled = make_engine(), make_engine(compile=True)
     for engine in (plain, compiled):
