@@ -26,7 +26,8 @@ class WorkerDiedError(HornbookError):
 
 _DIED = (
     "a worker process was killed, perhaps by the system for want of memory; run the command again "
-    "(finished tasks are kept), with fewer --workers if it happens again"
+    "(finished tasks are kept), with fewer --workers if it happens again. A script of your own that starts workers "
+    "needs `if __name__ == '__main__':` around its calls"
 )
 
 
