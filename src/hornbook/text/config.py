@@ -67,9 +67,9 @@ TokenizerConfig = Annotated[BPE | TokenizerFile, Field(discriminator="kind")]
 class TextConfig(Config):
     """From raw text to token shards."""
 
-    sources: dict[str, SourceConfig] = {}
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """Named sources; `hornbook prepare PATH...` makes one per path."""
-    steps: list[StepConfig] = [Normalize(), DropEmpty(), ExactDedup()]
+    steps: list[StepConfig] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()])
     """Edits first, then decisions, in this order."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
