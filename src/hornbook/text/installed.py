@@ -22,9 +22,9 @@ from hornbook.rundir import write_atomic
 SOURCES = ("code", "docstrings")
 SKIPPED = {
     *("test", "tests", "idlelib", "lib2to3", "pydoc_data", "ensurepip", "site-packages", "dist-packages"),
-    *("__pycache__", "turtledemo", "tkinter"),
+    *("__pycache__", "turtledemo", "tkinter", "encodings"),
 }
-"""Folders that some installations lack, or that are not part of the library."""
+"""Folders that some installations lack, that are not part of the library, or that hold tables of characters."""
 
 COPY_SHARE, NEAR_SHARE, BLANK_SHARE = 0.06, 0.03, 0.02
 BLANKS = ("", " ", "\n\n\n", "\t \n", "\r\n", "\u200b")
@@ -125,25 +125,26 @@ class _Notes:
 
 
 def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
-    """Rows of both sources, of files drawn at random within `max_bytes`, in the order of their paths."""
+    """Rows of both sources, of files drawn at random within `max_bytes`, in the order of their paths.
+
+    A file gives its code or its docstrings, in turn: no text of one source stands in the other, where it might be
+    held out in one and trained on in the other.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     names = list(_python_files(root))
     draw.shuffle(names)
     rows: dict[str, list[Row]] = {source: [] for source in SOURCES}
     filled = 0
+    source = "code"
     for path in names:
         text = _read(path)
-        if text is None or not text.strip() or filled + len(text) > max_bytes:
+        if text is not None and source == "docstrings":
+            text = join_docstrings(text)
+        if text is None or not text.strip() or filled + len(text.encode()) > max_bytes:
             continue
-        name = path.relative_to(root).as_posix()
-        docstrings = join_docstrings(text)
-        size = len(text.encode()) + len(docstrings.encode())
-        if filled + size > max_bytes:
-            continue
-        filled += size
-        rows["code"].append((f"code/{name}", text))
-        if docstrings:
-            rows["docstrings"].append((f"docstrings/{name}", docstrings))
+        filled += len(text.encode())
+        rows[source].append((f"{source}/{path.relative_to(root).as_posix()}", text))
+        source = "docstrings" if source == "code" else "code"
     if not all(rows.values()):
         raise UsageError(f"this Python has no source files of its library in {root} (within {max_bytes} bytes)")
     return {source: sorted(found) for source, found in rows.items()}
