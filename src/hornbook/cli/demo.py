@@ -75,7 +75,7 @@ paths = [{json.dumps(str(raw / "docstrings.jsonl"))}]
 vocab = {VOCAB}
 
 [text]
-validation = 0.03
+validation = 0.05
 
 [model]
 layers = {size.layers}
