@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
+import numba
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from hornbook.model.cpu.gate import SwiGLUFunction
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.norm import RMSNormFunction
+from hornbook.model.cpu.scalar import exponential
 from hornbook.model.cpu.softmax import softmax_, softmax_backward_
 from hornbook.model.dropout import keep_mask, mix
 from hornbook.model.position import rotate
@@ -156,6 +159,18 @@ def test_what_is_not_finite_is_not_hidden(dtype: torch.dtype, bad: float) -> Non
     scores = x[None].clone()
     softmax_(scores, torch.zeros(4, dtype=torch.int64), torch.full((4,), 8), 1.0)
     assert not torch.isfinite(scores[0, 1]).all()
+
+
+def test_the_exponential_keeps_its_promise() -> None:
+    @numba.njit
+    def each(x: np.ndarray) -> np.ndarray:
+        return np.array([exponential(value) for value in x])
+
+    x = np.linspace(-87, 88, 50_001).astype(np.float32)
+    want = np.exp(x.astype(np.float64))
+    assert float(np.max(np.abs(each(x) - want) / want)) < 2e-7
+    edges = each(np.array([-1e30, -np.inf, 1e30, np.inf, np.nan, 0.0], dtype=np.float32))
+    np.testing.assert_array_equal(edges, np.array([0, 0, np.inf, np.inf, np.nan, 1], dtype=np.float32))
 
 
 def test_sums_do_not_depend_on_threads() -> None:
