@@ -52,6 +52,14 @@ def test_train_answers_with_one_json_object(
     assert "\x1b" not in streams.err
 
 
+def test_quiet_says_nothing_and_logs_all_the_same(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-q", "--data", str(tiny_corpus), "--out", str(tmp_path / "run"), *words]) == Exit.DONE
+    assert capsys.readouterr() == ("", "")
+    assert "step=12" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_the_default_folder_is_the_recipes_name(
     tmp_path: Path, tiny_corpus: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, Words, split_target
+from hornbook.cli.training import run_job
 from hornbook.errors import Exit, UsageError
 
 
@@ -20,7 +21,6 @@ def fork(
     as_json: Json = False,
 ) -> Exit:
     """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
-    from hornbook.cli.training import run_job
     from hornbook.resolve import Resolved, resolve
     from hornbook.run.launch import Start, recipe_in_force
     from hornbook.run.origin import fork_origin

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, Words, resolve_words
+from hornbook.cli.training import run_job
 from hornbook.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def train(
     as_json: Json = False,
 ) -> Exit:
     """Train a model. SIGTERM, SIGUSR1 and Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
-    from hornbook.cli.training import run_job
     from hornbook.run.checkpoint import checkpoint_path
     from hornbook.run.launch import Start
     from hornbook.run.origin import Origin, adopt_model

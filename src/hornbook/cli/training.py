@@ -4,7 +4,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.shell import answer, say
+from hornbook.cli.shell import answer, people, say
 from hornbook.errors import Exit
 from hornbook.rundir import RunDir
 
@@ -23,7 +23,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
         summary = describe_job(resolved, run, start)
         answer(summary, summary_text(summary), as_json=as_json)
         return Exit.DONE
-    start = dataclasses.replace(start, argv=tuple(sys.argv))
+    start = dataclasses.replace(start, argv=tuple(sys.argv), quiet=people().quiet)
     code = launch(resolved.recipe, run, origins=resolved.origins, start=start)
     result = describe_result(run)
     if as_json:

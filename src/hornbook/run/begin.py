@@ -61,6 +61,8 @@ def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | N
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
     loader = job.inputs.loader
+    if not loader.corpus.validation:
+        yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     yield from (f"warning: {note}" for note in loader.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
 

@@ -65,6 +65,8 @@ class Job:
     argv: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     """Dotted key -> where its value came from."""
+    quiet: bool = False
+    """Show nothing on stderr; log.txt is written all the same."""
 
     @property
     def recipe(self) -> Recipe:

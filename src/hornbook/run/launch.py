@@ -39,6 +39,8 @@ class Start:
     """The checkpoint a new run takes over."""
     argv: Sequence[str] = ()
     """The command, for the record."""
+    quiet: bool = False
+    """Show nothing on stderr."""
 
 
 def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: Start) -> Exit:
@@ -58,8 +60,18 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
         check_directory(run, start.mode)  # again: another start may have been faster
         run.clean()
         with Ledger(run) as ledger:
-            inbox = Inbox(run, ledger, signals)
-            job = Job(run, inputs, ledger, inbox, start.mode, start.origin, changes, list(start.argv), dict(origins))
+            job = Job(
+                run=run,
+                inputs=inputs,
+                ledger=ledger,
+                inbox=Inbox(run, ledger, signals),
+                mode=start.mode,
+                origin=start.origin,
+                changes=changes,
+                argv=list(start.argv),
+                origins=dict(origins),
+                quiet=start.quiet,
+            )
             lock_data(job)
             if start.mode == "start":
                 job.write_recipe()

@@ -220,14 +220,13 @@ def open_observers(job: Job, engine: Engine) -> Iterator[Observers]:
     """Everything that looks at the run; on an exception the heartbeat says `failed`."""
     every = job.recipe.log.every
     header = describe_run(job, engine)
-    with (
-        Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds) as lines,
-        job.run.log.open("a", encoding="utf-8") as log,
-        Console(header, every=every) as screen,
-        Console(header, every=every, stream=log, live=False) as record,
-        Heartbeat(job.run, job.inputs.horizon.tokens) as heartbeat,
-    ):
-        consoles = [screen, record]
+    with contextlib.ExitStack() as stack:
+        lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
+        log = stack.enter_context(job.run.log.open("a", encoding="utf-8"))
+        consoles = [stack.enter_context(Console(header, every=every, stream=log, live=False))]
+        if not job.quiet:
+            consoles.append(stack.enter_context(Console(header, every=every)))
+        heartbeat = stack.enter_context(Heartbeat(job.run, job.inputs.horizon.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
 
