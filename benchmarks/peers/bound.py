@@ -24,7 +24,7 @@ def linear_products(tokens: int, inputs: int, outputs: int, dtype: torch.dtype):
 
 
 def attention_products(rows: int, heads: int, sequence: int, width: int, dtype: torch.dtype):
-    """The seven products of one attention, block by block: scores (again in backward), values, and four gradients."""
+    """The six products of one attention, block by block: scores, values, and the gradients of both factors of each."""
     products = []
     part = torch.randn(rows * heads, sequence, width, dtype=dtype) * 0.02
     for start in range(0, sequence, BLOCK):
@@ -32,7 +32,7 @@ def attention_products(rows: int, heads: int, sequence: int, width: int, dtype: 
         q, k = part[:, start:end], part[:, :end]
         p = torch.randn(rows * heads, end - start, end, dtype=dtype) * 0.02
         scores, out, grad = torch.empty_like(p), torch.empty_like(q), torch.empty_like(k)
-        products += [(q, k.transpose(1, 2), scores)] * 3 + [(p, k, out)] * 2 + [(p.transpose(1, 2), q, grad)] * 2
+        products += [(q, k.transpose(1, 2), scores)] * 2 + [(p, k, out)] * 2 + [(p.transpose(1, 2), q, grad)] * 2
     return products
 
 

@@ -1,4 +1,4 @@
-"""Contender: hornbook's Transformer, loss, fused AdamW and clipping. Usage: python -m benchmarks.peers.ours '{...}'."""
+"""Contender: hornbook's Engine as the training loop drives it. Usage: python -m benchmarks.peers.ours '{...}'."""
 
 import json
 import sys
@@ -8,31 +8,46 @@ from safetensors.torch import load_file
 
 from benchmarks.peers.worker import serve
 from benchmarks.throughput import model_config
-from hornbook.model.build import build_model
+from hornbook.data.batch import Batch
+from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import parallelize
+from hornbook.run.config import TrainConfig
+
+
+def make_batch(tokens: torch.Tensor) -> Batch:
+    """Rows of one document each, every prediction counted."""
+    rows, sequence = tokens.shape[0], tokens.shape[1] - 1
+    return Batch(
+        tokens=tokens[:, :-1],
+        targets=tokens[:, 1:],
+        weights=torch.ones(rows, sequence),
+        positions=torch.arange(sequence).expand(rows, sequence),
+        lengths=[(sequence,)] * rows,
+        samples=torch.arange(rows),
+        sources=torch.zeros(rows, dtype=torch.int64),
+    )
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    keep_freed_memory()
     shape = spec["shape"]
-    model = build_model(model_config(shape), shape["vocab"]).to_empty(device="cpu")
-    model.load_state_dict(load_file(spec["own_weights"]))
-    model.compute_dtype = torch.bfloat16 if spec["precision"] == "bf16" else torch.float32
-    if spec["compile"]:
-        for block in model.blocks.values():
-            block.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    keep_freed_memory()
+    model = build_model(model_config(shape), shape["vocab"])
+    engine = parallelize(model, ParallelConfig(), TrainConfig(precision=spec["precision"], device="cpu"))
+    engine.load_stream(load_file(spec["own_weights"]).items())
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW(weight_decay=0.0))
 
     def step(tokens: torch.Tensor) -> float:
-        optimizer.zero_grad()
-        targets = tokens[:, 1:]
-        hidden, _ = model(tokens[:, :-1])
-        loss = model.head.loss(hidden, targets, torch.full(targets.shape, 1 / targets.numel()))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return float(loss.detach())
+        count = shape["rows"] * shape["sequence"]
+        engine.zero_gradients()
+        losses = engine.forward_backward([make_batch(tokens)], count)
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        return float(losses["loss"]) / count
 
     serve(step, shape)
 

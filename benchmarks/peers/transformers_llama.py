@@ -35,7 +35,7 @@ def main() -> None:
     assert missing == ["lm_head.weight"], missing  # tied to the embedding
     assert not unexpected, unexpected
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     run = torch.compile(model) if spec["compile"] else model
     bf16 = spec["precision"] == "bf16"
 
