@@ -32,10 +32,10 @@ def naive(head: Head, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tenso
     return (F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none") * weights.flatten()).sum()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 150, 1024])
+@pytest.mark.parametrize("chunk", [4, 28, 256, 600, 4096])
 @pytest.mark.parametrize("tied", [True, False])
 def test_chunked_loss_equals_the_naive_one(chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "CHUNK", chunk)
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", chunk)
     head, (hidden, targets, weights) = random_head(tied), problem()
     loss = head.loss(hidden, targets, weights)
     want = naive(head, hidden, targets, weights)
@@ -89,7 +89,7 @@ def test_logits_are_float32() -> None:
 
 
 def test_never_all_logits_at_once() -> None:
-    """The largest block of logits has CHUNK rows, whatever the number of tokens."""
+    """The largest block of logits has a chunk's rows, whatever the number of tokens."""
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -102,8 +102,9 @@ def test_never_all_logits_at_once() -> None:
 
     head = Head(4000, WIDTH, None)
     torch.nn.init.normal_(head.matrix)
-    hidden = torch.randn(1, 3 * head_module.CHUNK, WIDTH, requires_grad=True)
+    rows = head_module.chunk_rows(torch.float32)
+    hidden = torch.randn(1, 3 * rows, WIDTH, requires_grad=True)
     targets = torch.zeros(hidden.shape[:2], dtype=torch.int64)
     with Watch():
         head.loss(hidden, targets, torch.ones(targets.shape)).backward()
-    assert largest == head_module.CHUNK * 4000
+    assert largest == rows * 4000

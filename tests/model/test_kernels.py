@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hornbook.model.cpu import team
 from hornbook.model.cpu.dropout import DropoutFunction
-from hornbook.model.cpu.gate import SwiGLUFunction
+from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.norm import RMSNormFunction
@@ -74,6 +74,15 @@ def test_swiglu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         return F.silu(gate) * up
 
     check(SwiGLUFunction.apply, reference, (4 * torch.randn(shape)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_and_its_projection(dtype: torch.dtype) -> None:
+    def reference(both: Tensor, weight: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return (F.silu(gate) * up) @ weight.T
+
+    check(SwiGLUDown.apply, reference, torch.randn(3, 5, 14).to(dtype), torch.randn(9, 7).to(dtype))
 
 
 def test_swiglu_of_large_gates_is_finite() -> None:

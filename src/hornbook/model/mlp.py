@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model import config
-from hornbook.model.cpu.gate import SwiGLUFunction
+from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.team import supports
 from hornbook.model.linear import Linear, fused_linear
 
@@ -61,4 +61,9 @@ class GLU(nn.Module):
         self.down = Linear(hidden, width, cfg.bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return self.down(gated(fused_linear(x, [self.gate, self.up]), self.activation))
+        both = fused_linear(x, [self.gate, self.up])
+        if self.activation == "silu" and self.down.bias is None and supports(both):
+            y = SwiGLUDown.apply(both, self.down.weight.to(both.dtype))
+            assert isinstance(y, Tensor)
+            return y
+        return self.down(gated(both, self.activation))
