@@ -83,13 +83,19 @@ class ChunkedLoss(torch.autograd.Function):
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         grad_hidden = torch.empty_like(hidden) if grad else None
         grad_matrix = torch.zeros_like(matrix) if grad else None
+        # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
+        buffer = hidden.new_empty(min(rows, len(hidden)), len(matrix))
+        product = torch.empty_like(cast) if grad and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logits = hidden[part] @ cast.T
+            logits = torch.mm(hidden[part], cast.T, out=buffer[: len(hidden[part])])
             losses[part] = loss_and_grad_(logits, targets[part], weights[part], grad)
             if grad_hidden is not None and grad_matrix is not None:
                 torch.mm(logits, cast, out=grad_hidden[part])
-                _add_product_(grad_matrix, logits.T, hidden[part])
+                if product is None:
+                    grad_matrix.addmm_(logits.T, hidden[part])
+                else:
+                    grad_matrix += torch.mm(logits.T, hidden[part], out=product)
         ctx.save_for_backward(grad_hidden, grad_matrix)
         return losses.sum()
 
@@ -97,14 +103,6 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         grad_hidden, grad_matrix = ctx.saved_tensors
         return grad_hidden * grads[0].to(grad_hidden.dtype), grad_matrix * grads[0], None, None, None, None
-
-
-def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a @ b`, without a temporary of total's size where the dtypes agree."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
 
 
 def loss_and_grad_(
