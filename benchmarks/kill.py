@@ -24,8 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import report
+from hornbook.durable import TEMPORARY
+from hornbook.journal import read_records
 from hornbook.run.verify import check_run, compare_runs
-from hornbook.rundir import TEMPORARY, RunDir, read_records
+from hornbook.rundir import RunDir
 
 KINDS = ("time", "save", "step")
 STEPS, EVERY, BATCH = 60, 6, 512

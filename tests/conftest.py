@@ -135,7 +135,8 @@ def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
 @pytest.fixture
 def branch() -> Callable[[Path], list[dict[str, Any]]]:
     """The steps of a run that count, without what differs between two equal runs (times and attempts)."""
-    from hornbook.rundir import RunDir, current_branch, read_records
+    from hornbook.journal import current_branch, read_records
+    from hornbook.rundir import RunDir
 
     def read(folder: Path) -> list[dict[str, Any]]:
         records = current_branch(record for record, _ in read_records(RunDir(folder).metrics))
@@ -149,7 +150,8 @@ def branch() -> Callable[[Path], list[dict[str, Any]]]:
 @pytest.fixture
 def events() -> Callable[..., list[dict[str, Any]]]:
     """The ledger's records of the given kinds, or all."""
-    from hornbook.rundir import RunDir, read_records
+    from hornbook.journal import read_records
+    from hornbook.rundir import RunDir
 
     def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
         return [record for record, _ in read_records(RunDir(folder).events) if not kinds or record["kind"] in kinds]

@@ -11,23 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from hornbook.durable import write_atomic
 from hornbook.errors import Exit, IntegrityError, InUseError, StorageError
-from hornbook.rundir import (
-    Appender,
-    RunDir,
-    RunLock,
-    chain,
-    current_branch,
-    is_alive,
-    process_identity,
-    read_records,
-    verify_chain,
-    write_atomic,
-)
+from hornbook.journal import Appender, chain, current_branch, read_records, verify_chain
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock, is_alive, process_identity
 
 HOLD = """
 import sys, time
-from hornbook.rundir import RunDir, RunLock
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 with RunLock(RunDir(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -250,12 +243,11 @@ def test_lock_inside_one_process_and_after_release(tmp_path: Path):
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path):
     script = """
 import os, sys, time
-from hornbook.rundir import RunDir, RunLock
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 with RunLock(RunDir(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-    print(child, flush=True)
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # the child has run what follows a fork
     time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:

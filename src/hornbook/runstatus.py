@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import IntegrityError
-from hornbook.rundir import RunDir, current_branch, is_alive, read_records
+from hornbook.journal import current_branch, read_records
+from hornbook.rundir import RunDir
+from hornbook.runlock import is_alive
 
 SILENCE_SECONDS = 300.0
 """A run of another host that has not written its heartbeat for so long is taken for dead."""

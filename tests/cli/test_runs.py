@@ -12,7 +12,8 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.cli.runs import columns, different_settings
 from hornbook.errors import IntegrityError
-from hornbook.rundir import RunDir, StateRecord, process_identity
+from hornbook.rundir import RunDir, StateRecord
+from hornbook.runlock import process_identity
 from hornbook.runstatus import SILENCE_SECONDS, status_of, steps_that_count
 
 Output = Callable[..., tuple[int, str]]

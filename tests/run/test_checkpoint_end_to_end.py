@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from hornbook.cli.main import main
+from hornbook.journal import read_records
 from hornbook.run.commit import list_checkpoints
 from hornbook.run.manifest import verify_folder
 from hornbook.run.verify import check_run, compare_runs
-from hornbook.rundir import RunDir, read_records
+from hornbook.rundir import RunDir
 
 NEWEST = "step-00000012"
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from hornbook.durable import write_atomic
+from hornbook.journal import Appender, verify_chain
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
-from hornbook.rundir import Appender, RunDir, verify_chain, write_atomic
+from hornbook.rundir import RunDir
 
 SAVES = 11
 IMAGE_BYTES = 24 << 20

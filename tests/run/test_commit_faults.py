@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
+from hornbook.durable import write_file
 from hornbook.errors import StorageError
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.commit import read_pointer
 from hornbook.run.config import CheckpointConfig
-from hornbook.rundir import write_file
 
 OPERATIONS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "readv", "read")
 OPERATIONS += ("stat", "scandir", "listdir", "statvfs", "close")

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, IntegrityError, InUseError, UsageError
+from hornbook.journal import read_records, verify_chain
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.requests import Request, stop_file, write_request
-from hornbook.rundir import RunDir, RunLock, read_records, verify_chain
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -53,7 +53,7 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a power cut a checkpoint may not be newer than the record of its steps."""
-    from hornbook.rundir import Appender
+    from hornbook.journal import Appender
 
     order: list[str] = []
     sync, save = Appender.sync, Checkpoints.save

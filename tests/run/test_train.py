@@ -10,10 +10,11 @@ import torch
 
 from hornbook.data.loader import build_loader
 from hornbook.errors import DivergedError, Exit, UsageError
+from hornbook.journal import read_records, verify_chain
 from hornbook.parallel.engine import Engine
 from hornbook.resolve import resolve
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir, read_records, verify_chain
+from hornbook.rundir import RunDir
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

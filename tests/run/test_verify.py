@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.journal import Appender
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.verify import Comparison, check_run, compare_runs, differing_tensors
-from hornbook.rundir import Appender, RunDir
+from hornbook.rundir import RunDir
 
 STEPS = 6
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
-from hornbook.rundir import RunDir, RunLock
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 from hornbook.text import prepare as room
 from hornbook.text.config import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
 from hornbook.text.funnel import Funnel

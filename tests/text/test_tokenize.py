@@ -12,7 +12,8 @@ import pytest
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, InUseError, UsageError
-from hornbook.rundir import RunDir, RunLock
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 from hornbook.text import prepare as prepare_room
 from hornbook.text.bpe import train_bpe
 from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.errors import Exit, HornbookError
-from hornbook.rundir import RunDir, read_records
+from hornbook.journal import read_records
+from hornbook.rundir import RunDir
 
 SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
 KILL_AT = 0.8  # share of the steps after which the worker is killed

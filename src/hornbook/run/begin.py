@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.data.loader import repetition_warnings
+from hornbook.durable import write_atomic
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
 from hornbook.run.environment import bits_depend_on, describe_environment
@@ -17,7 +18,6 @@ from hornbook.run.job import Job
 from hornbook.run.origin import origin_of
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
-from hornbook.rundir import write_atomic
 from hornbook.schema import dotted
 
 

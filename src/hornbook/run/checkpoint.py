@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
 
+from hornbook.durable import storage_error, write_atomic
 from hornbook.errors import IntegrityError, StorageError, UsageError
 from hornbook.run.commit import (
     BEST,
@@ -29,7 +30,7 @@ from hornbook.run.commit import (
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
 from hornbook.run.weights import check_weights
-from hornbook.rundir import RunDir, storage_error, write_atomic
+from hornbook.rundir import RunDir
 
 _NEEDED = {
     "*.safetensors": "the weights",

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import StorageError
 from hornbook.run.manifest import Manifest, write_manifest
-from hornbook.rundir import TEMPORARY, storage_error, sync_directory
 
 LATEST = "latest"
 BEST = "best"

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from hornbook.durable import TEMPORARY, storage_error, write_file
 from hornbook.errors import StorageError
 from hornbook.run.commit import free_bytes
-from hornbook.rundir import TEMPORARY, storage_error, write_file
 
 Verdict = Literal["ok", "warn", "fail"]
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
+from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
 from hornbook.parameters import embedding_rows
@@ -16,7 +17,7 @@ from hornbook.run.ledger import Ledger
 from hornbook.run.origin import Origin
 from hornbook.run.requests import Inbox
 from hornbook.run.state import ModelSpec
-from hornbook.rundir import RunDir, write_atomic
+from hornbook.rundir import RunDir
 from hornbook.text.tokenizer import Tokenizer
 
 

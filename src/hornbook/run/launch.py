@@ -12,7 +12,9 @@ from typing import Literal
 
 import torch
 
+from hornbook.durable import write_atomic
 from hornbook.errors import DoesNotFitError, Exit, UsageError
+from hornbook.journal import read_records
 from hornbook.listing import toml_value
 from hornbook.recipe import Recipe
 from hornbook.resolve import resolve
@@ -24,7 +26,8 @@ from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
 from hornbook.run.train import train
-from hornbook.rundir import RunDir, RunLock, read_records, write_atomic
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints"}
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from hornbook.errors import StorageError
-from hornbook.rundir import Appender, RunDir, read_records, verify_chain
+from hornbook.journal import Appender, read_records, verify_chain
+from hornbook.rundir import RunDir
 
 Listener = Callable[[dict[str, Any]], None]
 

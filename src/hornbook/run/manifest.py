@@ -14,8 +14,8 @@ from typing import Any
 
 import xxhash
 
+from hornbook.durable import sync_directory, write_file
 from hornbook.errors import IntegrityError
-from hornbook.rundir import sync_directory, write_file
 
 MANIFEST = "MANIFEST.json"
 FORMAT = "hornbook checkpoint"

@@ -16,14 +16,17 @@ from typing import Self
 import torch
 
 from hornbook.data.validation import validation_batches
+from hornbook.durable import write_atomic
 from hornbook.evals.loss import Score, evaluate
+from hornbook.journal import Appender
 from hornbook.model.generate import generate
 from hornbook.parallel.engine import Engine
 from hornbook.run.console import Console, Header
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
 from hornbook.run.step import Step
-from hornbook.rundir import Appender, RunDir, StateRecord, Status, process_identity, write_atomic
+from hornbook.rundir import RunDir, StateRecord, Status
+from hornbook.runlock import process_identity
 
 Observer = Callable[[Step], None]
 

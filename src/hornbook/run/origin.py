@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.journal import read_records
 from hornbook.model.config import ModelConfig
 from hornbook.model.hf import read_hf
 from hornbook.recipe import Recipe
@@ -19,7 +20,7 @@ from hornbook.run.checkpoint import checkpoint_path
 from hornbook.run.ledger import replay
 from hornbook.run.manifest import verify_folder
 from hornbook.run.state import State
-from hornbook.rundir import RunDir, read_records
+from hornbook.rundir import RunDir
 from hornbook.text.tokenizer import Tokenizer
 
 TRAINING_ONLY = ("dropout", "init")

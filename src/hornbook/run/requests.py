@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from hornbook.durable import TEMPORARY, write_atomic
 from hornbook.errors import UsageError
 from hornbook.fields import Config
 from hornbook.run.ledger import Ledger, Position
 from hornbook.run.signals import StopSignals
-from hornbook.rundir import TEMPORARY, RunDir, write_atomic
+from hornbook.rundir import RunDir
 
 
 class Request(Config):

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.journal import current_branch, read_records, verify_chain
 from hornbook.run.commit import list_checkpoints, step_of
 from hornbook.run.manifest import verify_folder
 from hornbook.run.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
-from hornbook.rundir import RunDir, current_branch, read_records, verify_chain
+from hornbook.rundir import RunDir
 
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 

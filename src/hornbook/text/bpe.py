@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from hornbook.rundir import write_atomic
+from hornbook.durable import write_atomic
 from hornbook.text.config import BPE
 from hornbook.text.store import write_json
 from hornbook.text.tokenizer import END_OF_TEXT, Tokenizer

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from hornbook.durable import TEMPORARY, storage_error, write_atomic
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.rundir import TEMPORARY, RunDir, RunLock, storage_error, write_atomic
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 from hornbook.text.apply import ApplyTask, apply
 from hornbook.text.config import SourceConfig, TextConfig
 from hornbook.text.funnel import Funnel, SourceFunnel

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.rundir import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.rundir import RunDir, RunLock
+from hornbook.rundir import RunDir
+from hornbook.runlock import RunLock
 from hornbook.text.bpe import save_tokenizer, train_bpe
 from hornbook.text.config import BPE, TextConfig, TokenizerFile
 from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode

@@ -1,0 +1,66 @@
+"""Files that no crash can spoil: written beside, synced, renamed into place.
+
+Whoever wrote something with these and got no error may rely on it after a power cut.
+"""
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from hornbook.errors import StorageError
+
+TEMPORARY = ".tmp-"
+"""Prefix of everything unfinished; whoever holds the lock may delete what carries it."""
+
+
+def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
+    """Replace a small file as a whole: a reader sees the old or the new, a crash leaves the old or the new.
+
+    Raises StorageError (disk full, read-only) and then leaves the old file and no litter.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    try:
+        write_file(temporary, data.encode() if isinstance(data, str) else data, sync=sync)
+        os.replace(temporary, path)
+        if sync:
+            sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise storage_error(error, path) from error
+
+
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a file in its place and, unless told not to, return only when its bytes are on disk. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_directory(folder: Path) -> None:
+    """Return when the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """The error for the user: which path, what the system said, what to do."""
+    remedies = {
+        errno.ENOSPC: "free some space or choose another folder",
+        errno.EDQUOT: "the quota is used up: free some space or choose another folder",
+        errno.EROFS: "the file system is read-only: choose another folder",
+        errno.EACCES: "change the permissions or choose another folder",
+        errno.EPERM: "change the permissions or choose another folder",
+    }
+    remedy = remedies.get(error.errno or 0, "check the disk")
+    return StorageError(f"cannot write {path}: {error.strerror or error}; {remedy}")

@@ -1,0 +1,191 @@
+"""JSON lines that only grow, and the history they tell.
+
+A line torn by a killed writer is cut when the file is opened again, never read. Records carry (attempt, step, tokens):
+a resumed run repeats steps under the next attempt, and `current_branch` gives the history that counts. A chained
+file shows whether a record was altered, lost or added.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from hornbook.durable import storage_error, sync_directory
+from hornbook.errors import IntegrityError
+
+_BLOCK = 1 << 16
+
+
+class Appender:
+    """A file of JSON objects, one a line, that only grows.
+
+    A torn last line (a writer died inside it) is cut on open; `torn` then holds the bytes that were cut, for
+    the owner to note in the ledger. A write that fails leaves the file as it was and raises StorageError.
+
+    `sync_seconds`: longest time an appended record stays unsynced, judged at each append; 0 syncs every
+    record, None leaves it to `sync()`. `chained` adds `prev` and `sha` to each record (see `chain`).
+    """
+
+    def __init__(self, path: Path, *, sync_seconds: float | None = None, chained: bool = False) -> None:
+        self.path = path
+        self._sync_seconds = sync_seconds
+        try:
+            new = not path.exists()
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if new:
+                sync_directory(path.parent)
+            self._end, self.torn, last = _cut_torn_tail(self._file)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        self._previous: str | None = last.get("sha", "") if chained else None
+        self._synced = time.monotonic()
+        self._dirty = bool(self.torn)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one record. Floats keep every bit; those that are not finite become null."""
+        if self._previous is not None:
+            record = chain(record, self._previous)
+        line = json.dumps(finite(record), ensure_ascii=False).encode() + b"\n"
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            raise storage_error(error, self.path) from error
+        self._end += len(line)
+        self._dirty = True
+        if self._previous is not None:
+            self._previous = record["sha"]
+        if self._sync_seconds is not None and time.monotonic() - self._synced >= self._sync_seconds:
+            self.sync()
+
+    def sync(self) -> None:
+        """Return when everything appended is on disk."""
+        if self._dirty:
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                raise storage_error(error, self.path) from error
+            self._dirty = False
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Sync and close; a second close does nothing."""
+        if self._file >= 0:
+            self.sync()
+            os.close(self._file)
+            self._file = -1
+
+
+def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield (record, byte offset after it) from `offset` on; a last line still being written is left for later.
+
+    A file that does not exist yet has no records. Raises IntegrityError where a whole line is not a JSON object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            record = _parse(line)
+            if record is None:
+                raise IntegrityError(f"{path}: the line at byte {offset} is not a JSON object: the file was damaged")
+            offset += len(line)
+            yield record, offset
+
+
+def current_branch(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The history that counts: each step once, as its last attempt left it.
+
+    A later attempt starts again at some step; what earlier attempts did from there on is dropped, even
+    where the later one has not got as far yet.
+    """
+    branch: list[dict[str, Any]] = []
+    for record in records:
+        while branch and branch[-1]["attempt"] < record["attempt"] and branch[-1]["step"] >= record["step"]:
+            branch.pop()
+        branch.append(record)
+    return branch
+
+
+def chain(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
+    """The record with `prev` (the sha of the record before, "" for the first) and `sha` (SHA-256 of all the rest)."""
+    linked = {**finite(record), "prev": previous}
+    linked.pop("sha", None)
+    return {**linked, "sha": hashlib.sha256(_canonical(linked)).hexdigest()}
+
+
+def verify_chain(path: Path) -> int:
+    """Number of records of a chained file; IntegrityError naming the first line that was altered, lost or added."""
+    previous, count = "", 0
+    for record, _ in read_records(path):
+        if chain(record, record.get("prev", "")).get("sha") != record.get("sha"):
+            raise IntegrityError(f"{path}: record {count + 1} was altered after it was written")
+        if record["prev"] != previous:
+            raise IntegrityError(f"{path}: records are missing or foreign before record {count + 1}")
+        previous, count = record["sha"], count + 1
+    return count
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: floats that are not finite become None, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _canonical(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _cut_torn_tail(file: int) -> tuple[int, int, dict[str, Any]]:
+    """Cut everything after the last whole record; gives (length kept, bytes cut, last record)."""
+    length = end = os.fstat(file).st_size
+    while end:
+        start = _line_start(file, end - 1)
+        line = os.pread(file, end - start, start)
+        record = _parse(line) if line.endswith(b"\n") else None
+        if record is not None:
+            break
+        end = start
+    else:
+        record = {}
+    if end < length:
+        os.ftruncate(file, end)
+    return end, length - end, record
+
+
+def _line_start(file: int, end: int) -> int:
+    """Offset after the last line feed before `end`, or 0."""
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        found = os.pread(file, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0

@@ -1,0 +1,130 @@
+"""One process at a time owns a run directory, and people can see which."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from hornbook.durable import storage_error
+from hornbook.errors import InUseError
+from hornbook.rundir import RunDir
+
+_BLOCK = 1 << 16
+
+
+class RunLock:
+    """Ownership of a run directory: an flock that dies with its process, and the owner's name for people.
+
+    A second owner gets an InUseError that names the first, at once. The system frees the lock of a killed
+    process, so it needs no clean-up. A lock left by another host cannot be judged from here (its flock may not
+    reach us over a network file system) and is refused unless that host released it.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.lock
+        self._file = -1
+        self.previous: dict[str, Any] | None = None
+        """The owner found on entry that did not release the lock (it was killed), else None."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise storage_error(error, self._path) from error
+        owner = self._read()
+        if owner and owner.get("host") != socket.gethostname():
+            self._drop()
+            raise InUseError(
+                f"{self._path.parent} is in use by {_describe(owner)}, on another host, where it cannot be seen "
+                f"whether it lives; if it is dead, delete {self._path} and start again"
+            )
+        self.previous = owner
+        self._write(json.dumps(process_identity(os.getpid()) | {"since": time.time()}) + "\n")
+        os.register_at_fork(after_in_child=self._drop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            self._write("")
+            self._drop()
+
+    def _open(self) -> int:
+        """Open and lock the file that the path names now (a person may delete it while we wait)."""
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file).st_ino == os.stat(self._path).st_ino:
+                    return file
+            except BlockingIOError:
+                self._file = file
+                owner = self._read()
+                self._drop()
+                name = _describe(owner) if owner else "another process"
+                raise InUseError(
+                    f"{self._path.parent} is in use by {name}; stop it first, or use another folder"
+                ) from None
+            except FileNotFoundError:
+                pass
+            os.close(file)
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            owner = json.loads(os.pread(self._file, _BLOCK, 0))
+        except ValueError:
+            return None
+        return owner if isinstance(owner, dict) else None
+
+    def _write(self, text: str) -> None:
+        """In place: a rename would leave the flock on a file without a name."""
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, text.encode(), 0)
+        except OSError as error:
+            self._drop()
+            raise storage_error(error, self._path) from error
+
+    def _drop(self) -> None:
+        """Close without a word; in a forked child the lock stays with the parent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def process_identity(pid: int) -> dict[str, Any]:
+    """host, pid, boot id and start time: together they name one process for ever, though pids are used again."""
+    return {"host": socket.gethostname(), "pid": pid, "boot": _boot_id(), "started": _start_time(pid)}
+
+
+def is_alive(owner: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a `process_identity` lives; None where that cannot be known from this host."""
+    if owner.get("host") != socket.gethostname() or "pid" not in owner:
+        return None
+    return owner.get("boot") == _boot_id() and owner.get("started") == _start_time(owner["pid"])
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else f"{psutil.boot_time():.0f}"
+
+
+def _start_time(pid: int) -> str:
+    """When the process began, in the system's own terms; "" where there is no such process."""
+    try:
+        if os.path.exists("/proc/self/stat"):
+            # Ticks since boot, the 22nd field; the 2nd is the command in brackets and may hold blanks.
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except (OSError, psutil.Error):
+        return ""
+
+
+def _describe(owner: Mapping[str, Any]) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.get("since", 0)))
+    return f"process {owner.get('pid')} on {owner.get('host')} (since {since})"
