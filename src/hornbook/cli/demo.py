@@ -33,15 +33,14 @@ class Size:
     layers: int
     width: int
     heads: int
-    tokens: int
-    batch_tokens: int
+    steps: int
     corpus_bytes: int
     lr: float
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps of the run."""
-        return self.tokens // self.batch_tokens
+    def tokens(self) -> int:
+        """Tokens the run trains on."""
+        return self.steps * BATCH_TOKENS
 
     @property
     def work(self) -> float:
@@ -51,12 +50,13 @@ class Size:
 
 VOCAB = 4096
 SEQUENCE = 256
+BATCH_TOKENS = 4096
 SIZES = [
-    Size("xs", 2, 128, 2, 320_000, 4096, 3_000_000, 3e-3),
-    Size("s", 4, 192, 3, 640_000, 4096, 5_000_000, 3e-3),
-    Size("m", 4, 256, 4, 1_024_000, 4096, 6_000_000, 2.5e-3),
-    Size("l", 6, 320, 5, 1_638_400, 4096, 9_000_000, 2e-3),
-    Size("xl", 6, 384, 6, 3_276_800, 8192, 14_000_000, 2e-3),
+    Size("xs", 2, 128, 2, 80, 3_000_000, 3e-3),
+    Size("s", 4, 192, 3, 160, 4_000_000, 3e-3),
+    Size("m", 4, 256, 4, 250, 5_000_000, 2.5e-3),
+    Size("l", 6, 320, 5, 400, 8_000_000, 2e-3),
+    Size("xl", 6, 384, 6, 800, 12_000_000, 2e-3),
 ]
 
 
@@ -88,7 +88,7 @@ lr = {size.lr}
 
 [train]
 tokens = {size.tokens}
-batch_tokens = {size.batch_tokens}
+batch_tokens = {BATCH_TOKENS}
 sequence = {SEQUENCE}
 micro_batch = 16
 
@@ -97,7 +97,7 @@ every = {size.steps // SAVES_PER_RUN}
 
 [eval]
 every = {size.steps // SCORES_PER_RUN}
-tokens = 32768
+tokens = 16384
 prompt = "def "
 """
 
@@ -113,7 +113,7 @@ def calibrate() -> float:
     """Work per second of this machine: training steps of the middle size on random tokens, for three seconds."""
     probe = SIZES[2]
     command = [sys.executable, "-m", "hornbook.run.calibrate", *map(str, (probe.layers, probe.width, probe.heads))]
-    command += [str(VOCAB), str(SEQUENCE), str(probe.batch_tokens), str(CALIBRATION_SECONDS)]
+    command += [str(VOCAB), str(SEQUENCE), str(BATCH_TOKENS), str(CALIBRATION_SECONDS)]
     tokens_per_second = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return probe.work / probe.tokens * tokens_per_second
 

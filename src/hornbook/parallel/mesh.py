@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.errors import UsageError
+from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 
@@ -27,8 +28,11 @@ def distributed(parallel: ParallelConfig, train: TrainConfig) -> Iterator[Mesh]:
     threads = torch.get_num_threads()
     if train.threads:
         torch.set_num_threads(train.threads)
+    device = choose_device(train.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     try:
-        yield Mesh(choose_device(train.device))
+        yield Mesh(device)
     finally:
         torch.set_num_threads(threads)
 
