@@ -59,7 +59,8 @@ def test_our_errors_are_one_message_and_their_code(
 
 def test_every_kind_of_error_has_a_test() -> None:
     tested = {UsageError, IntegrityError, DoesNotFitError, DivergedError, InUseError, StorageError}
-    assert set(HornbookError.__subclasses__()) == tested
+    ours = {kind for kind in HornbookError.__subclasses__() if kind.__module__ == HornbookError.__module__}
+    assert ours == tested
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (Exit.RESUMABLE, 75), (3, 3), ("text", 0)])
