@@ -1,7 +1,8 @@
-"""`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json."""
+"""`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json; then the page."""
 
-from benchmarks import kill, loader, quickstart, throughput
+from benchmarks import figures, kill, loader, quickstart, throughput
 
 for benchmark in (loader, throughput, kill, quickstart):
     print(f"\n== {benchmark.__name__} ==")
     benchmark.run()
+figures.main()

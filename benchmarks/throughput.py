@@ -191,7 +191,7 @@ def memory(precision: str, steps: int = 2) -> dict[str, Any]:
 
 def run(quick: bool = False) -> dict[str, Any]:
     """All figures, printed as a table and written to benchmarks/results/throughput.json; quick takes fewer rounds."""
-    rounds, steps = (2, 1) if quick else (7, 2)
+    rounds, steps = (2, 1) if quick else (5, 2)
     figures = {
         "shape": SHAPE,
         "speed": {precision: speed(precision, rounds, steps) for precision in ("bf16", "fp32")},

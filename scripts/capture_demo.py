@@ -1,4 +1,4 @@
-"""Regenerate the captured terminal in README.md and docs/demo.svg by running the demo for real.
+"""Regenerate the captured terminal in README.md by running the demo for real.
 
 `make docs` runs it. What stands between the markers in README.md is the demo's own output, so it cannot lie.
 """
@@ -8,13 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
-LINES_KEPT_OF_TRAINING = 6
-WIDTH = 110
+TRAINING = re.compile(r"step=|\d\d:\d\d:\d\d ")
+ENDS_KEPT = 6
 
 
 def run_demo() -> str:
@@ -25,31 +22,27 @@ def run_demo() -> str:
 
 
 def shorten(output: str) -> str:
-    """Leave out the middle of each long run of step lines."""
+    """Leave out the middle of each long stretch of training lines."""
     kept: list[str] = []
-    steps: list[str] = []
+    stretch: list[str] = []
     for line in [*output.splitlines(), ""]:
-        if line.startswith("step="):
-            steps.append(line)
+        if TRAINING.match(line):
+            stretch.append(line)
             continue
-        if len(steps) > LINES_KEPT_OF_TRAINING:
-            half = LINES_KEPT_OF_TRAINING // 2
-            steps = [*steps[:half], f"... {len(steps) - 2 * half} lines ...", *steps[-half:]]
-        kept += [*steps, line]
-        steps = []
-    return "\n".join(kept).strip()
+        if len(stretch) > 2 * ENDS_KEPT + 1:
+            stretch = [*stretch[:ENDS_KEPT], f"... {len(stretch) - 2 * ENDS_KEPT} lines ...", *stretch[-ENDS_KEPT:]]
+        kept += [*stretch, line]
+        stretch = []
+    return "\n".join(line.rstrip() for line in kept).strip()
 
 
 def main() -> None:
-    """Run, shorten, write both files."""
+    """Run, shorten, write the page."""
     text = shorten(run_demo())
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     readme.write_text(f"{before}{BEGIN}\n```\n{text}\n```\n{END}{after}")
-    terminal = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
-    terminal.print(Text(text))
-    terminal.save_svg(str(ROOT / "docs" / "demo.svg"), title="hornbook quickstart")
 
 
 if __name__ == "__main__":

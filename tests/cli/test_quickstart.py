@@ -31,9 +31,9 @@ def test_the_recipe_of_each_size_is_valid(size, tmp_path: Path):
 
 def test_the_largest_size_that_fits_is_chosen():
     for size in demo.SIZES:
-        exactly = demo.SECONDS_BESIDE_TRAINING + 100
-        assert demo.choose_size(exactly, size.work / 100) == size
-        assert demo.choose_size(exactly, size.work / 100 * 0.999) in (
+        exactly = demo.SECONDS_BESIDE_TRAINING + 100 / demo.SHARE_OF_RATE
+        assert demo.choose_size(exactly, size.work / 99.99) == size
+        assert demo.choose_size(exactly, size.work / 100.1) in (
             demo.SIZES[0],
             *demo.SIZES[: demo.SIZES.index(size)],
         )

@@ -19,6 +19,7 @@ from hornbook.journal import read_records
 from hornbook.rundir import RunDir
 
 SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
+SHARE_OF_RATE = 0.9  # a run trains at this share of the calibrated rate: batches, metrics, console
 KILL_AT = 0.8  # share of the steps after which the worker is killed
 SAVES_PER_RUN = 5
 SCORES_PER_RUN = 10
@@ -104,7 +105,7 @@ prompt = "def "
 
 def choose_size(seconds: float, measured_work_per_second: float) -> Size:
     """The largest size whose training fits into `seconds` in all."""
-    budget = max(seconds - SECONDS_BESIDE_TRAINING, 1.0) * measured_work_per_second
+    budget = max(seconds - SECONDS_BESIDE_TRAINING, 1.0) * SHARE_OF_RATE * measured_work_per_second
     fitting = [size for size in SIZES if size.work <= budget]
     return fitting[-1] if fitting else SIZES[0]
 

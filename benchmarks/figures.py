@@ -1,0 +1,105 @@
+"""Writes docs/figures.md from benchmarks/results/*.json: `python -m benchmarks.figures`. No figure is typed by hand."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
+MIB = 2**20
+BOUND, OURS = "matrix products alone", "hornbook"
+
+
+def rows_of(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A markdown table."""
+    cells = [[f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+    return ["", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)), ""]
+
+
+def throughput(found: dict[str, Any]) -> list[str]:
+    """Speed and memory beside transformers and the bound."""
+    lines = [
+        "## Training throughput on a CPU",
+        "",
+        "`python -m benchmarks.throughput`: the 13M LLaMA shape, 8 rows of 512",
+    ]
+    lines += [
+        "tokens, AdamW, clipping, interleaved rounds; `hornbook is x` is the median of the ratios within a round.",
+        "",
+    ]
+    for precision, speed in found["speed"].items():
+        peers = {name: ratio for name, ratio in speed["ours_over"].items() if name not in (OURS, BOUND)}
+        rows = [
+            (name, rate, "" if name == OURS else speed["ours_over"][name], speed["last_loss"].get(name) or "")
+            for name, rate in speed["tokens_per_second"].items()
+        ]
+        lines += [f"{precision}: {min(peers.values()):.2f} x the best of transformers (goal 1.2)."]
+        lines += rows_of(["", "tokens/s", "hornbook is x", "last loss"], rows)
+    lines += [
+        "Peak memory above parameters, gradients and moments at vocabulary 32k, MiB (goal: half of the best peer):"
+    ]
+    peaks = {precision: entry["above_states_bytes"] for precision, entry in found["memory_32k"].items()}
+    names = list(next(iter(peaks.values())))
+    rows = [(name, *(float(peak[name] / MIB) for peak in peaks.values())) for name in names]
+    shares = [peak[OURS] / min(value for name, value in peak.items() if name != OURS) for peak in peaks.values()]
+    return lines + rows_of(["", *peaks], [*rows, ("hornbook / best of transformers", *shares)])
+
+
+def loader(found: dict[str, Any]) -> list[str]:
+    """Tokens per CPU second beside torch's DataLoader."""
+    ratios = found["ratio_to_dataloader"]
+    rows = [(name, rate, ratios[name]) for name, rate in found["million_tokens_per_cpu_second"].items()]
+    return [
+        "## Loader",
+        "",
+        "`python -m benchmarks.loader`: one thread, the same memory map, rows of 2,048 tokens, 8 a step unless said",
+        "(goal 2 x).",
+        *rows_of(["", "million tokens per CPU second", "x DataLoader"], rows),
+        f"Seek to sample one billion: {found['seek_to_sample_1e9_milliseconds']:.3f} ms (goal: under 10).",
+        "",
+    ]
+
+
+def kill(found: dict[str, Any]) -> list[str]:
+    """Random kills and what was left of the run."""
+    kills, trials = found["kills"], found["trials"]
+    return [
+        "## Kills",
+        "",
+        f"`python -m benchmarks.kill --kills {kills}`: kill -9 of `hornbook train` at random moments, then resume.",
+        f"{found['kills_survived']} of {kills} kills survived, {found['kills_in_saves']} of them inside a save.",
+        f"{found['equal']} of {trials} runs ended with weights, moments and token hashes of the uninterrupted run,",
+        "to the bit.",
+        "",
+    ]
+
+
+def quickstart(found: dict[str, Any]) -> list[str]:
+    """The demo."""
+    figures = found["figures"]
+    rows = [(name, figures[name]) for name in ("size", "tokens", "loss", "bits_per_byte")]
+    rows += [(f"{name.replace('_', ' ')}, bits per byte", value) for name, value in figures["baselines"].items()]
+    rows += [("seconds, three runs (limit 180)", ", ".join(f"{seconds:.0f}" for seconds in found["seconds"]))]
+    rows += [("same size and seed, same numbers", "yes" if found["same_numbers"] else "NO")]
+    return ["## Quickstart", "", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows)]
+
+
+def main() -> None:
+    """Write the page from whatever results there are."""
+    lines = [
+        "# Figures",
+        "",
+        "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
+        "",
+    ]
+    for write in (throughput, loader, kill, quickstart):
+        path = RESULTS / f"{write.__name__}.json"
+        if path.exists():
+            lines += write(json.loads(path.read_text()))
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
