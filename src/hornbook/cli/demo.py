@@ -99,7 +99,7 @@ every = {size.steps // SAVES_PER_RUN}
 [eval]
 every = {size.steps // SCORES_PER_RUN}
 tokens = 16384
-prompt = "def "
+prompt = "def"
 """
 
 

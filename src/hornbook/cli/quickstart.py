@@ -151,7 +151,7 @@ def _export(run: RunDir, out: Path) -> dict[str, object]:
 def _farewell(kept: Path | None) -> None:
     say("\nNext:")
     if kept is not None:
-        say(f'  hornbook generate {kept}/run -p "def "')
+        say(f'  hornbook generate {kept}/run -p "def"')
     else:
         say("  hornbook quickstart --keep demo               the same, and everything it makes stays in demo/")
     say("  hornbook prepare YOUR_TEXT --out data/mine    your own text: files, folders, jsonl, parquet")

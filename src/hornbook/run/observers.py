@@ -31,7 +31,7 @@ from hornbook.runlock import process_identity
 Observer = Callable[[Step], None]
 
 HEARTBEAT_SECONDS = 1.0
-SAMPLE_TEMPERATURE = 0.8
+SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 50
 
 
 class Metrics:
@@ -181,6 +181,7 @@ class Samples:
             [tokenizer.delimiter_id, *tokenizer.encode(prompt)],
             max_tokens=recipe.eval.sample_tokens,
             temperature=SAMPLE_TEMPERATURE,
+            top_k=SAMPLE_TOP_K,
             seed=recipe.seed,
             stop=(tokenizer.end_id,),
             vocab=tokenizer.vocab_size,
