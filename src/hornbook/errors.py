@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of every verb. Schedulers should start the same command again on 7, 8 and 75."""
+    """Exit codes of every verb. Schedulers should start the same command again on 7 (once there is room), 8 and 75."""
 
     DONE = 0
     DEFECT = 1
@@ -35,7 +35,7 @@ EXIT_MEANING = {
     Exit.STORAGE: "storage full or unwritable",
     Exit.HARDWARE: "hardware suspected",
     Exit.RETRIES_SPENT: "retries spent",
-    Exit.RESUMABLE: "checkpointed because of a signal or a time limit: run me again",
+    Exit.RESUMABLE: "checkpointed because of a signal or a request to stop: run me again",
     Exit.INTERRUPTED: "interrupted",
 }
 
