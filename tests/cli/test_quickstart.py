@@ -1,5 +1,6 @@
 """The quickstart's choices; the whole film is played by tests/test_readme.py."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -29,15 +30,14 @@ def test_the_recipe_of_each_size_is_valid(size, tmp_path: Path):
     assert recipe.text.sources["code"].paths == [str(tmp_path / 'a "quoted" folder' / "code.jsonl")]
 
 
-def test_the_largest_size_that_fits_is_chosen():
-    for size in demo.SIZES:
-        exactly = demo.SECONDS_BESIDE_TRAINING + 100 / demo.SHARE_OF_RATE
-        assert demo.choose_size(exactly, size.work / 99.99) == size
-        assert demo.choose_size(exactly, size.work / 100.1) in (
-            demo.SIZES[0],
-            *demo.SIZES[: demo.SIZES.index(size)],
-        )
-    assert demo.choose_size(1, 1.0) == demo.SIZES[0]
+@pytest.mark.parametrize("rate", [5e9, 4e10, 1e13])
+def test_the_largest_size_that_fits_is_chosen(rate: float):
+    for smaller, size in itertools.pairwise(demo.SIZES):
+        seconds = demo.seconds_for(size, rate)
+        assert demo.choose_size(seconds, rate) == size
+        assert demo.choose_size(seconds * (1 - 1e-9), rate) == smaller
+    assert demo.choose_size(1, rate) == demo.SIZES[0]
+    assert demo.seconds_for(demo.SIZES[2], 2e10) > 2 * demo.SECONDS_BESIDE_TRAINING
 
 
 def test_an_unknown_size_and_a_full_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -45,7 +45,7 @@ def test_an_unknown_size_and_a_full_folder_are_refused(tmp_path: Path, capsys: p
     assert "xs, s, m, l, xl" in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("precious")
     assert main(["quickstart", "--size", "xs", "--keep", str(tmp_path)]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not an empty folder" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -63,4 +63,5 @@ def test_attempts_are_compared_at_the_last_step_both_made(tmp_path: Path):
     ]
     run.metrics.write_text("\n".join(lines) + "\n")
     kill = demo.compare_attempts(run)
+    assert kill is not None
     assert (kill.step, kill.before, kill.after) == (3, 3.5, 3.25)

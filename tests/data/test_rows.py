@@ -103,20 +103,20 @@ def test_every_token_is_predicted_once_in_an_epoch(make_corpus: Callable) -> Non
 def test_ids_outside_the_vocabulary_and_bad_ends_are_damage(make_corpus: Callable) -> None:
     for dtype in ("uint16", "uint32"):
         folder = make_corpus({"a": [8, 8, 8]}, dtype=dtype).path
-        segments = np.array([0, 1]), np.array([0]), np.array([24])
         shard = folder / "tokens/train/a/00000"
 
-        def read(folder: Any = folder, segments: Any = segments) -> None:
+        def read(folder: Any = folder, length: int = 24) -> None:
             corpus = Corpus.open(folder)
-            reader = RowReader(corpus, [corpus.train["a"]], sequence=24, document_mask=True)
-            reader.read(np.zeros(1, np.int64), segments)
+            reader = RowReader(corpus, [corpus.train["a"]], sequence=length, document_mask=True)
+            reader.read(np.zeros(1, np.int64), (np.array([0, 1]), np.array([0]), np.array([length])))
 
         read()
         tokens = np.fromfile(f"{shard}.bin", dtype)
         tokens[11] = 40_000
         tokens.tofile(f"{shard}.bin")
-        with pytest.raises(IntegrityError, match=r"00000.bin: found token id 40000, expected ids below 1000"):
-            read()
+        for length in (24, 12, 11):  # within the row, its last input, and the target after its last input
+            with pytest.raises(IntegrityError, match=r"00000.bin: found token id 40000, expected ids below 1000"):
+                read(length=length)
         tokens[11] = 4
         tokens.tofile(f"{shard}.bin")
         np.array([16, 8, 24], np.uint64).tofile(f"{shard}.idx")

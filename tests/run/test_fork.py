@@ -77,12 +77,15 @@ def test_a_fork_names_its_parent_and_needs_it_no_more(
 
 
 def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
-    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
     launch_run(tmp_path / "whole", origin=fork_of(parent, 8))
-    launch_run(tmp_path / "child", origin=fork_of(parent, 8))
-    for checkpoint in RunDir(tmp_path / "child").checkpoints.glob("step-*"):
-        shutil.rmtree(checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.run.saves.Saves.save", die)
+        assert launch_run(tmp_path / "child", origin=fork_of(parent, 8)) == Exit.INTERRUPTED
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
     assert branch(tmp_path / "child") == branch(tmp_path / "whole")
 

@@ -74,10 +74,17 @@ def test_steps_after_the_newest_checkpoint_are_made_again(tmp_path: Path, launch
     assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
 
 
-def test_without_any_checkpoint_the_run_begins_again(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+def test_killed_before_its_first_save_the_run_begins_again(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
     launch_run(tmp_path / "whole")
-    run = stopped_run(tmp_path / "parts", launch_run, 3)
-    shutil.rmtree(run.checkpoints / "step-00000003")
+    run = RunDir(tmp_path / "parts")
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.run.saves.Saves.try_save", die)
+        assert launch_run(run.path) == Exit.INTERRUPTED
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert branch(run.path) == branch(tmp_path / "whole")
     assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.shell import Json, answer, people
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,12 @@ def evaluate(
     loaded = load_model(folder)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
-    engine = parallelize(loaded.model, ParallelConfig(), recipe.train)
+    # The device is this machine's, not that of the training.
+    engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
     with _corpus(data, recipe, folder) as corpus:
+        if corpus.tokenizer_digest != loaded.tokenizer.digest:
+            raise IntegrityError(f"{corpus.root} was tokenized with another tokenizer than {folder}: give --data FILES")
         if not corpus.validation:
             raise UsageError(f"{corpus.root} holds no validation tokens: set text.validation, or give --data FILES")
         scores = scoring.score_sources(

@@ -31,8 +31,8 @@ def quickstart(
 ) -> None:
     """Train a language model here, now: about three minutes, no GPU, no network."""
     pinned = _pinned(size)
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"{keep} is not empty: give --keep a new folder")
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UsageError(f"{keep} is not an empty folder: give --keep a new one")
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -115,12 +115,17 @@ def _train(recipe: Path, data: Path, run: RunDir, size: demo.Size, seed: int) ->
     kill_at = int(demo.KILL_AT * size.steps) + size.steps // (2 * demo.SAVES_PER_RUN)
     words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed))
     last = demo.train_and_kill(words, run, kill_at)
-    say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
+    if last < size.steps:
+        say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
     demo.hornbook(*_command("resume", run.path))
     kill = demo.compare_attempts(run)
+    figures: dict[str, object] = {"resumed_loss_equal": None, "loss": demo.losses(run)[size.steps]}
+    if kill is None:
+        say("The worker was so fast that nothing was left to compute again.")
+        return figures
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
-    return {"resumed_loss_equal": kill.before == kill.after, "loss": demo.losses(run)[size.steps]}
+    return figures | {"resumed_loss_equal": kill.before == kill.after}
 
 
 def _evaluate(run: RunDir) -> dict[str, object]:

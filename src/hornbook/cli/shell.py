@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.errors import Exit, HornbookError, StorageError, UsageError
+from hornbook.journal import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def say(text: str) -> None:
 def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = False) -> None:
     """Print the answer on stdout: `value` as one JSON object on one line, or `text` as it is."""
     if as_json or text is None:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = json.dumps(finite(value), ensure_ascii=False, default=str)
     text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()

@@ -67,7 +67,11 @@ def _copy(data, follows, end_id, tokens, targets, ids):
         largest = max(largest, data[j])
     for j in range(length - 1):
         targets[j] = data[j + 1]
-    targets[length - 1] = data[length] if follows else end_id
+    if follows:
+        largest = max(largest, data[length])
+        targets[length - 1] = data[length]
+    else:
+        targets[length - 1] = end_id
     return np.int64(largest)
 
 

@@ -1,5 +1,6 @@
 """Scores and baselines of the held-out part of a corpus, source by source."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,9 +94,10 @@ def corpus_of_files(paths: Sequence[str], tokenizer_folder: Path) -> Iterator[Co
 
     The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out.
     """
-    sources = {Path(path).stem or f"source{i}": SourceConfig(paths=[path]) for i, path in enumerate(paths)}
-    if len(sources) < len(paths):
-        sources = {f"source{i}": SourceConfig(paths=[path]) for i, path in enumerate(paths)}
+    names = [Path(path).name.partition(".")[0] for path in paths]
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) for name in names):
+        names = [f"source{i}" for i in range(len(paths))]
+    sources = {name: SourceConfig(paths=[path]) for name, path in zip(names, paths, strict=True)}
     config = TextConfig(sources=sources, steps=[], tokenizer=TokenizerFile(path=str(tokenizer_folder)), validation=0.0)
     with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
         prepare(config, Path(scratch), workers=1)

@@ -11,10 +11,12 @@ from typing import Any
 
 from hornbook.data.loader import repetition_warnings
 from hornbook.durable import write_atomic
+from hornbook.errors import IntegrityError
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
+from hornbook.run.ledger import Monotone
 from hornbook.run.origin import origin_of
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
@@ -23,13 +25,19 @@ from hornbook.schema import dotted
 
 def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Callable[[str], None]] = ()) -> None:
     """Fill the state, write the ledger's first record of this attempt, and tell people."""
-    origin = job.origin or origin_of(job.ledger.past.origin)
+    past = job.ledger.past if job.mode == "resume" else Monotone()
+    origin = job.origin or origin_of(past.origin)
     restored = saves.restore(state)
+    if restored is None and past.saved:
+        raise IntegrityError(
+            f"{job.run.checkpoints} holds no checkpoint, though the ledger says that one was saved: put them back, "
+            "or start anew in another folder"
+        )
     if restored is None and origin is not None:
         origin.give(state)
     environment = _environment(job, mesh)
     fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
-    windows = list(job.ledger.past.windows)
+    windows = list(past.windows)
     if job.origin is not None:
         fields["origin"] = job.origin.record()
         windows += job.origin.windows

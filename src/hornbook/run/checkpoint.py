@@ -5,6 +5,7 @@ used and the caller is told; where none does, that is an error: training never s
 """
 
 import logging
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -190,12 +191,13 @@ class Checkpoints:
 
     def _remove(self, folders: Iterable[Path], reason: str | None = None) -> None:
         for folder in folders:
+            why = reason
             try:
                 discard(folder)
             except OSError as error:
-                reason = f"could not be removed: {error.strerror}"
-            if reason:
-                self._notes.append(Note("checkpoint_removed", str(folder), reason))
+                why = f"could not be removed: {error.strerror}"
+            if why:
+                self._notes.append(Note("checkpoint_removed", str(folder), why))
 
     def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
         for folder, problem in damaged:
@@ -208,6 +210,8 @@ class Checkpoints:
             self._notes.append(Note("checkpoint_damaged", str(folder), text))
 
     def _beats_best(self, score: float, folder: Path) -> bool:
+        if not math.isfinite(score):
+            return False
         best = read_pointer(self._directory, BEST)
         if best is None or best == folder:
             return True

@@ -9,7 +9,8 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -76,13 +77,27 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
 
 
+class _Screen(Terminal):
+    """A terminal that may go away (its reader ends, its disk fills): then it falls silent, and the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.quiet = True
+
+
 class Console:
     """Observer that shows a run on `stream` (stderr by default)."""
 
     def __init__(self, header: Header, *, every: int, stream: TextIO | None = None, live: bool | None = None) -> None:
         self._header = header
         self._every = every
-        self._terminal = Terminal(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._terminal = _Screen(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._losses: list[float] = []
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
         self._bits_per_byte: float | None = None
@@ -96,13 +111,14 @@ class Console:
         if self._live is not None:
             self._live.start()
         else:
-            self._terminal.print(Text(self._title()))
+            self._print(self._title())
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.update(self._panel(), refresh=True)
-            self._live.stop()
+            with self._terminal.surviving():
+                self._live.update(self._panel(), refresh=True)
+                self._live.stop()
 
     def __call__(self, step: Step) -> None:
         """Show one finished step."""
@@ -112,9 +128,10 @@ class Console:
         if step.skipped:
             self.note(f"step {step.step:,}: a non-finite gradient, update skipped")
         if self._live is not None:
-            self._live.update(self._panel())
+            with self._terminal.surviving():
+                self._live.update(self._panel())
         elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
-            self._terminal.print(Text(self._line(step)))
+            self._print(self._line(step))
 
     def scored(self, bits_per_byte: float) -> None:
         """Take the newest validation figure."""
@@ -126,10 +143,15 @@ class Console:
         """Show an event: a save, a score, a sample, a warning."""
         stamped = f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}"
         if self._live is None:
-            self._terminal.print(Text(stamped))
+            self._print(stamped)
             return
         self._notes.append(stamped)
-        self._live.update(self._panel())
+        with self._terminal.surviving():
+            self._live.update(self._panel())
+
+    def _print(self, text: str) -> None:
+        with self._terminal.surviving():
+            self._terminal.print(Text(text))
 
     def _rate(self) -> float:
         seconds = sum(pair[0] for pair in self._recent)

@@ -21,7 +21,7 @@ from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.environment import check_data_lock
 from hornbook.run.job import Job, open_inputs
-from hornbook.run.ledger import Ledger, replay
+from hornbook.run.ledger import At, Ledger, replay
 from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
@@ -77,6 +77,9 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
             )
             lock_data(job)
             if start.mode == "start":
+                if start.origin is not None:  # before the recipe makes this a run: a resume must know where it began
+                    windows = list(start.origin.windows)
+                    ledger.note("origin", At(), origin=start.origin.record(), windows=windows)
                 job.write_recipe()
             return _train(job)
 

@@ -46,13 +46,18 @@ class Monotone:
     """Global sample intervals [from, to) that are never taken again."""
     origin: dict[str, Any] | None = None
     """What the run began from, where that was a checkpoint."""
+    saved: bool = False
+    """Whether a checkpoint was ever committed."""
 
 
 def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     """Fold the ledger's records, in order, into the monotone state."""
     state = Monotone()
     for record in records:
+        if record.get("kind") in ("origin", "start"):  # what a start that died before it left behind does not count
+            state = Monotone(attempt=state.attempt)
         state.attempt = max(state.attempt, record["attempt"])
+        state.saved |= record.get("kind") == "save"
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
             if not change.get("gone"):

@@ -17,6 +17,7 @@ import torch
 
 from hornbook.data.validation import validation_batches
 from hornbook.durable import write_atomic
+from hornbook.errors import StorageError
 from hornbook.evals.loss import Score, evaluate
 from hornbook.journal import Appender
 from hornbook.model.generate import generate
@@ -98,7 +99,8 @@ class Heartbeat:
             "boot": self._identity["boot"],
             "started": self._identity["started"],
         }
-        self._run.write_state(record)
+        with contextlib.suppress(StorageError):  # the next beat tries again; a save reports the disk
+            self._run.write_state(record)
         self._written = time.monotonic()
 
 

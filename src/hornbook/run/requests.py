@@ -6,6 +6,7 @@ ledger, then deletes the file and acts. A file named STOP in the run directory i
 run stops, and does not start again, until someone removes it.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -89,9 +90,18 @@ class Inbox:
         return "STOP file" if stop_file(self._run).exists() else None
 
     def _files(self) -> list[Path]:
-        with os.scandir(self._run.control) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(TEMPORARY)]
+        try:
+            with os.scandir(self._run.control) as entries:
+                names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(TEMPORARY)]
+        except OSError:
+            return []  # whoever deletes the folder asks for nothing
         return [self._run.control / name for name in sorted(names)]
+
+    def refuse_rest(self, at: Position) -> None:
+        """The run has finished: requests that came too late, or for a later step, are answered and removed."""
+        for path in self._files():
+            self._ledger.note("request", at, file=path.name, accepted=False, reason="the run had finished")
+            _remove(path)
 
     def _take(self, path: Path, at: Position) -> Request | None:
         """The request in a file that is due now; a file that is no request is refused in the ledger."""
@@ -105,5 +115,10 @@ class Inbox:
         except (ValueError, ValidationError, OSError) as error:
             fields |= {"accepted": False, "reason": f"not a request: {error}"}
         self._ledger.note("request", at, **fields)
-        path.unlink(missing_ok=True)
+        _remove(path)
         return request
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -54,6 +54,7 @@ def train(job: Job) -> Exit:
                 if is_due(state.step, recipe.checkpoint.every) and not step.final:
                     saves.try_save(state)
             saves.save(state, final=True)
+            job.inbox.refuse_rest(state)
             job.ledger.note("finish", state)
             observers.heartbeat.beat("finished")
             return Exit.DONE

@@ -50,7 +50,10 @@ class Kernel:
         """
         if not self._function.__qualname__.endswith(_helpers_digest()):
             self._function.__qualname__ += f"_{_helpers_digest()}"
-        return cfunc(SIGNATURE, cache=True, **OPTIONS)(self._function)
+        try:
+            return cfunc(SIGNATURE, cache=True, **OPTIONS)(self._function)
+        except RuntimeError:  # numba finds no folder for its cache that it may write to
+            return cfunc(SIGNATURE, **OPTIONS)(self._function)
 
 
 @cache

@@ -1,0 +1,64 @@
+"""`hornbook eval`: figures of a run and of files, and what it refuses to score."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.text.tokenizer import Tokenizer
+
+Launch = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path, launch_run: Launch, tiny_corpus: Path) -> Path:
+    """A finished run over its own copy of the corpus."""
+    shutil.copytree(tiny_corpus, tmp_path / "data")
+    launch_run(tmp_path / "run", f"data.path={tmp_path / 'data'}")
+    return tmp_path / "run"
+
+
+def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_a_run_is_scored_per_source_and_in_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--baselines", "--json"]) == 0
+    found = figures(capsys)
+    assert set(found["sources"]) == {"notes", "prose"}
+    for key in ("tokens", "bytes"):
+        assert found[key] == sum(source[key] for source in found["sources"].values())
+    assert found["bits_per_byte"] > 0
+    assert set(found["baselines"]) == {"gzip_per_document", "gzip_concatenated", "unigram"}
+    saved = json.loads(sorted((run / "evals").iterdir())[-1].read_text())["all"]
+    assert found["loss"] == pytest.approx(saved["loss"], rel=1e-6)
+
+
+def test_files_are_scored_by_path_or_glob(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["one two three four", "five six seven eight nine"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"text-{number}.txt").write_text(text)
+    assert main(["eval", str(run), "--data", str(tmp_path / "text-0.txt"), "--json"]) == 0
+    one = figures(capsys)
+    assert one["bytes"] == len(texts[0])
+    assert set(one["sources"]) == {"text-0"}
+    assert main(["eval", str(run), "--data", str(tmp_path / "*.txt"), "--json"]) == 0
+    assert figures(capsys)["bytes"] == sum(map(len, texts))
+
+
+def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = tmp_path / "data" / "tokens" / "index.json"
+    changed = json.loads(index.read_text()) | {"tokenizer_digest": "0" * 32}
+    index.write_text(json.dumps(changed))
+    assert main(["eval", str(run), "--json"]) == 3
+    assert "another tokenizer" in capsys.readouterr().err
+    assert Tokenizer.load(tmp_path / "data" / "tokenizer").digest != "0" * 32
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(tmp_path / "nothing")]) == 2
+    assert "nothing" in capsys.readouterr().err

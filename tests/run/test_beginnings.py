@@ -1,0 +1,118 @@
+"""Runs that begin badly, and watchers that go away: nothing starts over by itself, nothing ends the run."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit, IntegrityError, StorageError
+from hornbook.resolve import resolve
+from hornbook.run.console import Console, Header
+from hornbook.run.origin import Origin, fork_origin
+from hornbook.run.requests import Request, write_request
+from hornbook.rundir import RunDir
+
+Launch = Callable[..., Exit]
+Branch = Callable[[Path], list[dict[str, Any]]]
+Events = Callable[..., list[dict[str, Any]]]
+
+
+class Killed(BaseException):
+    """Stands for a kill: no handler of ours sees it as an error."""
+
+
+@pytest.fixture
+def parent(tmp_path: Path, launch_run: Launch) -> RunDir:
+    """A finished run with checkpoints at steps 4, 8 and 12."""
+    launch_run(tmp_path / "parent")
+    return RunDir(tmp_path / "parent")
+
+
+def origin_of(parent: RunDir) -> Origin:
+    recipe = resolve(str(parent.recipe), environ={}).recipe
+    return fork_origin(parent, 4, recipe, recipe)
+
+
+def test_a_fork_killed_before_it_has_its_weights_resumes_from_its_origin(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise Killed
+
+    origin = origin_of(parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(Origin, "give", die)
+        with pytest.raises(Killed):
+            launch_run(tmp_path / "child", origin=origin)
+    assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "child") == branch(parent.path)[4:]
+
+
+def test_what_a_dead_start_left_does_not_reach_the_next(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise Killed
+
+    origin = origin_of(parent)
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.run.job.Job.write_recipe", die)
+        with pytest.raises(Killed):
+            launch_run(tmp_path / "child", origin=origin)
+    assert launch_run(tmp_path / "child") == Exit.DONE
+    assert branch(tmp_path / "child") == branch(parent.path)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(parent: RunDir, launch_run: Launch) -> None:
+    shutil.rmtree(parent.checkpoints)
+    with pytest.raises(IntegrityError, match="holds no checkpoint"):
+        launch_run(parent.path, mode="resume")
+
+
+def test_a_heartbeat_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(RunDir, "write_state", full)
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert (tmp_path / "run" / "checkpoints" / "step-00000012").is_dir()
+
+
+def test_a_request_for_later_is_answered_at_the_end(tmp_path: Path, launch_run: Launch, events: Events) -> None:
+    run = RunDir(tmp_path / "run").create()
+    write_request(run, Request(action="stop", at_step=500))
+    (run.control / "a-folder").mkdir()
+    assert launch_run(run.path) == Exit.DONE
+    (answer,) = events(run.path, "request")
+    assert (answer["accepted"], answer["reason"]) == (False, "the run had finished")
+    assert [entry.name for entry in run.control.iterdir()] == ["a-folder"]
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe", text[:0])
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_console_without_a_reader_falls_silent(live: bool) -> None:
+    header = Header("demo", 1, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")
+    with Console(header, every=1, stream=Gone(), live=live) as console:
+        console.note("nobody reads this")
+        console.note("nor this")
+
+
+def test_a_score_that_is_no_number_never_becomes_best(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hornbook.run.observers.Observers.score", lambda *_: float("nan"))
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert not (tmp_path / "run" / "checkpoints" / "best").exists()
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"
