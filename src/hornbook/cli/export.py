@@ -33,14 +33,14 @@ def export(
     The folder appears when everything is written and certified. Exit code 3 if the certificate fails.
     """
     from hornbook.cli.out_folder import appearing, check_free, file_sizes
-    from hornbook.cli.target import find_checkpoint
     from hornbook.model.hf import read_hf, write_hf
+    from hornbook.run.checkpoint import checkpoint_path
 
     if to != "hf":
         raise UsageError(f"--to {to}: the one format is hf")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
-    folder = find_checkpoint(target)
+    folder = checkpoint_path(target)
     config, vocab, stream = read_hf(folder)
     check_free(out)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}

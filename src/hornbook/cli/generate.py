@@ -42,13 +42,13 @@ def generate(
     A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
     Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
     """
-    from hornbook.cli.target import find_checkpoint
     from hornbook.model.load import load_model
     from hornbook.model.sampling import Sampling
     from hornbook.parallel.mesh import choose_device
+    from hornbook.run.checkpoint import checkpoint_path
 
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
-    loaded = load_model(find_checkpoint(target), device=choose_device(device))
+    loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
         raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
     for each in _prompts(prompt):
