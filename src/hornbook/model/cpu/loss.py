@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store
+from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
 
 
@@ -27,14 +27,12 @@ def _loss(first, last, vocab, want_grad, logits, targets, weights, losses):
         largest = np.float32(-np.inf)
         for j in range(vocab):
             largest = max(largest, load(z, j))
-        total = np.float32(0)
         for j in range(vocab):
-            e = exponential(load(z, j) - largest)
-            exponentials[j] = e
-            total += e
-        losses[row] = weight * (np.log(total) + largest - load(z, target))
+            exponentials[j] = exponential(load(z, j) - largest)
+        normalizer = total(exponentials, vocab)
+        losses[row] = weight * (np.log(normalizer) + largest - load(z, target))
         if want_grad:
-            factor = weight / total
+            factor = weight / normalizer
             for j in range(vocab):
                 store(z, j, exponentials[j] * factor)
             store(z, target, exponentials[target] * factor - weight)

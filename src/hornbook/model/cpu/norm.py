@@ -58,12 +58,12 @@ def _backward(first, last, width, x, weight, scales, dy, dx, partial):
         scale = scales[row]
         inner = np.float32(0)
         for j in range(width):
-            value = load(x_row, j) * load(dy_row, j)
-            inner += value * weight[j]
-            partial[j] += value * scale
+            inner += load(x_row, j) * load(dy_row, j) * weight[j]
         back = inner * scale * scale * scale / np.float32(width)
         for j in range(width):
-            store(dx_row, j, scale * weight[j] * load(dy_row, j) - back * load(x_row, j))
+            value, grad = load(x_row, j), load(dy_row, j)
+            partial[j] += value * grad * scale
+            store(dx_row, j, scale * weight[j] * grad - back * value)
 
 
 @Kernel

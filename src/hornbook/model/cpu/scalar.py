@@ -14,6 +14,9 @@ OPTIONS = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "n
 
 A kernel's row function needs `inline="always"` as well. As a function of its own it exists twice, compiled alone and
 compiled into the kernel, with other bits; which one runs would depend on whether the kernel came from numba's cache.
+
+A loop that sums must not store. Before a loop that loads and stores, the compiled code asks how far apart the two
+arrays lie, and where they are close it takes one value at a time: a sum has other bits then, as `malloc` decides.
 """
 UNBOUNDED = 1 << 40
 """Declared length of an argument array: kernels index within the shapes they are told."""
@@ -138,3 +141,12 @@ def exponential(x):
     y = np.float32(0) if x < np.float32(-87) else y
     y = np.float32(np.inf) if x > np.float32(88) else y
     return x if np.isnan(x) else y
+
+
+@njit(inline="always", **OPTIONS)
+def total(values, count):
+    """Sum of the first `count` float32 values."""
+    result = np.float32(0)
+    for j in range(count):
+        result += values[j]
+    return result

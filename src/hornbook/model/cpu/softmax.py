@@ -11,7 +11,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store
+from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows, supports
 
 
@@ -49,12 +49,9 @@ def _softmax(first, last, queries, keys, scale, scores, starts, ends):
         largest = np.float32(-np.inf)
         for j in range(count):
             largest = max(largest, load(seen, j))
-        total = np.float32(0)
         for j in range(count):
-            e = exponential((load(seen, j) - largest) * scale)
-            exponentials[j] = e
-            total += e
-        inverse = np.float32(1) / total
+            exponentials[j] = exponential((load(seen, j) - largest) * scale)
+        inverse = np.float32(1) / total(exponentials, count)
         for j in range(count):
             store(seen, j, exponentials[j] * inverse)
         for j in range(start):
