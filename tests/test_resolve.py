@@ -330,7 +330,7 @@ def test_the_text_of_many_problems() -> None:
       did you mean optim.schedule.warmup?
   seed  must be at least 0, not -1  (bad.toml:1)
   train.compile  must be true or false, not 'maybe'  (bad.toml:14)
-  train.precision  must be "bf16" or "fp32", not 'fp8'  (bad.toml:13)
+  train.precision  must be "bf16", "fp16" or "fp32", not 'fp8'  (bad.toml:13)
       did you mean fp32?
   train.sequence  4096 is longer than the 2048 positions of model.position.length  (command line)"""
     )
@@ -367,7 +367,7 @@ def test_did_you_mean(word: str, meant: str) -> None:
         ("optim.lr=nan", "must be a finite number, not 'nan'"),
         ("optim.lr=0", "must be more than 0, not 0"),
         ("optim.beta1=1", "must be less than 1, not 1"),
-        ("parallel.data=2", "must be at most 1, not '2'"),
+        ("parallel.data=0", "must be at least 1, not 0"),
         ("optim.schedule.warmup=soon", 'cannot read "soon" as a duration: write "200 steps", "375M tokens" or "1%"'),
         ("text.sources.a.paths=[]", "needs at least 1 items"),
         ('text.sources.a.paths=["x"', 'must be a list such as ["a", "b"], not \'["x"\''),

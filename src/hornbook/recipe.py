@@ -54,6 +54,7 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*_check_model(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
+    problems += _check_parallel(recipe.parallel, recipe.train)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -78,6 +79,22 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+
+
+def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    ranks = parallel.data
+    if ranks % parallel.replicas:
+        yield "parallel.replicas", f"{ranks} ranks do not divide into {parallel.replicas} groups"
+    if parallel.replicas > 1 and parallel.shard == "none":
+        yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
+    if parallel.exact and ranks & (ranks - 1):
+        yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    rows = train.batch_tokens // train.sequence
+    microbatches = -(-rows // train.micro_batch)
+    if microbatches % ranks:
+        fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
+        text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
+        yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
 
 
 def _check_data(data: DataConfig) -> Iterator[tuple[str, str]]:

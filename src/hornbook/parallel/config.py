@@ -4,13 +4,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config
+from hornbook.fields import Config, Count
 
 
 class ParallelConfig(Config):
-    """One process for now."""
+    """Processes, what they share of the model, and what is computed again."""
 
-    data: int = Field(default=1, ge=1, le=1)
-    """Data-parallel processes."""
+    data: Count = Field(default=1, ge=1)
+    """Data-parallel processes (ranks); each takes its share of the microbatches of a step."""
+    shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
+    """What is cut over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
+    replicas: Count = Field(default=1, ge=1)
+    """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
+    exact: bool = False
+    """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
     recompute: Literal["none", "block"] = "none"
     """Keep activations, or only each block's input and compute the rest again in backward."""

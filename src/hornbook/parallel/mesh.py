@@ -1,15 +1,44 @@
-"""The processes and the device a model is spread over. One process is a mesh of one: the same code."""
+"""The processes and the device a model is spread over. One process is a mesh of one: the same code.
+
+Data-parallel ranks form a grid of `replicas` groups: the ranks of a group hold the model between them, and every
+group holds all of it. Control values travel on the CPU (gloo), tensors of a CUDA model over NCCL.
+"""
 
 import contextlib
-from collections.abc import Iterator
+import datetime
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.errors import UsageError
 from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
+
+SETUP_SECONDS = 30.0
+"""Longest wait for another rank before the first step."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this process is, of how many, and how it meets the others."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Rank among those of this machine: the number of its device."""
+    connect: Callable[[], Store] | None = None
+    """Opens the store where ranks meet; None in a world of one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what is written once: ledger, metrics, manifests, console."""
+        return self.rank == 0
 
 
 @dataclass(frozen=True)
@@ -19,32 +48,102 @@ class Mesh:
     device: torch.device
     rank: int = 0
     size: int = 1
+    grid: DeviceMesh | None = None
+    """Dims `replica` and `shard`; None in a world of one."""
+    store: Store | None = None
+    """Small values by name, seen by all ranks; None in a world of one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.rank == 0
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over all ranks: what any rank wants, all do."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place; the same bits on each."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """One tensor of the same shape from every rank, in the order of ranks."""
+        if self.size == 1:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return parts
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.agree([0])
+
+    def limit(self, seconds: float) -> None:
+        """From now on a collective that waits longer fails."""
+        if self.size > 1:
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds))
 
 
 @contextlib.contextmanager
-def distributed(parallel: ParallelConfig, train: TrainConfig) -> Iterator[Mesh]:
+def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | None = None) -> Iterator[Mesh]:
     """The mesh of this run; threads and numerics are set for the time it is open."""
-    assert parallel.data == 1
+    place = place or Place()
+    assert place.size == parallel.data, (place.size, parallel.data)
     threads = torch.get_num_threads()
     if train.threads:
         torch.set_num_threads(train.threads)
-    device = choose_device(train.device)
+    device = choose_device(train.device, place.local_rank)
     if device.type == "cpu":
         keep_freed_memory()
     try:
-        yield Mesh(device)
+        if place.size == 1:
+            yield Mesh(device)
+            return
+        assert place.connect is not None
+        store = place.connect()
+        join(store, place, device)
+        try:
+            shape = (parallel.replicas, parallel.data // parallel.replicas)
+            grid = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
+            yield Mesh(device, place.rank, place.size, grid, store)
+        finally:
+            dist.destroy_process_group()
     finally:
         torch.set_num_threads(threads)
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, else MPS, else the CPU; a name that is not there is a UsageError."""
+def join(store: Store, place: Place, device: torch.device) -> None:
+    """Open the process group; every wait is limited to `SETUP_SECONDS` until `Mesh.limit` says otherwise."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=datetime.timedelta(seconds=SETUP_SECONDS),
+    )
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes CUDA, else MPS, else the CPU; a name that is not there is a UsageError.
+
+    Of several CUDA devices a rank takes the one of its number, unless the name gives one.
+    """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
-    kind = name.partition(":")[0]
+        name = next(kind for kind, there in available.items() if there)
+    kind, _, index = name.partition(":")
     if kind not in available:
         raise UsageError(f"train.device is {name!r}: write auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
         raise UsageError(f"train.device is {name!r}, but this torch sees no {kind} device: use --train.device cpu")
+    if kind == "cuda" and not index and torch.cuda.device_count() > 1:
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
     return torch.device(name)

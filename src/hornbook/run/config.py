@@ -20,8 +20,8 @@ class TrainConfig(Config):
     """Tokens per row."""
     micro_batch: Count = Field(default=8, ge=1)
     """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Arithmetic of matrix products and activations; weights and moments are always fp32."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Arithmetic of matrix products and activations; weights and moments are always fp32. fp16 scales the loss."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)
@@ -41,6 +41,8 @@ class CheckpointConfig(Config):
     """Steps between checkpoints that are kept for good; 0 keeps none for good."""
     best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
+    background: bool = True
+    """Copy the state in memory and write it while training goes on; or wait until it is on disk."""
 
 
 class GuardConfig(Config):
@@ -48,6 +50,10 @@ class GuardConfig(Config):
 
     max_skips: Count = Field(default=8, ge=0)
     """Non-finite steps in a row that are skipped before the run stops with exit code 5."""
+    max_restarts: Count = Field(default=3, ge=0)
+    """Restarts of dead ranks without a new checkpoint between, before the run stops with exit code 9."""
+    hang_seconds: Number = Field(default=0.0, ge=0)
+    """A rank silent for so long is restarted; 0: five times its slowest recent step, and at least 10 seconds."""
 
 
 class LogConfig(Config):

@@ -8,6 +8,7 @@ from hornbook.data.loader import Loader, build_loader
 from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
+from hornbook.parallel.mesh import Place
 from hornbook.parameters import embedding_rows
 from hornbook.recipe import Recipe
 from hornbook.resolve import Resolved
@@ -68,6 +69,8 @@ class Job:
     """Dotted key -> where its value came from."""
     quiet: bool = False
     """Show nothing on stderr; log.txt is written all the same."""
+    place: Place = field(default_factory=Place)
+    """Which rank of how many this process is."""
 
     @property
     def recipe(self) -> Recipe:

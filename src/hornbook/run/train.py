@@ -24,7 +24,7 @@ from hornbook.run.step import Step
 def train(job: Job) -> Exit:
     """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
     recipe, horizon = job.recipe, job.inputs.horizon
-    with distributed(recipe.parallel, recipe.train) as mesh:
+    with distributed(recipe.parallel, recipe.train, job.place) as mesh:
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
         initialize(model, recipe.model, recipe.seed)  # keyed by parameter name: equal under any mesh
