@@ -4,11 +4,13 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,23 +92,64 @@ def test_a_full_disk_is_exit_code_7_and_the_work_goes_on_when_there_is_room(
     assert read_tree(tmp_path / "data") == read_tree(tmp_path / "whole")
 
 
-def kill_at_random(command: list[str], watched: Path, seconds: float, draw: random.Random) -> bool:
-    """Start, wait until the work has begun and then some, kill -9; whether it was still running."""
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """(inode, time of change) of every file and folder below a folder; those that vanish meanwhile are left out."""
+    found = {}
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                state = os.lstat(os.path.join(parent, name))
+                found[os.path.join(parent, name)] = (state.st_ino, state.st_ctime_ns)
+    return found
+
+
+def wait_until_it_works(process: "subprocess.Popen[bytes]", data: Path, before: dict[str, tuple[int, int]]) -> None:
+    """Return once the process has changed something in its folder, or has ended."""
     deadline = time.monotonic() + 60
-    while not watched.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    time.sleep(draw.uniform(0, seconds))
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return alive
+    while stamps(data) == before and process.poll() is None:
+        assert time.monotonic() < deadline, "nothing happens"
+        time.sleep(0.002)
 
 
-def kill_and_compare(tmp_path: Path, make_texts: Make, read_tree: Tree, workers: int, kills: int) -> int:
-    """Kill both verbs again and again, then let them end; gives the kills that met a running process."""
+def run_until(command: list[str], data: Path, seconds: float) -> float | None:
+    """Start the command and kill -9 it so many seconds into its work; the seconds of work if it ended before."""
+    before = stamps(data)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        wait_until_it_works(process, data, before)
+        begun = time.monotonic()
+        process.wait(seconds)
+        assert process.returncode == 0
+        return time.monotonic() - begun
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kill_while_working(command: list[str], data: Path, seconds: float, kills: int, draw: random.Random) -> None:
+    """Kill at random moments of the work, as often as asked; a command that ends before starts afresh."""
+    fresh = data.with_name("fresh")
+    if data.exists():
+        shutil.copytree(data, fresh)
+    killed = 0
+    for _ in range(20 * kills):
+        if run_until(command, data, draw.uniform(0, seconds)) is None:
+            killed += 1
+        else:
+            shutil.rmtree(data)
+            if fresh.exists():
+                shutil.copytree(fresh, data)
+        if killed == kills:
+            break
+    shutil.rmtree(fresh, ignore_errors=True)
+    assert killed == kills
+
+
+def kill_and_compare(tmp_path: Path, make_texts: Make, read_tree: Tree, workers: int, kills: int) -> None:
+    """Kill both verbs again and again while they work, then let them end: the bytes of a run that nobody killed."""
     write_corpus(tmp_path / "raw", make_texts)
-    hit = 0
     verbs = {}
     for name in ("whole", "data"):
         data = tmp_path / name
@@ -116,19 +159,15 @@ def kill_and_compare(tmp_path: Path, make_texts: Make, read_tree: Tree, workers:
         )
     draw = random.Random(workers)
     for whole, command in zip(verbs["whole"], verbs["data"], strict=True):
-        started = time.monotonic()
-        subprocess.run(whole, check=True, capture_output=True)
-        seconds = time.monotonic() - started
-        watched = tmp_path / "data" / ("unfinished.json" if "prepare" in command else "work")
-        for _ in range(kills):
-            hit += kill_at_random(command, watched, seconds / 2, draw)
+        seconds = run_until(whole, tmp_path / "whole", 60)
+        assert seconds is not None
+        kill_while_working(command, tmp_path / "data", seconds, kills, draw)
         subprocess.run(command, check=True, capture_output=True)
     assert read_tree(tmp_path / "data") == read_tree(tmp_path / "whole")
-    return hit
 
 
 def test_killed_at_random_it_goes_on_to_the_same_bytes(tmp_path: Path, make_texts: Make, read_tree: Tree):
-    assert kill_and_compare(tmp_path, make_texts, read_tree, workers=2, kills=2) > 0
+    kill_and_compare(tmp_path, make_texts, read_tree, workers=2, kills=2)
 
 
 @pytest.mark.slow
@@ -136,5 +175,5 @@ def test_killed_at_random_it_goes_on_to_the_same_bytes(tmp_path: Path, make_text
 def test_killed_fifty_times_it_goes_on_to_the_same_bytes(
     tmp_path: Path, make_texts: Make, read_tree: Tree, workers: int
 ):
-    assert kill_and_compare(tmp_path, make_texts, read_tree, workers, kills=9) > 6
+    kill_and_compare(tmp_path, make_texts, read_tree, workers, kills=9)
     assert not any(name.startswith(".tmp-") for _, _, names in os.walk(tmp_path / "data") for name in names)
