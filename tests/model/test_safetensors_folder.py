@@ -19,7 +19,6 @@ from hornbook.model.safetensors_folder import (
     read_header,
     read_json,
     write_json,
-    write_tensors,
 )
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -201,33 +200,6 @@ def test_shards_are_filled_in_order():
     }
 
 
-def test_one_shard_of_converted_tensors_is_held_at_a_time(tmp_path):
-    alive: list[int] = []
-    live = set()
-
-    class Watched(torch.Tensor):
-        def __del__(self):
-            live.discard(id(self))
-
-    def make(_: str) -> torch.Tensor:
-        tensor = torch.ones(4).as_subclass(Watched)
-        live.add(id(tensor))
-        alive.append(len(live))
-        return tensor
-
-    write_tensors(tmp_path, dict.fromkeys("abcdef", 16), make, limit=32)
-    assert max(alive) <= 3
-    assert len(list(tmp_path.glob("*.safetensors"))) == 3
-
-
-def test_weights_are_as_readable_as_other_files(tmp_path):
-    write_tensors(tmp_path, {"a": 4}, lambda _: torch.ones(1))
-    write_json(tmp_path / "config.json", {})
-    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
-
-
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match=r"cannot write .*config\.json: No such file"):
         write_json(tmp_path / "missing" / "config.json", {})
-    with pytest.raises(StorageError, match="cannot be written"):
-        write_tensors(tmp_path / "missing", {"a": 4}, lambda _: torch.ones(1))

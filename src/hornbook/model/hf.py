@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.config import ModelConfig
 from hornbook.model.hf_config import choose_architecture, from_json, identify, to_json
 from hornbook.model.hf_tables import Architecture, Row
 from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.model.rectangles import Rectangle, Writer, create_tensors, whole
 from hornbook.model.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
@@ -28,7 +30,6 @@ from hornbook.model.safetensors_folder import (
     named,
     read_json,
     write_json,
-    write_tensors,
 )
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
@@ -63,7 +64,7 @@ def lay_out(config: ModelConfig, vocab: int, architecture: Architecture | None) 
         pattern, layer = _pattern(name)
         row = rows[pattern]
         layout.setdefault(row.theirs.replace("{i}", layer), []).append(Placed(name, shape, row))
-    return layout
+    return {theirs: sorted(parts, key=lambda part: part.row.part) for theirs, parts in layout.items()}
 
 
 def _pattern(name: str) -> tuple[str, str]:
@@ -103,16 +104,52 @@ def write_hf(
     dtype: "float32" or "bfloat16" (rounded to nearest). The same input gives the same bytes. The folder is made if
     it is missing; making it appear at once is up to the caller. Errors: StorageError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = _named_tensors(model)
+    _check_own(tensors, lay_out(config, vocab, choose_architecture(config)))
+    try:
+        create_hf(folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes)
+        fill_hf(folder, {name: whole(tensor) for name, tensor in tensors.items()}, config, vocab)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+
+
+def create_hf(
+    folder: Path,
+    config: ModelConfig,
+    vocab: int,
+    tokenizer_dir: Path | None,
+    *,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """All of `write_hf` but the values: every file is there at its full size. Raises OSError, StorageError."""
+    folder.mkdir(parents=True, exist_ok=True)
     layout = lay_out(config, vocab, choose_architecture(config))
-    _check_own(tensors, layout)
-    target = getattr(torch, dtype)
-    sizes = {theirs: torch.Size(stored_shape(parts)).numel() * target.itemsize for theirs, parts in layout.items()}
-    write_tensors(folder, sizes, lambda theirs: _to_theirs(layout[theirs], tensors, target), shard_bytes)
+    create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)
     bos, eos = (None, None) if tokenizer_dir is None else copy_tokenizer(tokenizer_dir, folder, config.position.length)
     write_json(folder / "config.json", to_json(config, vocab, dtype=dtype, bos=bos, eos=eos))
     write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
+
+
+def fill_hf(folder: Path, rectangles: Mapping[str, Rectangle], config: ModelConfig, vocab: int) -> None:
+    """Write rectangles of our parameters into a folder that `create_hf` made; afterwards they are on disk.
+
+    Whoever holds other rectangles writes them into the same files, at the same time or later. Raises OSError.
+    """
+    entries = list_tensors(folder)
+    with Writer() as writer:
+        for theirs, parts in lay_out(config, vocab, choose_architecture(config)).items():
+            first_row = 0
+            for part in parts:
+                if part.name in rectangles:
+                    writer.write(entries[theirs], _to_theirs(rectangles[part.name], part, first_row, entries[theirs]))
+                first_row += part.shape[0]
+
+
+def _to_theirs(ours: Rectangle, part: Placed, first_row: int, entry: Entry) -> Rectangle:
+    """The same rectangle as a part of their tensor, in which this parameter begins at `first_row`."""
+    tensor, start = ours.tensor.to("cpu", DTYPES[entry.dtype]), (first_row + ours.start[0], *ours.start[1:])
+    return Rectangle(tensor.T, start[::-1]) if part.row.transpose else Rectangle(tensor, start)
 
 
 def _named_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
@@ -133,12 +170,6 @@ def _check_own(tensors: Mapping[str, Tensor], layout: Layout) -> None:
         raise AssertionError(f"tensors do not belong to this configuration: {named(wrong)}")
 
 
-def _to_theirs(parts: list[Placed], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    ours = [tensors[part.name].to(device="cpu", dtype=dtype) for part in sorted(parts, key=lambda each: each.row.part)]
-    whole = ours[0] if len(ours) == 1 else torch.cat(ours)
-    return (whole.T if parts[0].row.transpose else whole).contiguous()
-
-
 def read_hf(
     folder: Path, dtype: torch.dtype | None = torch.float32
 ) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]]]:
@@ -147,6 +178,19 @@ def read_hf(
     All names and shapes are checked before this returns; tensors are read one by one as the iterator advances.
     dtype: what to convert to, None for as stored. Errors: IntegrityError (files damaged, tensors missing, unexpected or
     mis-shaped, pickles), UsageError (an architecture or an option that our Transformer does not have).
+    """
+    config, vocab, views = view_hf(folder)
+    stream = (
+        (name, view.to(dtype or view.dtype, copy=shared, memory_format=torch.contiguous_format))
+        for name, view, shared in views
+    )
+    return config, vocab, stream
+
+
+def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor, bool]]]:
+    """As `read_hf`, but tensors are views of the files as stored: what is not looked at is not read.
+
+    The third of each is whether another of our tensors shares its memory.
     """
     keys = read_json(folder / "config.json")
     config, vocab = from_json(keys)
@@ -161,7 +205,7 @@ def read_hf(
     _check_theirs(folder, entries, layout)
     reader = Reader()
     _check_tied_copy(folder, reader, entries, extra, layout)
-    return config, vocab, _stream(reader, entries, layout, dtype)
+    return config, vocab, _views(reader, entries, layout)
 
 
 def _match_names(
@@ -219,12 +263,11 @@ def _check_tied_copy(
             raise IntegrityError(f"{folder}: config.json ties the head to the embedding, but {theirs} differs from it")
 
 
-def _stream(
-    reader: Reader, entries: Mapping[str, tuple[str, Entry]], layout: Layout, dtype: torch.dtype | None
-) -> Iterator[tuple[str, Tensor]]:
+def _views(
+    reader: Reader, entries: Mapping[str, tuple[str, Entry]], layout: Layout
+) -> Iterator[tuple[str, Tensor, bool]]:
     for theirs, parts in layout.items():
         stored = reader.read(*entries[theirs])
-        whole = stored.T if parts[0].row.transpose else stored
-        for part, piece in zip(parts, whole.split([each.shape[0] for each in parts]), strict=True):
-            own = len(parts) > 1  # no two of ours share memory
-            yield part.name, piece.to(dtype or piece.dtype, copy=own, memory_format=torch.contiguous_format)
+        ours = stored.T if parts[0].row.transpose else stored
+        for part, view in zip(parts, ours.split([each.shape[0] for each in parts]), strict=True):
+            yield part.name, view, len(parts) > 1

@@ -1,4 +1,4 @@
-"""Folders of safetensors: one file, or shards joined by an index; read with suspicion, written in order.
+"""Folders of safetensors: one file, or shards joined by an index; read with suspicion.
 
 A checkpoint from elsewhere is untrusted input. Names in an index must be plain names of regular files, headers are
 checked before anything is mapped (sizes, offsets, types, repeated keys), and pickles are refused by what
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from hornbook.errors import HornbookError, IntegrityError, StorageError
+from hornbook.durable import storage_error
+from hornbook.errors import IntegrityError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -28,7 +28,7 @@ SHARD_BYTES = 5 * 10**9
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_JSON_BYTES = 64 * 2**20
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -41,6 +41,8 @@ class Entry:
     dtype: str
     """As the format spells it: F32, BF16, F16, ..."""
     shape: tuple[int, ...]
+    begin: int
+    """Byte of the file at which the data begins."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -140,7 +142,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     content.pop("__metadata__", None)
     spans = [(*_span(path, name, value), name) for name, value in content.items()]
     _check_cover(path, sorted(spans), size - 8 - length)
-    return {name: Entry(path, value["dtype"], tuple(value["shape"])) for name, value in content.items()}
+    return {name: _entry(path, value, 8 + length) for name, value in content.items()}
+
+
+def _entry(path: Path, value: dict[str, Any], data: int) -> Entry:
+    return Entry(path, value["dtype"], tuple(value["shape"]), data + value["data_offsets"][0])
 
 
 def _span(path: Path, name: str, value: Any) -> tuple[int, int]:
@@ -149,7 +155,7 @@ def _span(path: Path, name: str, value: Any) -> tuple[int, int]:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
             all(type(dim) is int and dim >= 0 for dim in shape) and 0 <= begin <= end
         ):
-            width = _ITEM_BYTES.get(dtype)
+            width = ITEM_BYTES.get(dtype)
             if width is None or prod(shape) * width == end - begin:
                 return begin, end
     raise IntegrityError(f"{path}: damaged safetensors header: {name} is described as {str(value)[:200]}")
@@ -203,41 +209,12 @@ def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> dict[str,
     return {f"model-{i:05d}-of-{total:05d}.safetensors": names for i, names in enumerate(shards, 1)}
 
 
-def write_tensors(
-    folder: Path, sizes: Mapping[str, int], make: Callable[[str], Tensor], limit: int = SHARD_BYTES
-) -> None:
-    """Write tensors shard by shard, so that converted copies of one shard at most are held; bytes are deterministic.
-
-    `sizes`: bytes of each tensor, in the order of the layers; `make(name)` gives the tensor (contiguous, CPU).
-    """
-    plan = plan_shards(sizes, limit)
-    for file, names in plan.items():
-        try:
-            _save({name: make(name) for name in names}, folder / file)
-        except (SafetensorError, OSError) as error:
-            raise _storage_error(error, folder / file) from error
-    if list(plan) != [SINGLE]:
-        where = {name: file for file, names in plan.items() for name in names}
-        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)  # the library makes files that only their owner can read
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Sorted, indented, with a final newline: the same content gives the same bytes."""
     try:
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     except OSError as error:
-        raise _storage_error(error, path) from error
-
-
-def _storage_error(error: Exception, path: Path) -> HornbookError:
-    return StorageError(f"{path}: cannot be written: {error}. Free some space or choose another folder")
+        raise storage_error(error, path) from error
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:

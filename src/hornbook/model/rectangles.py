@@ -1,0 +1,141 @@
+"""Rectangles of tensors in safetensors files: every rank writes its own bytes of one file.
+
+Where each byte lies follows from a file's header. So a file is made once, at its full size, and whoever holds a
+rectangle of a tensor puts it there; nobody gathers anything, and the bytes do not depend on how tensors were cut.
+Format: github.com/huggingface/safetensors, README, "Format".
+"""
+
+import itertools
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hornbook.model.safetensors_folder import DTYPES, INDEX, ITEM_BYTES, SINGLE, Entry, plan_shards, write_json
+
+CHUNK_BYTES = 16 << 20
+"""Longest single write: ranks that write to one file take turns."""
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A part of a tensor, which begins at `start` of the whole (one index per dim)."""
+
+    tensor: Tensor
+    start: tuple[int, ...]
+
+
+def whole(tensor: Tensor) -> Rectangle:
+    """A tensor that is all there."""
+    return Rectangle(tensor, (0,) * tensor.dim())
+
+
+def create_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, limit: int) -> None:
+    """Make model*.safetensors and their index for tensors in the order given, `limit` bytes in a file at most.
+
+    dtype: as torch spells it. Raises OSError, StorageError.
+    """
+    code = next(code for code, each in DTYPES.items() if each == getattr(torch, dtype))
+    sizes = {name: prod(shape) * ITEM_BYTES[code] for name, shape in shapes.items()}
+    plan = plan_shards(sizes, limit)
+    for file, names in plan.items():
+        create_file(folder / file, {name: shapes[name] for name in names}, code, {"format": "pt"})
+    if list(plan) != [SINGLE]:
+        where = {name: file for file, names in plan.items() for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+
+
+def create_file(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "F32", metadata: Mapping[str, str] | None = None
+) -> None:
+    """Make a safetensors file of its full size, without values yet: a full disk shows here. Raises OSError.
+
+    dtype: as the format spells it. The header is byte for byte that of the safetensors library.
+    """
+    header, size = _header(shapes, dtype, metadata)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+        else:
+            os.truncate(file, size)  # macOS: a full disk shows when the values are written
+        write_at(file, memoryview(header), 0)
+    finally:
+        os.close(file)
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
+    """The first bytes of a file, and the bytes of all of it; tensors lie in the order of their names."""
+    content: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in sorted(shapes):
+        begin, end = end, end + prod(shapes[name]) * ITEM_BYTES[dtype]
+        content[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [begin, end]}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, 8 + len(text) + end
+
+
+class Writer:
+    """Puts rectangles into files that are there; when its block ends well, what it wrote is on disk. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            for file in self._files.values() if kind is None else ():
+                os.fsync(file)
+        finally:
+            for file in self._files.values():
+                os.close(file)
+
+    def write(self, entry: Entry, rectangle: Rectangle) -> None:
+        """Write a rectangle (on the CPU, of the entry's dtype) into its place in the tensor of `entry`."""
+        tensor, item = rectangle.tensor, rectangle.tensor.element_size()
+        if tensor.numel() == 0:
+            return
+        if entry.file not in self._files:
+            self._files[entry.file] = os.open(entry.file, os.O_WRONLY | os.O_CLOEXEC)
+        array = np.ascontiguousarray(tensor.detach().view(_BITS[item]).numpy())  # numpy starts no threads for this
+        data, done = array.reshape(-1).view(np.uint8).data, 0
+        for offset, count in runs(entry.shape, rectangle.start, tuple(tensor.shape)):
+            write_at(self._files[entry.file], data[done : done + count * item], entry.begin + offset * item)
+            done += count * item
+
+
+def runs(shape: tuple[int, ...], start: tuple[int, ...], part: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where a rectangle of shape `part` lies in a C-ordered tensor: (offset, length) of each stretch, in elements.
+
+    The stretches come in the order of the rectangle's own elements.
+    """
+    assert len(shape) == len(start) == len(part), (shape, start, part)
+    assert all(a >= 0 and a + n <= size for size, a, n in zip(shape, start, part, strict=True)), (shape, start, part)
+    inner = len(shape)
+    while inner and part[inner - 1] == shape[inner - 1]:
+        inner -= 1  # dims that are whole run on into each other
+    outer = max(inner - 1, 0)
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    first, length = sum(a * stride for a, stride in zip(start, strides, strict=True)), prod(part[outer:])
+    steps = [range(0, part[dim] * strides[dim], strides[dim]) for dim in range(outer)]
+    for offsets in itertools.product(*steps):
+        yield first + sum(offsets), length
+
+
+def write_at(file: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at a byte offset. Raises OSError."""
+    while data:
+        count = os.pwrite(file, data[:CHUNK_BYTES], offset)
+        data, offset = data[count:], offset + count

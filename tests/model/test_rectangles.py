@@ -1,0 +1,209 @@
+"""Rectangles: the files are those of the safetensors library, however the tensors were cut."""
+
+import errno
+import itertools
+import os
+import random
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from hornbook.errors import StorageError
+from hornbook.model.config import MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.model.hf import create_hf, fill_hf, lay_out, parameter_shapes, read_hf, view_hf, write_hf
+from hornbook.model.hf_config import choose_architecture
+from hornbook.model.rectangles import Rectangle, Writer, create_file, create_tensors, runs
+from hornbook.model.safetensors_folder import list_tensors, plan_shards, read_header, write_json
+
+VOCAB = 70
+LIKE_GPT2 = ModelConfig(
+    layers=2,
+    width=16,
+    heads=2,
+    attention=FullAttention(bias=True, out_bias=True),
+    mlp=MLP(),
+    norm=LayerNorm(),
+    position=LearnedPositions(length=8),
+)
+CONFIGS = {
+    "gpt2": LIKE_GPT2,
+    "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttention(kv_heads=2)),
+    "qwen3": ModelConfig(
+        layers=1, width=16, heads=2, attention=FullAttention(qk_norm=True), head=HeadConfig(tied=False)
+    ),
+    "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(bias=True)),
+}
+KINDS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "own": None}
+
+
+def numbers(config: ModelConfig) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=generator) for name, shape in parameter_shapes(config, VOCAB).items()}
+
+
+def write_whole(folder: Path, tensors: dict[str, torch.Tensor], config: ModelConfig, limit: int) -> None:
+    """The reference: whole tensors put together, files written by the library."""
+    layout = lay_out(config, VOCAB, choose_architecture(config))
+    theirs = {}
+    for name, parts in layout.items():
+        joined = torch.cat([tensors[part.name] for part in parts])
+        theirs[name] = (joined.T if parts[0].row.transpose else joined).contiguous()
+    plan = plan_shards({name: tensor.nbytes for name, tensor in theirs.items()}, limit)
+    for file, names in plan.items():
+        save_file({name: theirs[name] for name in names}, folder / file, metadata={"format": "pt"})
+
+
+def cut_rows(tensor: torch.Tensor, ranks: int, rank: int) -> Rectangle:
+    """As torch shards: rows in chunks of equal size, so that the last is smaller and may be empty."""
+    size = -(-tensor.shape[0] // ranks)
+    first = min(rank * size, tensor.shape[0])
+    return Rectangle(tensor[first : first + size].contiguous(), (first,) + (0,) * (tensor.dim() - 1))
+
+
+def cut_anyhow(tensor: torch.Tensor, ranks: int, rank: int) -> Rectangle:
+    """Uneven stretches of a dim that follows from the tensor's shape."""
+    dim = sum(tensor.shape) % tensor.dim()
+    draw = random.Random(f"{tuple(tensor.shape)}")
+    ends = [0, *sorted(draw.randint(0, tensor.shape[dim]) for _ in range(ranks - 1)), tensor.shape[dim]]
+    start = [0] * tensor.dim()
+    start[dim] = ends[rank]
+    return Rectangle(tensor.narrow(dim, ends[rank], ends[rank + 1] - ends[rank]).contiguous(), tuple(start))
+
+
+def tensor_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("cut", [cut_rows, cut_anyhow])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_number_of_ranks_writes_the_files_of_one(name, ranks, cut, tmp_path):
+    config, tensors = CONFIGS[name], numbers(CONFIGS[name])
+    assert getattr(choose_architecture(config), "name", None) == KINDS[name]
+    for folder, limit in ((tmp_path / "one", 5 * 10**9), (tmp_path / "many", 6000)):
+        folder.mkdir()
+        write_whole(folder, tensors, config, limit)
+        cut_folder = folder.with_suffix(".cut")
+        create_hf(cut_folder, config, VOCAB, None, shard_bytes=limit)
+        for rank in reversed(range(ranks)):
+            fill_hf(cut_folder, {key: cut(each, ranks, rank) for key, each in tensors.items()}, config, VOCAB)
+        assert tensor_files(cut_folder) == tensor_files(folder)
+        write_hf(folder, tensors, config, VOCAB, None, shard_bytes=limit)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+            path.name: path.read_bytes() for path in cut_folder.iterdir()
+        }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rectangles_of_views_are_what_was_written(name, tmp_path):
+    config, tensors = CONFIGS[name], numbers(CONFIGS[name])
+    write_hf(tmp_path, tensors, config, VOCAB, None)
+    for key, view, _ in view_hf(tmp_path)[2]:
+        for rank in range(3):
+            part = cut_rows(tensors[key], 3, rank)
+            index = tuple(slice(a, a + n) for a, n in zip(part.start, part.tensor.shape, strict=True))
+            assert torch.equal(view[index], part.tensor)
+
+
+def test_a_view_reads_nothing_but_what_is_looked_at(tmp_path):
+    create_tensors(tmp_path, {"big": (1 << 14, 1 << 14)}, "float32", 5 * 10**9)
+    from hornbook.model.safetensors_folder import Reader
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    before = resident()
+    view = Reader().read("big", list_tensors(tmp_path)["big"])
+    assert float(view[3000:3010].sum()) == 0.0
+    assert resident() - before < 64 << 20, "of 1 GiB"
+
+
+def test_bfloat16_is_rounded_as_torch_rounds(tmp_path):
+    tensors = numbers(LIKE_GPT2)
+    write_hf(tmp_path, tensors, LIKE_GPT2, VOCAB, None, dtype="bfloat16")
+    for name, tensor in read_hf(tmp_path, dtype=None)[2]:
+        assert torch.equal(tensor, tensors[name].to(torch.bfloat16))
+
+
+dims = st.lists(st.integers(1, 5), min_size=0, max_size=4)
+
+
+@given(dims, st.randoms(use_true_random=False))
+def test_runs_are_the_elements_of_the_rectangle_in_order(shape, draw):
+    part = [draw.randint(0, size) for size in shape]
+    start = [draw.randint(0, size - n) for size, n in zip(shape, part, strict=True)]
+    whole = torch.arange(prod(shape)).reshape(shape)
+    expected = whole[tuple(slice(a, a + n) for a, n in zip(start, part, strict=True))].reshape(-1).tolist()
+    found = list(runs(tuple(shape), tuple(start), tuple(part))) if 0 not in part else []
+    assert list(itertools.chain.from_iterable(range(a, a + n) for a, n in found)) == expected
+    ends = [a + n for a, n in found]
+    assert all(end < following for end, (following, _) in zip(ends, found[1:], strict=False)), "as long as can be"
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"b": (3, 2), "a": (5,), "c": ()},
+        {"x": (0, 4), "y": (1,)},
+        {'quote"d\\': (2,), "line\nbreak": (1,), "\u00e4\u4e2d": (1,), "A": (3,)},
+        {f"layer.{i}.weight": (i,) for i in range(1, 40)},
+    ],
+)
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_a_file_is_byte_for_byte_that_of_the_library(shapes, metadata, tmp_path):
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "theirs", metadata=metadata)
+    create_file(tmp_path / "ours", shapes, "F32", metadata)
+    assert (tmp_path / "ours").stat().st_size == (tmp_path / "theirs").stat().st_size
+    entries = read_header(tmp_path / "ours")
+    with Writer() as writer:
+        for name, tensor in tensors.items():
+            writer.write(entries[name], Rectangle(tensor, (0,) * tensor.dim()))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    really = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: really(file, bytes(data)[:7], offset))
+    tensor = torch.randn(30)
+    create_file(tmp_path / "x", {"a": (30,)})
+    with Writer() as writer:
+        writer.write(read_header(tmp_path / "x")["a"], Rectangle(tensor, (0,)))
+    monkeypatch.undo()
+    save_file({"a": tensor}, tmp_path / "y")
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+def test_a_full_disk_shows_before_any_value_is_written(tmp_path, monkeypatch):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="No space left on device; free some space"):
+        write_hf(tmp_path / "out", numbers(LIKE_GPT2), LIKE_GPT2, VOCAB, None)
+
+
+def test_weights_are_as_readable_as_other_files(tmp_path):
+    create_tensors(tmp_path, {"a": (1,)}, "float32", 100)
+    write_json(tmp_path / "config.json", {})
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
+
+
+def test_what_was_written_is_synced_and_every_file_closed(tmp_path, monkeypatch):
+    create_tensors(tmp_path, {"a": (2,), "b": (2,)}, "float32", 8)
+    entries, synced, before = list_tensors(tmp_path), [], len(os.listdir("/proc/self/fd"))
+    really = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), really(file)))
+    with Writer() as writer:
+        for entry in entries.values():
+            writer.write(entry, Rectangle(torch.ones(2), (0,)))
+    assert sorted(synced) == sorted(str(entry.file) for entry in entries.values())
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(AssertionError), Writer() as writer:
+        writer.write(entries["a"], Rectangle(torch.ones(2), (1,)))
+    assert len(os.listdir("/proc/self/fd")) == before
