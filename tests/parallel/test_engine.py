@@ -58,7 +58,7 @@ def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        fields = {name: getattr(batch, name)[rows] for name in Batch.__dataclass_fields__}
+        fields = {name: getattr(batch, name)[rows] for name in Batch.__dataclass_fields__ if name != "blank"}
         parts.append(Batch(**fields))
         first += size
     return parts

@@ -5,8 +5,9 @@ on nothing but `micro_batch`, so that any number of processes computes the same 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -29,6 +30,8 @@ class Batch:
     """Global positions in the order of the data."""
     sources: Int64[Tensor, " rows"]
     """Which source each row is from, an index into `Loader.sources`."""
+    blank: bool = False
+    """Counts nothing: it keeps a rank company that has no microbatch left while others have their last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class GlobalBatch:
     """The samples of one optimizer step."""
 
     batches: list[Batch]
-    """Microbatches of this rank, in the order of the grid."""
+    """Microbatches of this rank, in the order of the grid; every rank has the same number of them."""
     total_weight: float
     """Predictions that count, over the whole global batch (all ranks)."""
     token_hash: str
@@ -70,3 +73,8 @@ def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
     """Numbers of the microbatches that rank `rank` of `world` computes: every world-th one of the fixed grid."""
     assert 0 <= rank < world, (rank, world)
     return range(rank, microbatches, world)
+
+
+def blank(batch: Batch) -> Batch:
+    """A microbatch of the same rows that counts nothing."""
+    return replace(batch, weights=torch.zeros_like(batch.weights), blank=True)

@@ -11,7 +11,7 @@ import torch
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, rank_share
+from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, blank, rank_share
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.mixture import build_stages
@@ -54,11 +54,15 @@ class GlobalIndex:
         grid = (
             [columns] if len(cuts) == 1 else list(zip(*(part.split_with_sizes(cuts) for part in columns), strict=True))
         )
-        batches = []
-        for j in rank_share(len(cuts), rank, world):
+
+        def microbatch(j: int) -> Batch:
             tokens, targets, weights, places, numbers, origins = grid[j]
             lengths = filled.lengths[j * micro_batch : (j + 1) * micro_batch]
-            batches.append(Batch(tokens, targets, weights, places, lengths, numbers, origins))
+            return Batch(tokens, targets, weights, places, lengths, numbers, origins)
+
+        batches = [microbatch(j) for j in rank_share(len(cuts), rank, world)]
+        if len(batches) < -(-len(cuts) // world):  # only where the last step of a run is shorter than the others
+            batches.append(blank(microbatch(0)))
         return GlobalBatch(
             batches, float(filled.total_weight), filled.token_hash, int(positions[0]), count, count * self.sequence
         )

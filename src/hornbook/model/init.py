@@ -15,6 +15,7 @@ so its variance stays of order one at any depth.
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,16 @@ RESIDUAL_OUTPUTS = ("out", "down")
 
 def initialize(model: nn.Module, cfg: ModelConfig, seed: int) -> None:
     """Fill every parameter of a materialised model in place."""
-    roles = parameter_roles(model)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, roles[name], tuple(parameter.shape), cfg, seed))
+        for name, value in initial_values(model, cfg, seed):
+            model.get_parameter(name).copy_(value)
+
+
+def initial_values(model: nn.Module, cfg: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Name and initial values (float32, CPU) of every parameter, one at a time; the model may be on meta or cut."""
+    roles = parameter_roles(model)
+    for name, parameter in model.named_parameters():
+        yield name, initial_value(name, roles[name], tuple(parameter.shape), cfg, seed)
 
 
 def initial_value(name: str, role: str, shape: tuple[int, ...], cfg: ModelConfig, seed: int) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Global L2 norm of the gradients, a float32 scalar on their device."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Global L2 norm of gradients that are all here, a float32 scalar on their device."""
     assert gradients, "there are no gradients: call forward_backward first"
     return get_total_norm(gradients)
 

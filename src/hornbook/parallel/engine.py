@@ -1,9 +1,11 @@
 """What the training loop calls: one model on one mesh.
 
 The loop never sees devices, ranks, precision or compilation; whatever spreads the model over more processes
-replaces this class and nothing else.
+stands behind this class (`hornbook.parallel.spread`).
 """
 
+import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -14,14 +16,18 @@ from hornbook.model.dropout import row_keys
 from hornbook.model.head import Head
 from hornbook.model.transformer import Transformer
 from hornbook.optim.moments import check_cover
-from hornbook.parallel.clip import clip, gradient_norm, unsound
+from hornbook.parallel.clip import clip, unsound
 from hornbook.parallel.compile import apply_compile
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.exact import TreeSum, check_cut, exact_norm
 from hornbook.parallel.mesh import Mesh, choose_device
+from hornbook.parallel.pieces import Piece
 from hornbook.parallel.recompute import apply_recompute
+from hornbook.parallel.scaling import Scaler
+from hornbook.parallel.spread import Replicated, Sharded, Whole, shard_model
 from hornbook.run.config import TrainConfig
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def parallelize(model: Transformer, parallel: ParallelConfig, train: TrainConfig, mesh: Mesh | None = None) -> "Engine":
@@ -30,8 +36,23 @@ def parallelize(model: Transformer, parallel: ParallelConfig, train: TrainConfig
     model.compute_dtype = PRECISIONS[train.precision]
     apply_recompute(model, mesh, parallel)
     apply_compile(model, mesh, train)
+    spread = apply_spread(model, mesh, parallel)
+    if parallel.exact:
+        check_cut(spread.pieces)
+    return Engine(model, mesh, spread, exact=parallel.exact, scaler=Scaler() if train.precision == "fp16" else None)
+
+
+def apply_spread(model: Transformer, mesh: Mesh, config: ParallelConfig) -> Whole:
+    """Give the model memory on the mesh's device: whole, as one of several copies, or this rank's share."""
+    if mesh.size == 1:
+        apply_placement(model, mesh)
+        return Whole(model)
+    if config.shard == "none":
+        apply_placement(model, mesh)
+        return Replicated(model, mesh, exact=config.exact)
+    shard_model(model, mesh, config)
     apply_placement(model, mesh)
-    return Engine(model, mesh)
+    return Sharded(model, mesh, config)
 
 
 def apply_placement(model: nn.Module, mesh: Mesh) -> None:
@@ -43,11 +64,13 @@ def apply_placement(model: nn.Module, mesh: Mesh) -> None:
 
 
 class Engine:
-    """A model of one process."""
+    """A model on this rank and, behind `spread`, on the others: every rank makes the same calls in the same order."""
 
-    def __init__(self, model: Transformer, mesh: Mesh) -> None:
-        self.model = model
-        self.mesh = mesh
+    def __init__(
+        self, model: Transformer, mesh: Mesh, spread: Whole, *, exact: bool = False, scaler: Scaler | None = None
+    ) -> None:
+        self.model, self.mesh, self.scaler = model, mesh, scaler
+        self._spread, self._exact = spread, exact
         self._objective: Tensor | None = None
         self._found_inf: Tensor | None = None
 
@@ -57,14 +80,23 @@ class Engine:
         return self.model.head
 
     @property
+    def pieces(self) -> dict[str, Piece]:
+        """What this rank holds of every parameter; a tied one once, under its first name."""
+        return self._spread.pieces
+
+    @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter once, a tied one under its first name."""
-        return dict(self.model.named_parameters())
+        """The tensors of the pieces: what the optimizer updates."""
+        return {name: piece.tensor for name, piece in self.pieces.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the whole model."""
+        return sum(math.prod(piece.shape) for piece in self.pieces.values())
 
     def zero_gradients(self) -> None:
         """Forget the gradients of the step before."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self._spread.zero()
         self._objective = self._found_inf = None
 
     def forward_backward(
@@ -72,21 +104,58 @@ class Engine:
     ) -> dict[str, Tensor]:
         """Gradients of the mean over the whole global batch; returns weighted sums by name (float32 scalars).
 
-        `total_weight` is the sum of target weights over all microbatches of all processes. Dividing by it before
-        each backward makes k ragged microbatches equal one big batch; a mean of means is not. The microbatches
-        are taken in the order given, so the bits of the sum do not vary. `key` is (seed, step): with the sample
-        it keys what is random in the model; None turns dropout off.
+        `batches` are this rank's, and every rank has as many. `total_weight` is the sum of target weights over all
+        microbatches of all ranks. Dividing by it before each backward makes k ragged microbatches equal one big
+        batch; a mean of means is not. The microbatches are taken in the order given, so the bits of the sum do not
+        vary. `key` is (seed, step): with the sample it keys what is random in the model; None turns dropout off.
         """
         self.model.train()
-        sums: dict[str, Tensor] = {}
-        for batch in batches:
+        factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
+        tree = TreeSum() if self._exact else None
+        found: list[dict[str, Tensor]] = []
+        for number, batch in enumerate(batches):
+            self._spread.before(last=number == len(batches) - 1, blank=batch.blank)
             terms = self._terms(batch, key)
-            objective = torch.stack(list(terms.values())).sum() / max(total_weight, 1.0)
-            objective.backward()
-            for name, term in terms.items():
-                sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+            (torch.stack(list(terms.values())).sum() * factor).backward()
+            found.append({name: term.detach() for name, term in terms.items()})
+            if tree is not None:
+                tree.push(self._take_gradients())
+        self._spread.collect() if tree is None else self._set_gradients(tree.total())
+        sums = self._sum_exactly(found) if self._exact else self._sum(found)
         self._objective = torch.stack(list(sums.values())).sum()
         return sums
+
+    def _sum(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Sums by name over the microbatches of all ranks."""
+        sums: dict[str, Tensor] = {}
+        for terms in found:
+            for name, term in terms.items():
+                sums[name] = sums[name] + term if name in sums else term
+        if self.mesh.size == 1:
+            return sums
+        total = self.mesh.sum_(torch.stack([value.double() for value in sums.values()]))
+        return dict(zip(sums, total.float(), strict=True))
+
+    def _sum_exactly(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The same, correctly rounded, so that neither order nor number of ranks matters."""
+        columns = self.mesh.gather(torch.stack([torch.stack(list(terms.values())).double() for terms in found]))
+        rows = torch.cat(columns).T.tolist()
+        device = self.mesh.device
+        return {name: torch.tensor(math.fsum(row), device=device) for name, row in zip(found[0], rows, strict=True)}
+
+    def _take_gradients(self) -> list[Tensor]:
+        """Of one microbatch of each rank: the sum over ranks, taken out of the parameters."""
+        self._spread.collect()
+        gradients = [piece.tensor.grad for piece in self.pieces.values()]
+        self._spread.zero()
+        taken = [gradient for gradient in gradients if gradient is not None]
+        assert len(taken) == len(gradients), "a parameter took no part in the loss"
+        self._spread.add_ranks(taken)
+        return taken
+
+    def _set_gradients(self, gradients: list[Tensor]) -> None:
+        for piece, gradient in zip(self.pieces.values(), gradients, strict=True):
+            piece.tensor.grad = gradient
 
     def _terms(self, batch: Batch, key: tuple[int, int] | None) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name."""
@@ -96,7 +165,8 @@ class Engine:
         return {"loss": self._head.loss(hidden, targets, weights), **auxiliary}
 
     def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.model(self._place(batch.tokens), self._place(batch.positions), batch.lengths, keys)
+        call = self._spread.module if torch.is_grad_enabled() else self.model
+        return call(self._place(batch.tokens), self._place(batch.positions), batch.lengths, keys)
 
     def _place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.mesh.device, non_blocking=True)
@@ -104,10 +174,15 @@ class Engine:
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
 
-        A norm or loss that is not finite is remembered, and `step` then refuses in the optimizer's kernel.
+        A norm or loss that is not finite is remembered, and `step` then refuses in the optimizer's kernel. All ranks
+        see the same norm, so they refuse together.
         """
-        parameters = list(self.model.parameters())
-        norm = gradient_norm(parameters)
+        parameters = list(self.named_parameters.values())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.scaler:
+            for gradient in gradients:
+                gradient.mul_(1.0 / self.scaler.scale)
+        norm = exact_norm(self.pieces, self.mesh) if self._exact else self._spread.norm(gradients)
         assert self._objective is not None
         self._found_inf = unsound(norm, self._objective)
         if limit:
@@ -121,39 +196,45 @@ class Engine:
         optimizer.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.found_inf = self._found_inf  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.step()
-        return 1.0 - self._found_inf
+        applied = 1.0 - self._found_inf
+        if self.scaler:
+            self.scaler.update(applied=bool(applied))
+        return applied
 
-    @torch.no_grad()
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[Transformer]:
+        """The model in evaluation mode, without gradients; afterwards all is as before. Every rank looks together."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self.model
+        finally:
+            self.model.train()
+            self._spread.settle()
+
     def evaluate(self, batch: Batch) -> Tensor:
         """Negative log-likelihood of each target in nats, float32 [rows, sequence]; changes nothing."""
-        self.model.eval()
-        try:
+        with self.looking():
             hidden, _ = self._forward(batch)
             return self._head.token_losses(hidden, self._place(batch.targets))
-        finally:
-            self.model.train()
 
-    @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits float32 [rows, sequence, vocab] of plain causal rows `tokens` int64 [rows, sequence]."""
-        self.model.eval()
-        try:
-            hidden, _ = self.model(self._place(tokens))
+        with self.looking() as model:
+            hidden, _ = model(self._place(tokens))
             return self._head.logits(hidden)
-        finally:
-            self.model.train()
 
     def export_stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter once, whole, float32 on the CPU, one at a time."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach().to(device="cpu", dtype=torch.float32)
+        """Every parameter once, whole, float32 on the CPU, one at a time; every rank must go through all of it."""
+        for name in self.pieces:
+            yield name, self._spread.whole(name).to(device="cpu", dtype=torch.float32)
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy whole tensors into the parameters; raises IntegrityError unless they cover the model exactly."""
-        parameters, found = self.named_parameters, {}
+        """Copy this rank's part of whole tensors; raises IntegrityError unless they cover the model exactly."""
+        pieces, found = self.pieces, {}
         with torch.no_grad():
             for name, tensor in stream:
                 found[name] = tuple(tensor.shape)
-                if name in parameters and parameters[name].shape == tensor.shape:
-                    parameters[name].copy_(tensor)
-        check_cover({name: tuple(p.shape) for name, p in parameters.items()}, found)
+                if name in pieces and pieces[name].shape == tensor.shape:
+                    pieces[name].tensor.copy_(tensor[pieces[name].slices])
+        check_cover({name: piece.shape for name, piece in pieces.items()}, found)

@@ -29,6 +29,6 @@ class Piece:
         return tuple(slice(first, first + size) for first, size in zip(self.start, self.tensor.shape, strict=True))
 
 
-def whole_piece(parameter: nn.Parameter) -> Piece:
+def whole_piece(parameter: nn.Parameter, keeper: bool = True) -> Piece:
     """A parameter that this rank holds whole."""
-    return Piece(parameter, tuple(parameter.shape), (0,) * parameter.dim())
+    return Piece(parameter, tuple(parameter.shape), (0,) * parameter.dim(), keeper)

@@ -7,16 +7,14 @@ same bits (a test holds them to it).
 import contextlib
 import itertools
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from hornbook.data.validation import validation_batches
-from hornbook.durable import write_atomic
 from hornbook.errors import StorageError
 from hornbook.evals.loss import Score, evaluate
 from hornbook.journal import Appender
@@ -24,10 +22,9 @@ from hornbook.model.generate import generate
 from hornbook.parallel.engine import Engine
 from hornbook.run.console import Console, Header
 from hornbook.run.job import Job
-from hornbook.run.ledger import Position
+from hornbook.run.ledger import Position, SilentAppender
 from hornbook.run.step import Step
-from hornbook.rundir import RunDir, StateRecord, Status
-from hornbook.runlock import process_identity
+from hornbook.rundir import StateRecord, Status
 
 Observer = Callable[[Step], None]
 
@@ -38,7 +35,7 @@ SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 50
 class Metrics:
     """One line in metrics.jsonl per step."""
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: Appender | SilentAppender) -> None:
         self._appender = appender
 
     def __call__(self, step: Step) -> None:
@@ -60,9 +57,8 @@ class _Last:
 class Heartbeat:
     """state.json, at most once a second: where the run is and that it lives."""
 
-    def __init__(self, run: RunDir, total_tokens: int) -> None:
-        self._run, self._total_tokens = run, total_tokens
-        self._identity = process_identity(os.getpid())
+    def __init__(self, write: Callable[[StateRecord], None], owner: Mapping[str, Any], total_tokens: int) -> None:
+        self._write_state, self._owner, self._total_tokens = write, owner, total_tokens
         self._written = -HEARTBEAT_SECONDS
         self._last = _Last()
 
@@ -94,13 +90,13 @@ class Heartbeat:
             "heartbeat": time.time(),
             "total_tokens": self._total_tokens,
             "loss": last.loss,
-            "pid": self._identity["pid"],
-            "host": self._identity["host"],
-            "boot": self._identity["boot"],
-            "started": self._identity["started"],
+            "pid": self._owner["pid"],
+            "host": self._owner["host"],
+            "boot": self._owner["boot"],
+            "started": self._owner["started"],
         }
         with contextlib.suppress(StorageError):  # the next beat tries again; a save reports the disk
-            self._run.write_state(record)
+            self._write_state(record)
         self._written = time.monotonic()
 
 
@@ -119,8 +115,8 @@ class Evaluation:
 
     def _evaluate(self, step: Step) -> None:
         started = time.monotonic()
-        scores = {source: self._score(source, step.final) for source in self._job.inputs.corpus.validation}
-        if self._gives_way(step.final):
+        scores = {source: self._score(source, step) for source in self._job.inputs.corpus.validation}
+        if self._gives_way(step):
             return
         total = sum(scores.values(), Score())
         self.newest = (step.step, total.loss)
@@ -132,17 +128,19 @@ class Evaluation:
             "sources": {source: score.as_dict() for source, score in scores.items()},
             "all": total.as_dict(),
         }
-        write_atomic(self._job.run.evals / f"step-{step.step:08d}.json", json.dumps(result, indent=2) + "\n")
+        self._job.write(self._job.run.evals / f"step-{step.step:08d}.json", json.dumps(result, indent=2) + "\n")
         self._job.ledger.note("evaluation", step, all=result["all"], sources=result["sources"])
         for console in self._show:
             console.scored(total.bits_per_byte)
             console.note(f"validation loss {total.loss:.4f}, {total.bits_per_byte:.4f} bits per byte")
 
-    def _gives_way(self, final: bool) -> bool:
+    def _gives_way(self, step: Step) -> bool:
         """Whether someone waits for the run to stop: half an evaluation is dropped, the last one is not."""
-        return self._job.inbox.interrupted and not final
+        self._job.pulse.enter("evaluate", step)
+        (interrupted,) = self._engine.mesh.agree([self._job.inbox.interrupted])
+        return bool(interrupted) and not step.final
 
-    def _score(self, source: str, final: bool) -> Score:
+    def _score(self, source: str, step: Step) -> Score:
         recipe = self._job.recipe
         batches = validation_batches(
             self._job.inputs.corpus,
@@ -152,9 +150,8 @@ class Evaluation:
             max_tokens=recipe.eval.tokens,
             document_mask=recipe.data.document_mask,
         )
-        return evaluate(
-            self._engine, itertools.takewhile(lambda _: not self._gives_way(final), batches), self._token_bytes
-        )
+        wanted = itertools.takewhile(lambda _: not self._gives_way(step), batches)
+        return evaluate(self._engine, wanted, self._token_bytes)
 
 
 class Samples:
@@ -170,26 +167,28 @@ class Samples:
 
     def _sample(self, step: Step) -> None:
         prompt = self._job.recipe.eval.prompt
+        self._job.pulse.enter("evaluate", step)
         text = self._continue(prompt)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
-        write_atomic(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
+        self._job.write(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
         for console in self._show:
             console.note(f"sample {prompt}{text}")
 
     def _continue(self, prompt: str) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
-        made = generate(
-            self._engine.model,
-            [tokenizer.delimiter_id, *tokenizer.encode(prompt)],
-            max_tokens=recipe.eval.sample_tokens,
-            temperature=SAMPLE_TEMPERATURE,
-            top_k=SAMPLE_TOP_K,
-            seed=recipe.seed,
-            stop=(tokenizer.end_id,),
-            vocab=tokenizer.vocab_size,
-            length=recipe.model.position.length,
-        )
-        return tokenizer.decode(list(made))
+        with self._engine.looking() as model:
+            made = generate(
+                model,
+                [tokenizer.delimiter_id, *tokenizer.encode(prompt)],
+                max_tokens=recipe.eval.sample_tokens,
+                temperature=SAMPLE_TEMPERATURE,
+                top_k=SAMPLE_TOP_K,
+                seed=recipe.seed,
+                stop=(tokenizer.end_id,),
+                vocab=tokenizer.vocab_size,
+                length=recipe.model.position.length,
+            )
+            return tokenizer.decode(list(made))
 
 
 def is_due(step: int, every: int) -> bool:
@@ -223,18 +222,30 @@ class Observers:
 
 @contextlib.contextmanager
 def open_observers(job: Job, engine: Engine) -> Iterator[Observers]:
-    """Everything that looks at the run; on an exception the heartbeat says `failed`."""
-    every = job.recipe.log.every
-    header = describe_run(job, engine)
+    """Everything that looks at the run; on an exception the heartbeat says `failed`. Only the leader's say a word."""
     with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
-        log = stack.enter_context(job.run.log.open("a", encoding="utf-8"))
-        consoles = [stack.enter_context(Console(header, every=every, stream=log, live=False))]
-        if not job.quiet:
-            consoles.append(stack.enter_context(Console(header, every=every)))
-        heartbeat = stack.enter_context(Heartbeat(job.run, job.inputs.horizon.tokens))
+        if job.place.leads:
+            lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
+            write, consoles = job.run.write_state, _open_consoles(job, engine, stack)
+        else:
+            lines, write, consoles = SilentAppender(), _drop, []
+        heartbeat = stack.enter_context(Heartbeat(write, job.owner, job.inputs.horizon.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
+
+
+def _open_consoles(job: Job, engine: Engine, stack: contextlib.ExitStack) -> list[Console]:
+    """log.txt, and stderr unless people want silence."""
+    header, every = describe_run(job, engine), job.recipe.log.every
+    log = stack.enter_context(job.run.log.open("a", encoding="utf-8"))
+    consoles = [stack.enter_context(Console(header, every=every, stream=log, live=False))]
+    if not job.quiet:
+        consoles.append(stack.enter_context(Console(header, every=every)))
+    return consoles
+
+
+def _drop(record: StateRecord) -> None:
+    """Where the heartbeat of a rank goes that does not lead."""
 
 
 def describe_run(job: Job, engine: Engine) -> Header:
@@ -242,7 +253,7 @@ def describe_run(job: Job, engine: Engine) -> Header:
     recipe, horizon = job.recipe, job.inputs.horizon
     return Header(
         name=job.run.name,
-        parameters=sum(parameter.numel() for parameter in engine.named_parameters.values()),
+        parameters=engine.num_parameters,
         precision=recipe.train.precision,
         device=str(engine.mesh.device),
         batch_tokens=horizon.batch_tokens,

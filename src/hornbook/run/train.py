@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.init import initialize
+from hornbook.model.init import initial_values
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import distributed
@@ -16,9 +16,15 @@ from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.guard import Guard
 from hornbook.run.job import Job
 from hornbook.run.observers import Observers, is_due, open_observers
+from hornbook.run.pulse import Pulse
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
 from hornbook.run.step import Step
+
+MEASURED_STEPS = 3
+"""After so many steps it is known how long a rank may be waited for."""
+LEAST_WAIT, GREATEST_WAIT = 120.0, 600.0
+"""Bounds of that time in seconds: a first save may be slow, and nobody should wait for half an hour."""
 
 
 def train(job: Job) -> Exit:
@@ -27,7 +33,9 @@ def train(job: Job) -> Exit:
     with distributed(recipe.parallel, recipe.train, job.place) as mesh:
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
-        initialize(model, recipe.model, recipe.seed)  # keyed by parameter name: equal under any mesh
+        engine.load_stream(
+            initial_values(model, recipe.model, recipe.seed)
+        )  # keyed by parameter name: equal under any mesh
         optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
         state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec)
         guard = Guard(recipe.guard)
@@ -36,9 +44,11 @@ def train(job: Job) -> Exit:
             saves = Saves(checkpoints, job.ledger, observers)
             begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
+            first = state.step
             while state.tokens < horizon.tokens:
-                orders = job.inbox.poll(state)
+                orders = job.inbox.poll(state, mesh.agree)
                 if orders.save or orders.stop:
+                    job.pulse.enter("save", state)
                     saves.save(state)
                 if orders.stop:
                     return _stop(job, state, observers)
@@ -47,13 +57,19 @@ def train(job: Job) -> Exit:
                 state.skips_in_a_row = verdict.in_a_row
                 if verdict.skipped:
                     job.ledger.note("skip", state, in_a_row=verdict.in_a_row, **step.evidence())
+                job.pulse.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: they look and never touch
                 if verdict.exhausted:
                     raise guard.error(verdict, state.step)
                 if is_due(state.step, recipe.checkpoint.every) and not step.final:
+                    job.pulse.enter("save", state)
                     saves.try_save(state)
+                if state.step == first + MEASURED_STEPS:
+                    mesh.limit(longest_wait(job.pulse))
+            job.pulse.enter("save", state)
             saves.save(state, final=True)
+            job.pulse.enter("end", state)
             job.inbox.refuse_rest(state)
             job.ledger.note("finish", state)
             observers.heartbeat.beat("finished")
@@ -64,13 +80,17 @@ def take_step(job: Job, state: State) -> Step:
     """One optimizer step over the next global batch."""
     recipe, horizon, engine = job.recipe, job.inputs.horizon, state.engine
     started = time.perf_counter()
-    batch = state.loader.take(horizon.rows(state.tokens))
+    job.pulse.enter("data", state)
+    batch = state.loader.take(horizon.rows(state.tokens), engine.mesh.rank, engine.mesh.size)
     arrived = time.perf_counter()
     lr = recipe.optim.lr * recipe.optim.schedule(state.tokens, horizon.tokens, horizon.batch_tokens)
     set_learning_rate(state.optimizer, lr)
     engine.zero_gradients()
+    job.pulse.enter("forward_backward", state)
     losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
+    job.pulse.enter("clip", state)
     norm = engine.clip_gradients(recipe.optim.clip)
+    job.pulse.enter("optimizer", state)
     applied = engine.step(state.optimizer)  # a non-finite step leaves every bit of weights and moments as it was
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
@@ -90,6 +110,11 @@ def take_step(job: Job, state: State) -> Step:
         data_seconds=arrived - started,
         final=state.tokens >= horizon.tokens,
     )
+
+
+def longest_wait(pulse: Pulse) -> float:
+    """Seconds after which a rank that waits for another gives up: far more than anything took so far."""
+    return min(max(20 * pulse.slowest_seconds, LEAST_WAIT), GREATEST_WAIT)
 
 
 def fetch(*scalars: Tensor) -> list[float]:
