@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +161,13 @@ def events() -> Callable[..., list[dict[str, Any]]]:
 
 def _without(record: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in keys}
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Iterator[Callable[..., list[Any]]]:
+    """Call a function on forked ranks: run_ranks("tests/room/cases.py:name", world, *arguments) -> [result of each]."""
+    from tests.ranks import RankServer
+
+    server = RankServer()
+    yield server
+    server.close()

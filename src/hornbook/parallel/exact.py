@@ -1,0 +1,216 @@
+"""Sums over microbatches with the same bits on 1, 2, 4, 8 ... ranks (`parallel.exact`).
+
+Addition of floats is not associative, so the order is fixed: a binary tree over the numbers of the microbatches of a
+step, low bit first. Microbatches 2i and 2i + 1 are added, then those sums by twos, and so on; where the number is not
+a power of two, a node without a partner moves up as it is.
+
+Rank r of W computes microbatches r, r + W, r + 2W ... (`rank_share`). So what all ranks have in one round is a block
+of W neighbouring leaves, whose subtree is a sum across ranks (`exact_all_reduce_`, or `ExactReduceScatter` inside
+torch's fully_shard), and the rounds that follow are added by a binary counter (`TreeSum`). Both give the nodes of one
+and the same tree, whatever power of two W is. In a group of replicas and shards the low bits of a rank are its shard:
+first the sum over the shards of a replica, then over replicas.
+
+A rank without a microbatch in a round adds -0.0 (`leave_out_`), the neutral element of IEEE addition: x + -0.0 has
+the bits of x, for x = -0.0 too, which x + 0.0 has not.
+
+What comes after the sums must not depend on the cut either: the norm is summed by rows (`exact_norm`), and pieces
+begin and end where the optimizer's vectors do (`check_cut`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from hornbook.errors import UsageError
+from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.pieces import Piece
+
+VECTOR = 16
+"""Elements that the widest vectors of a CPU hold; fused AdamW computes what is left over with other roundings."""
+BUCKET_BYTES = 32 * 2**20
+"""Gradients cross ranks in parts of about this size."""
+BLOCK_ELEMENTS = 2**20
+"""Squares summed at once."""
+
+
+def check_world(world: int) -> None:
+    """Raise UsageError unless `world` ranks can compute the subtrees of one tree."""
+    if world & (world - 1):
+        raise UsageError(
+            f"parallel.exact needs a power of two of ranks and parallel.data is {world}: "
+            f"use --parallel.data {1 << (world.bit_length() - 1)}, or --parallel.exact false"
+        )
+
+
+def tree_sum_(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of tensors in the fixed tree, neighbours first; overwrites the parts and returns one of them."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [left.add_(right) for left, right in pairs] + list(parts[len(parts) // 2 * 2 :])
+    return parts[0]
+
+
+def leave_out_(tensors: Sequence[Tensor]) -> None:
+    """Turn a rank's summands into ones that change no bit of a sum: what it adds in a round without a microbatch."""
+    for tensor in tensors:
+        tensor.fill_(-0.0)
+
+
+class TreeSum:
+    """Sums lists of tensors, one list after the other, in the fixed tree: a binary counter whose digits are sums.
+
+    Holds at most log2(lists) + 1 lists at a time.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[tuple[int, list[Tensor]]] = []
+        """Sums of 2^level lists and the level, falling."""
+
+    def push(self, leaf: Sequence[Tensor]) -> None:
+        """Add a list of tensors, of the same shapes each time. They are taken over: do not use them again."""
+        level, node = 0, list(leaf)
+        while self._nodes and self._nodes[-1][0] == level:
+            _, left = self._nodes.pop()
+            level, node = level + 1, _add_(left, node)
+        self._nodes.append((level, node))
+
+    def total(self) -> list[Tensor]:
+        """The sum, once all is added; this accumulator is empty after it."""
+        assert self._nodes, "nothing was added"
+        _, right = self._nodes.pop()
+        while self._nodes:
+            _, left = self._nodes.pop()
+            right = _add_(left, right)
+        return right
+
+
+def _add_(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    for mine, other in zip(left, right, strict=True):
+        mine.add_(other)
+    return left
+
+
+def exact_all_reduce_(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> None:
+    """Sum tensors of one dtype over the ranks of a group (None: all) in the fixed tree, in place.
+
+    Every rank adds up its part of the elements and shares the sums: the traffic of an all-reduce.
+    """
+    world = dist.get_world_size(group)
+    for bucket in _buckets(tensors):
+        sizes = [tensor.numel() for tensor in bucket]
+        padding = bucket[0].new_zeros(-sum(sizes) % world)
+        flat = torch.cat([*(tensor.reshape(-1) for tensor in bucket), padding])
+        dist.all_gather_single(flat, _sum_of_own_part(flat, group), group=group)
+        for tensor, total in zip(bucket, flat.split([*sizes, len(padding)]), strict=False):
+            tensor.copy_(total.view_as(tensor))
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        bucket.append(tensor)
+        if sum(each.nbytes for each in bucket) >= BUCKET_BYTES:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _sum_of_own_part(flat: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Of a flat tensor in as many parts as there are ranks, this rank's part, summed over all ranks."""
+    received = torch.empty_like(flat)
+    dist.all_to_all_single(received, flat, group=group)
+    return tree_sum_(received.view(dist.get_world_size(group), -1).unbind())
+
+
+class ExactReduceScatter(ReduceScatter):
+    """A reduce-scatter in the fixed tree, for `FSDPModule.set_custom_reduce_scatter`.
+
+    `absent` says that this rank has no microbatch in this round: set it before backward and unset it after.
+    """
+
+    def __init__(self) -> None:
+        self.absent = False
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is sent or received."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        """input [ranks * n] -> output [n], this rank's part summed over the group."""
+        assert op == dist.ReduceOp.SUM, "set_force_sum_reduction_for_comms(True) comes first"
+        assert not async_op
+        if self.absent:
+            leave_out_([input_tensor])
+        output_tensor.copy_(_sum_of_own_part(input_tensor, group))
+
+
+def exact_norm(pieces: Mapping[str, Piece], mesh: Mesh) -> Tensor:
+    """Global L2 norm of the pieces' gradients, a scalar of their dtype; the same bits however rows are cut over ranks.
+
+    Sums of squares are made row by row (dim 0), as ranks cut between rows. Each row has one owner, the keeper of its
+    piece; the others add zeros, which is exact.
+    """
+    rows = [_rows_of_piece(piece, mesh) for piece in pieces.values() if piece.tensor.grad is not None]
+    assert rows, "there are no gradients: call forward_backward first"
+    total = _fold_(mesh.sum_(torch.cat(rows))[None])[0]
+    return total.sqrt().to(next(iter(pieces.values())).tensor.dtype)
+
+
+def _rows_of_piece(piece: Piece, mesh: Mesh) -> Tensor:
+    """Sums of squares of the rows of a whole parameter, zero where another rank answers for a row."""
+    gradient = piece.tensor.grad
+    assert gradient is not None
+    rows = torch.zeros(piece.shape[0] if piece.shape else 1, dtype=torch.float64, device=gradient.device)
+    if gradient.numel() and (piece.keeper or mesh.size == 1):
+        sums = _row_squares(gradient)
+        first = piece.start[0] if piece.start else 0
+        rows[first : first + len(sums)] = sums
+    return rows
+
+
+def _row_squares(gradient: Tensor) -> Tensor:
+    """Sum of squares of each row [rows, ...] -> float64 [rows]."""
+    rows = gradient.reshape(gradient.shape[0] if gradient.dim() else 1, -1)
+    blocks = rows.split(max(1, BLOCK_ELEMENTS // rows.shape[1]))
+    return torch.cat([_fold_(block.to(torch.float64, copy=True).square_()) for block in blocks])
+
+
+def _fold_(x: Tensor) -> Tensor:
+    """Sum over the last dim of [rows, n], halving it; overwrites x.
+
+    Only element-wise additions: torch's own sum of a row has other bits where the row is alone and threads are two.
+    """
+    while x.shape[1] > 1:
+        half = (x.shape[1] + 1) // 2
+        x[:, : x.shape[1] - half] += x[:, half:]
+        x = x[:, :half]
+    return x[:, 0]
+
+
+def check_cut(pieces: Mapping[str, Piece]) -> None:
+    """Raise UsageError unless every cut inside a parameter falls between vectors of the optimizer's kernel."""
+    for name, piece in pieces.items():
+        row = math.prod(piece.shape[1:])
+        assert tuple(piece.tensor.shape[1:]) == piece.shape[1:], f"{name} is not cut between rows"
+        first, size, whole = piece.start[0] * row if piece.start else 0, piece.tensor.numel(), math.prod(piece.shape)
+        last = first + size
+        if size and (first % VECTOR or (last % VECTOR and last != whole)):
+            raise UsageError(
+                f"parallel.exact: a rank would hold elements {first} to {last} of {name} {list(piece.shape)}, and bits "
+                f"are the same only where parameters are cut at multiples of {VECTOR} elements: use "
+                f"--parallel.shard none, fewer ranks to share the model (--parallel.replicas), "
+                f"or a model.width that is a multiple of {VECTOR} times the ranks that share it"
+            )

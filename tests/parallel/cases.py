@@ -1,0 +1,156 @@
+"""What ranks do in the distributed tests of this folder: `tests/parallel/cases.py:NAME`, called by `run_ranks`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from hornbook.data.batch import rank_share
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, leave_out_
+from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.parallel.pieces import Piece
+from hornbook.run.config import TrainConfig
+
+CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
+
+
+def parallel(place: Place, **settings: Any) -> ParallelConfig:
+    """The `[parallel]` section of this world."""
+    return ParallelConfig.model_validate({"data": place.size, **settings})
+
+
+def say(place: Place, *words: Any) -> dict[str, Any]:
+    """Answer with one's place and arguments, and what the process looks like."""
+    return {"rank": place.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}
+
+
+def fail(place: Place, rank: int, how: str) -> None:
+    """One rank fails while the others wait for it."""
+    with distributed(parallel(place), CPU, place) as mesh:
+        if place.rank == rank and how == "raise":
+            raise ValueError("the rank has a reason")
+        if place.rank == rank and how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if place.rank == rank and how == "hang":
+            time.sleep(600)
+        mesh.barrier()
+
+
+def orphan(place: Place, folder: str) -> None:
+    """Kill the server; then write to the folder for as long as one lives."""
+    (Path(folder) / f"{place.rank}").write_text(str(os.getpid()))
+    time.sleep(0.2)
+    if place.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def leaves(count: int, sizes: tuple[int, ...], seed: int) -> list[list[Tensor]]:
+    """For each microbatch a list of tensors with elements of many magnitudes, zeros of both signs among them."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for _ in range(count):
+        leaf = []
+        for size in sizes:
+            exponents = torch.randint(-20, 20, (size,), generator=generator)
+            values = torch.randn(size, generator=generator) * 2.0**exponents
+            kind = torch.randint(0, 4, (size,), generator=generator)
+            values[kind == 0], values[kind == 1] = 0.0, -0.0
+            leaf.append(values)
+        drawn.append(leaf)
+    return drawn
+
+
+SIZES = (1, 5, 64, 1000)
+
+
+def sum_leaves(place: Place, counts: list[int], seed: int) -> list[list[list[str]]]:
+    """Sums of so many leaves, for each count: [count][tensor][element], as this rank has them at the end."""
+    with distributed(parallel(place), CPU, place) as mesh:
+        return [[as_hex(total) for total in _sum_over_ranks(mesh, leaves(count, SIZES, seed))] for count in counts]
+
+
+def _sum_over_ranks(mesh: Mesh, drawn: list[list[Tensor]]) -> list[Tensor]:
+    tree, rounds = TreeSum(), -(-len(drawn) // mesh.size)
+    share = list(rank_share(len(drawn), mesh.rank, mesh.size))
+    for number in range(rounds):
+        mine = [tensor.clone() for tensor in drawn[share[number] if number < len(share) else 0]]
+        if number >= len(share):
+            leave_out_(mine)
+        if mesh.size > 1:
+            exact_all_reduce_(mine)
+        tree.push(mine)
+    return tree.total()
+
+
+def as_hex(tensor: Tensor) -> list[str]:
+    """Every element to the bit, the sign of a zero and NaN included."""
+    return [value.hex() for value in tensor.double().tolist()]
+
+
+def fsdp_gradients(place: Place, count: int, replicas: int) -> dict[str, list[str]]:
+    """This rank's part of the gradients of a matrix and a bias over `count` microbatches, summed inside fully_shard."""
+    with distributed(parallel(place, replicas=replicas), CPU, place) as mesh:
+        torch.manual_seed(1)
+        model = nn.Linear(6, 8)
+        inputs = torch.randn(count, 6) * 2.0 ** torch.randint(-12, 12, (count, 1))
+        comm = ExactReduceScatter()
+        if mesh.grid is not None:
+            fully_shard(model, mesh=mesh.grid["shard"])
+            model.set_gradient_divide_factor(1.0)
+            model.set_force_sum_reduction_for_comms(True)
+            model.set_custom_reduce_scatter(comm)
+        tree, share = TreeSum(), list(rank_share(count, mesh.rank, mesh.size))
+        for number in range(-(-count // mesh.size)):
+            comm.absent = number >= len(share)
+            model(inputs[share[number] if number < len(share) else 0][None]).square().sum().backward()
+            gradients = [getattr(each.grad, "_local_tensor", each.grad) for each in model.parameters()]
+            model.zero_grad(set_to_none=True)
+            if replicas > 1:
+                assert mesh.grid is not None
+                exact_all_reduce_(gradients, mesh.grid["replica"].get_group())
+            tree.push(gradients)
+        return {name: as_hex(total.flatten()) for name, total in zip(("weight", "bias"), tree.total(), strict=True)}
+
+
+def norm(place: Place, shapes: list[list[int]], replicas: int, seed: int) -> str:
+    """The exact norm of gradients cut by rows over the ranks of each replica."""
+    with distributed(parallel(place, replicas=replicas), CPU, place) as mesh:
+        return float(exact_norm(cut(mesh, shapes, replicas, seed), mesh)).hex()
+
+
+def cut(mesh: Mesh, shapes: list[list[int]], replicas: int, seed: int) -> dict[str, Piece]:
+    """Parameters with random gradients, cut as torch cuts: chunks of rows, the last ones short or empty."""
+    generator = torch.Generator().manual_seed(seed)
+    replica, shard = divmod(mesh.rank, mesh.size // replicas)
+    pieces = {}
+    for number, shape in enumerate(shapes):
+        gradient = torch.randn(shape, generator=generator) * 3.0 ** torch.randint(-9, 9, shape, generator=generator)
+        rows = -(-shape[0] // (mesh.size // replicas))
+        first, last = min(rows * shard, shape[0]), min(rows * (shard + 1), shape[0])
+        tensor = nn.Parameter(torch.zeros(last - first, *shape[1:]))
+        tensor.grad = gradient[first:last].clone()
+        start = (first, *(0 for _ in shape[1:]))
+        pieces[str(number)] = Piece(tensor, tuple(shape), start, number % replicas == replica)
+    return pieces
+
+
+def save_ranks(place: Place, folder: str) -> None:
+    """Every rank writes a tensor of its own."""
+    save_file({"rank": torch.tensor([place.rank])}, Path(folder) / f"{place.rank}.safetensors")
+
+
+def uneven_order(place: Place) -> list[float]:
+    """What an ordinary all-reduce makes of one round, to show that it is not the fixed tree's sum."""
+    with distributed(parallel(place), CPU, place):
+        mine = leaves(place.size, (1000,), 3)[place.rank][0]
+        dist.all_reduce(mine)
+        return mine.tolist()

@@ -1,0 +1,249 @@
+"""Distributed tests: call a function on ranks that are forks of a clean process.
+
+    def test_something(run_ranks):
+        results = run_ranks("tests/parallel/cases.py:some_case", 4, {"any": "JSON"})     # one per rank
+
+The server is a process of its own, not pytest's: it has imported torch and hornbook, has one thread and has computed
+nothing, so that a rank is a fork away (seconds less than a start of Python, and safe). A case is a module-level
+function `case(place, *arguments)`; place is a `hornbook.parallel.mesh.Place`. Arguments and results travel as JSON,
+which keeps every bit of a float; tensors go through safetensors files in a folder given as an argument.
+
+Whatever happens, nothing is left behind: a rank dies with the server, the server with pytest, and both at the limit.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PRELOADED = (
+    "hornbook.model.build",
+    "hornbook.model.init",
+    "hornbook.optim.build",
+    "hornbook.parallel.engine",
+    "safetensors.torch",
+    "torch._dynamo",  # fully_shard imports it when it is first used, which takes seconds
+)
+LIMIT_SECONDS = 60.0
+"""Of one call, by default."""
+GRACE_SECONDS = 2.0
+"""After the first rank failed, for the others to fail too and say why."""
+START_SECONDS = 120.0
+LOST_PEER = "by peer"
+"""In gloo's words when another rank is gone: a consequence, which is told after the causes."""
+PR_SET_PDEATHSIG = 1
+
+
+class RankError(AssertionError):
+    """What the ranks of a call said before they died, causes before consequences."""
+
+
+class RankServer:
+    """Forks ranks on request. Call it: `server(address, world, *arguments, limit=seconds) -> [result of each rank]`."""
+
+    def __init__(self) -> None:
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | one,
+            start_new_session=True,  # Ctrl-C is pytest's; the server ends when pytest closes the pipe or dies
+        )
+        try:
+            self._read(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, address: str, world: int, *arguments: Any, limit: float = LIMIT_SECONDS) -> list[Any]:
+        """The JSON results of `world` ranks, in their order; RankError if any failed or the limit (seconds) passed."""
+        assert self._process.stdin is not None
+        request = {"address": address, "world": world, "arguments": arguments, "limit": limit}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        reply = self._read(limit + 2 * GRACE_SECONDS + 10.0)
+        if "errors" in reply:
+            raise RankError(f"{address} on {world} ranks\n" + "\n".join(reply["errors"]))
+        return reply["results"]
+
+    def _read(self, seconds: float) -> Any:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            self.close()
+            raise RankError(f"the server of ranks said nothing for {seconds:.0f} s or ended")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the server and with it every rank."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def serve(parent: int) -> None:
+    """Answer requests, a line each, until the input ends."""
+    die_with(parent)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == threading.active_count() == 1, f"a fork would lose {threads - 1} threads"
+    answer(ready=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+            answer(**call(Path(folder), **request))
+    os._exit(0)  # nothing is open; tearing torch down would take a second
+
+
+def answer(**reply: Any) -> None:
+    """Write one line to whoever asked."""
+    print(json.dumps(reply), flush=True)
+
+
+def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float) -> dict[str, Any]:
+    """Fork the ranks, wait for them, read what they wrote."""
+    deadline = time.monotonic() + limit
+    pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
+    failed = wait(pids, deadline)
+    if failed:
+        errors = [complaint(folder, rank, status) for rank, status in failed.items()]
+        return {"errors": sorted(errors, key=lambda error: LOST_PEER in error)}
+    return {"results": [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
+
+
+def wait(pids: list[int], deadline: float) -> dict[int, int | None]:
+    """Reap all; gives the wait status of the ranks that failed in the order of their ends, None: over the limit."""
+    pidfds = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}
+    failed: dict[int, int | None] = {}
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    while pidfds:
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+        if not ended:
+            failed |= dict.fromkeys((rank for rank in pidfds.values() if rank not in failed), None)
+            dump_and_kill([pids[rank] for rank in pidfds.values()])
+            deadline = time.monotonic() + GRACE_SECONDS
+        for pidfd, _ in ended:
+            poll.unregister(pidfd)
+            rank = pidfds.pop(pidfd)
+            os.close(pidfd)
+            _, status = os.waitpid(pids[rank], 0)
+            if status and rank not in failed:
+                failed[rank] = status
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    return failed
+
+
+def dump_and_kill(pids: list[int]) -> None:
+    """Make each write its stacks, then kill it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGUSR2)
+    time.sleep(0.2)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def complaint(folder: Path, rank: int, status: int | None) -> str:
+    """What a rank that failed has to say."""
+    log = (folder / f"{rank}.log").read_text(errors="replace") if (folder / f"{rank}.log").exists() else ""
+    if status is None:
+        cause = "was still running and was killed"
+    elif os.WIFSIGNALED(status):
+        cause = f"died of {signal.Signals(os.WTERMSIG(status)).name}"
+    else:
+        cause = "failed"
+    return f"rank {rank} {cause}:\n{log[-6000:]}"
+
+
+def fork_rank(folder: Path, rank: int, world: int, address: str, arguments: list[Any]) -> int:
+    """Start one rank; returns its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with(parent)
+        redirect(folder / f"{rank}.log")
+        warnings.simplefilter("error")  # as in pytest's own process
+        result = find(address)(place(folder, rank, world), *arguments)
+        (folder / f"{rank}.json").write_text(json.dumps(result))
+        status = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, it is reported and the process ends
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def redirect(log: Path) -> None:
+    """Input from nowhere; output, errors and, on SIGUSR2, stacks to a file."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    faulthandler.register(signal.SIGUSR2, file=2)
+
+
+def find(address: str) -> Callable[..., Any]:
+    """The function of `path/from/root.py:name`."""
+    path, name = address.split(":")
+    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def place(folder: Path, rank: int, world: int) -> Any:
+    """The `Place` of a rank whose world meets in a file of the folder."""
+    from torch.distributed import FileStore
+
+    from hornbook.parallel.mesh import Place
+
+    return Place(rank, world, rank, functools.partial(FileStore, str(folder / "store"), world))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
