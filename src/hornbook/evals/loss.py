@@ -5,6 +5,7 @@ can be compared between tokenizers and with a compressor. The bits of end-of-tex
 they stand for no byte, so that the figure is never better than a real code of the documents.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.data.batch import Batch
+from hornbook.parallel.mesh import Mesh
 
 
 class Evaluator(Protocol):
     """What evaluation asks of an engine."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that evaluate together."""
+        ...
 
     def evaluate(self, batch: Batch) -> Float[Tensor, "rows sequence"]:
         """Negative log-likelihood of each target, in nats."""
@@ -59,13 +66,22 @@ class Score:
 def evaluate(engine: Evaluator, batches: Iterable[Batch], token_bytes: Int[Tensor, " vocab"]) -> Score:
     """Score `batches`; `token_bytes` gives the UTF-8 bytes each token id stands for (0 for special tokens).
 
-    Targets of weight zero (padding, ends of documents without an end token) do not count.
+    Targets of weight zero (padding, ends of documents without an end token) do not count. Ranks take turns, go through
+    the model together, and all return the same score: the sum in the order of the batches, as one rank alone has it.
     """
-    total = Score()
-    for batch in batches:
-        losses = engine.evaluate(batch).double().cpu()
-        counted = batch.weights > 0
-        num_bytes = int(token_bytes[batch.targets[counted]].sum())
-        nats = float((losses * batch.weights.double()).sum())
-        total = total + Score(nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes)
-    return total
+    mesh, remaining = engine.mesh, iter(batches)
+    parts: list[tuple[float, float, int]] = []
+    while turn := list(itertools.islice(remaining, mesh.size)):
+        mine = mesh.rank < len(turn)
+        part = _score(engine, turn[mesh.rank if mine else 0], token_bytes)
+        parts += [part if mine and number == mesh.rank else (0.0, 0.0, 0) for number in range(len(turn))]
+    table = mesh.sum_(torch.tensor(parts, dtype=torch.float64))
+    return sum((Score(nats, tokens, int(size)) for nats, tokens, size in table.tolist()), Score())
+
+
+def _score(engine: Evaluator, batch: Batch, token_bytes: Tensor) -> tuple[float, float, int]:
+    """Nats, tokens and bytes of one batch."""
+    losses = engine.evaluate(batch).double().cpu()
+    nats = float((losses * batch.weights.double()).sum())
+    num_bytes = int(token_bytes[batch.targets[batch.weights > 0]].sum())
+    return nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes
