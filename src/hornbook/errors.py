@@ -76,6 +76,12 @@ class InUseError(HornbookError):
     exit_code = Exit.IN_USE
 
 
+class RetriesSpentError(HornbookError):
+    """What failed was tried again as often as allowed, without getting further."""
+
+    exit_code = Exit.RETRIES_SPENT
+
+
 class StorageError(HornbookError):
     """The disk is full, read-only or failing."""
 

@@ -86,6 +86,7 @@ class RunDir:
         self.control = self.path / "control"
         self.samples = self.path / "samples"
         self.evals = self.path / "evals"
+        self.incidents = self.path / "incidents"
         self.checkpoints = self.path / "checkpoints"
 
     @property

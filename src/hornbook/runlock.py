@@ -16,6 +16,8 @@ from hornbook.errors import InUseError
 from hornbook.rundir import RunDir
 
 _BLOCK = 1 << 16
+ORPHAN_SECONDS = 5.0
+"""Children of a dead owner are waited for so long; they die with it (`hornbook.run.rank`)."""
 
 
 class RunLock:
@@ -24,10 +26,13 @@ class RunLock:
     A second owner gets an InUseError that names the first, at once. The system frees the lock of a killed
     process, so it needs no clean-up. A lock left by another host cannot be judged from here (its flock may not
     reach us over a network file system) and is refused unless that host released it.
+
+    `shared`: forked children keep it too, so that the run is owned while any of them lives. What a killed owner left
+    behind dies within moments; an entry waits for that.
     """
 
-    def __init__(self, run: RunDir) -> None:
-        self._path = run.lock
+    def __init__(self, run: RunDir, *, shared: bool = False) -> None:
+        self._path, self._shared = run.lock, shared
         self._file = -1
         self.previous: dict[str, Any] | None = None
         """The owner found on entry that did not release the lock (it was killed), else None."""
@@ -46,7 +51,8 @@ class RunLock:
             )
         self.previous = owner
         self._write(json.dumps(process_identity(os.getpid()) | {"since": time.time()}) + "\n")
-        os.register_at_fork(after_in_child=self._drop)
+        if not self._shared:
+            os.register_at_fork(after_in_child=self._drop)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,6 +62,7 @@ class RunLock:
 
     def _open(self) -> int:
         """Open and lock the file that the path names now (a person may delete it while we wait)."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -66,6 +73,9 @@ class RunLock:
                 self._file = file
                 owner = self._read()
                 self._drop()
+                if owner and is_alive(owner) is False and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
                 name = _describe(owner) if owner else "another process"
                 raise InUseError(
                     f"{self._path.parent} is in use by {name}; stop it first, or use another folder"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.data.loader import repetition_warnings
-from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
@@ -81,7 +80,7 @@ def _environment(job: Job, mesh: Mesh) -> dict[str, Any]:
     now = bits_depend_on(environment)
     first = _read(job.run.env)
     if first is None:
-        write_atomic(job.run.env, json.dumps(environment, indent=2) + "\n")
+        job.write(job.run.env, json.dumps(environment, indent=2) + "\n")
         return now
     before = bits_depend_on(first)
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]

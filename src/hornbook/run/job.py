@@ -1,7 +1,9 @@
 """One start of a run: everything that is decided before the first tensor."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
@@ -16,9 +18,11 @@ from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
 from hornbook.run.ledger import Ledger
 from hornbook.run.origin import Origin
+from hornbook.run.pulse import Pulse
 from hornbook.run.requests import Inbox
 from hornbook.run.state import ModelSpec
 from hornbook.rundir import RunDir
+from hornbook.runlock import process_identity
 from hornbook.text.tokenizer import Tokenizer
 
 
@@ -71,15 +75,31 @@ class Job:
     """Show nothing on stderr; log.txt is written all the same."""
     place: Place = field(default_factory=Place)
     """Which rank of how many this process is."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """Where this rank says what it is doing."""
+    owner: dict[str, Any] = field(default_factory=lambda: process_identity(os.getpid()))
+    """The process that a person started: state.json names it."""
+
+    def of_rank(self, place: Place, pulse: Pulse) -> Self:
+        """The same job on one rank of several: what is written once, only the first writes."""
+        job = replace(self, place=place, pulse=pulse)
+        if place.leads:
+            return job
+        return replace(job, ledger=self.ledger.silent(), inbox=self.inbox.silent(), quiet=True)
 
     @property
     def recipe(self) -> Recipe:
         """The complete recipe."""
         return self.inputs.recipe
 
+    def write(self, path: Path, text: str) -> None:
+        """Replace a small file of the run as a whole; a rank that does not lead leaves it to the one that does."""
+        if self.place.leads:
+            write_atomic(path, text)
+
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
-        write_atomic(self.run.recipe, Resolved(self.recipe, {**self.origins, **self.inputs.derived}).to_toml())
+        self.write(self.run.recipe, Resolved(self.recipe, {**self.origins, **self.inputs.derived}).to_toml())
 
 
 def open_inputs(recipe: Recipe) -> Inputs:

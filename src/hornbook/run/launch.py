@@ -4,8 +4,14 @@ Here are the lock, the signals, the first files of a run directory, and the refu
 would mix two runs.
 """
 
+import contextlib
+import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,15 +22,17 @@ from hornbook.durable import write_atomic
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.journal import read_records
 from hornbook.listing import toml_value
+from hornbook.model.cpu.team import load_kernels
 from hornbook.recipe import Recipe
 from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.environment import check_data_lock
-from hornbook.run.job import Job, open_inputs
+from hornbook.run.job import Inputs, Job, open_inputs
 from hornbook.run.ledger import At, Ledger, replay
 from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
+from hornbook.run.supervisor import Supervisor
 from hornbook.run.train import train
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
@@ -55,33 +63,76 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
     """
     check_directory(run, start.mode)
     refuse_if_held(run)
+    size = recipe.parallel.data
     changes = changed_settings(run, recipe) if start.mode == "resume" else []
     inputs = open_inputs(recipe)
     if start.origin is not None:
         check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
-    with StopSignals() as signals, RunLock(run.create()):
+    if size > 1:
+        check_supervision()
+    with StopSignals() as signals, RunLock(run.create(), shared=size > 1):
         check_directory(run, start.mode)  # again: another start may have been faster
-        run.clean()
-        with Ledger(run) as ledger:
-            job = Job(
-                run=run,
-                inputs=inputs,
-                ledger=ledger,
-                inbox=Inbox(run, ledger, signals),
-                mode=start.mode,
-                origin=start.origin,
-                changes=changes,
-                argv=list(start.argv),
-                origins=dict(origins),
-                quiet=start.quiet,
-            )
-            lock_data(job)
-            if start.mode == "start":
-                if start.origin is not None:  # before the recipe makes this a run: a resume must know where it began
-                    windows = list(start.origin.windows)
-                    ledger.note("origin", At(), origin=start.origin.record(), windows=windows)
-                job.write_recipe()
-            return _train(job)
+        first = functools.partial(open_job, run, inputs, signals, origins=origins)
+        if size == 1:
+            with first(start, changes) as job:
+                return _train(job)
+        load_kernels()
+        supervisor = Supervisor(run, recipe.guard, signals, quiet=start.quiet)
+
+        def next_job(again: bool) -> AbstractContextManager[Job]:
+            return first(_resumed(start), changed_settings(run, recipe)) if again else first(start, changes)
+
+        return supervisor.run(next_job, _train, size)
+
+
+@contextlib.contextmanager
+def open_job(
+    run: RunDir,
+    inputs: Inputs,
+    signals: StopSignals,
+    start: Start,
+    changes: list[Change],
+    *,
+    origins: Mapping[str, str],
+) -> Iterator[Job]:
+    """One attempt: its ledger, and the first files of a run that starts. The run's lock is held."""
+    run.clean()
+    with Ledger(run) as ledger:
+        job = Job(
+            run=run,
+            inputs=inputs,
+            ledger=ledger,
+            inbox=Inbox(run, ledger, signals),
+            mode=start.mode,
+            origin=start.origin,
+            changes=changes,
+            argv=list(start.argv),
+            origins=dict(origins),
+            quiet=start.quiet,
+        )
+        lock_data(job)
+        if start.mode == "start":
+            if start.origin is not None:  # before the recipe makes this a run: a resume must know where it began
+                windows = list(start.origin.windows)
+                ledger.note("origin", At(), origin=start.origin.record(), windows=windows)
+            job.write_recipe()
+        yield job
+
+
+def _resumed(start: Start) -> Start:
+    """How the ranks of a later incarnation begin: the recipe is written, and the ledger knows the origin."""
+    return dataclasses.replace(start, mode="resume", origin=None)
+
+
+def check_supervision() -> None:
+    """Raise UsageError where this process cannot start ranks of its own."""
+    if sys.platform != "linux":
+        raise UsageError("--parallel.data above 1 starts its processes on Linux only: use torchrun here")
+    if threading.active_count() > 1:
+        raise UsageError(
+            f"--parallel.data above 1 forks, which {threading.active_count() - 1} other threads of this process would "
+            "not survive: run `hornbook train` as a process of its own"
+        )
 
 
 def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:

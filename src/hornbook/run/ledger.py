@@ -5,8 +5,9 @@ decided is not: it stands in the ledger, and `replay` gives it back at every sta
 chain, so that a lost or altered line shows.
 """
 
+import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -68,11 +69,26 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     return state
 
 
+class SilentAppender:
+    """In the place of an `Appender` on a rank that does not lead: it takes records and writes none."""
+
+    torn = 0
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Drop a record."""
+
+    def sync(self) -> None:
+        """There is nothing to sync."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class Ledger:
     """Writer of one attempt's records; opens by cutting a torn tail and checking the chain."""
 
     def __init__(self, run: RunDir, listeners: Iterable[Listener] = ()) -> None:
-        self._appender = Appender(run.events, chained=True)
+        self._appender: Appender | SilentAppender = Appender(run.events, chained=True)
         verify_chain(run.events)
         self.past = replay(record for record, _ in read_records(run.events))
         self.attempt = self.past.attempt + 1
@@ -86,6 +102,12 @@ class Ledger:
         if kind is not None and not issubclass(kind, StorageError):
             self.note("fail", self._last, error=kind.__name__, text=str(error))
         self._appender.close()
+
+    def silent(self) -> Self:
+        """The same past and attempt for a rank that does not lead: what it notes is written by the one that does."""
+        other = copy.copy(self)
+        other._appender, other.listeners = SilentAppender(), []
+        return other
 
     @property
     def torn(self) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,11 @@ from hornbook.durable import TEMPORARY, write_atomic
 from hornbook.errors import UsageError
 from hornbook.fields import Config
 from hornbook.run.ledger import Ledger, Position
-from hornbook.run.signals import StopSignals
+from hornbook.run.signals import STOP_SIGNALS, StopSignals
 from hornbook.rundir import RunDir
+
+REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
+"""Who may ask to stop; as numbers, ranks can agree on one."""
 
 
 class Request(Config):
@@ -63,33 +67,42 @@ def refuse_if_held(run: RunDir) -> None:
 
 
 class Inbox:
-    """Everything that may ask this run to save or to stop."""
+    """Everything that may ask this run to save or to stop; a rank that does not lead hears signals only."""
 
-    def __init__(self, run: RunDir, ledger: Ledger, signals: StopSignals) -> None:
-        self._run, self._ledger, self._signals = run, ledger, signals
+    def __init__(self, run: RunDir, ledger: Ledger, signals: StopSignals, *, leads: bool = True) -> None:
+        self._run, self._ledger, self._signals, self._leads = run, ledger, signals, leads
+
+    def silent(self) -> "Inbox":
+        """For a rank that does not lead."""
+        return Inbox(self._run, self._ledger.silent(), self._signals, leads=False)
 
     @property
     def interrupted(self) -> bool:
         """Whether a signal asked to stop: what takes long should give way."""
         return self._signals.received is not None
 
-    def poll(self, at: Position) -> Orders:
-        """Take the requests that are due, acknowledge them in the ledger, and say what they ask for."""
+    def poll(self, at: Position, agree: Callable[[Sequence[int]], list[int]] = list) -> Orders:
+        """Take the requests that are due, acknowledge them in the ledger, and say what they ask for.
+
+        `agree` gives the largest of each number over all ranks (`Mesh.agree`): what one was asked for, all do.
+        """
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
-        stop = self._stop_reason(taken)
-        if stop is not None:
-            self._ledger.note("stop_requested", at, reason=stop)
-        return Orders(save, stop)
+        save, reason = agree([save, REASONS.index(self._stop_reason(taken))])
+        if reason:
+            self._ledger.note("stop_requested", at, reason=REASONS[reason])
+        return Orders(bool(save), REASONS[reason] or None)
 
-    def _stop_reason(self, taken: list[Request]) -> str | None:
+    def _stop_reason(self, taken: list[Request]) -> str:
         if self._signals.received is not None:
             return self._signals.received
         if any(request.action == "stop" for request in taken):
             return "request"
-        return "STOP file" if stop_file(self._run).exists() else None
+        return "STOP file" if self._leads and stop_file(self._run).exists() else ""
 
     def _files(self) -> list[Path]:
+        if not self._leads:
+            return []
         try:
             with os.scandir(self._run.control) as entries:
                 names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(TEMPORARY)]

@@ -31,6 +31,8 @@ NAMES = ("libgomp*", "libomp*", "libiomp*")
 """File names of OpenMP libraries."""
 HEADER = 3
 """Slots before the arguments."""
+KERNELS: list["Kernel"] = []
+"""Every kernel that was imported."""
 CHUNKS = 64
 """Into so many chunks rows are cut at most, however many threads there are: sums over chunks keep their bits."""
 
@@ -40,6 +42,7 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         self._function = function
+        KERNELS.append(self)
 
     @cached_property
     def compiled(self) -> Any:
@@ -60,6 +63,12 @@ class Kernel:
 def _helpers_digest() -> str:
     sources = (Path(__file__), Path(__file__).with_name("scalar.py"))
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=6).hexdigest()
+
+
+def load_kernels() -> None:
+    """Compile every kernel, or load it from numba's cache: processes forked from this one then have it at once."""
+    for kernel in KERNELS:
+        assert kernel.compiled is not None
 
 
 def supports(*tensors: Tensor) -> bool:

@@ -1,0 +1,306 @@
+"""The supervisor: starts the ranks of a run on this machine, watches them, and starts them again when one dies.
+
+It is the process that a person started. It computes nothing and has no threads, so a rank is a fork away. When a rank
+dies or falls silent, every rank of that incarnation is killed, and the next one resumes from the newest checkpoint
+that verifies: a step is either done by all ranks or, as far as checkpoints know, by none.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+
+import hornbook.errors
+from hornbook.durable import write_atomic
+from hornbook.errors import Exit, HornbookError, IntegrityError, RetriesSpentError, StorageError
+from hornbook.parallel.mesh import Place
+from hornbook.run.commit import list_checkpoints
+from hornbook.run.config import GuardConfig
+from hornbook.run.job import Job
+from hornbook.run.ledger import At, Ledger
+from hornbook.run.pulse import Beat, shared_pulses
+from hornbook.run.rank import Rank, Report, fork_rank
+from hornbook.run.signals import STOP_SIGNALS, StopSignals
+from hornbook.rundir import RunDir, Status
+
+PERIOD = 0.25
+"""Seconds between two looks at the heartbeats; an end is seen at once."""
+GRACE_SECONDS = 1.0
+"""When ranks end because another went away: so long that one is waited for."""
+DUMP_SECONDS = 1.0
+"""For silent ranks to write their stacks."""
+LEAST_SILENCE, FIRST_SILENCE = 10.0, 300.0
+"""Seconds: the shortest silence that is a hang, and the shortest in a phase that a rank was never through before."""
+BACKOFF = (0.0, 1.0, 5.0, 30.0)
+"""Seconds to wait before the first, second, ... restart without a new checkpoint between."""
+
+OpenJob = Callable[[bool], AbstractContextManager[Job]]
+"""Opens the job of the next incarnation; the argument says whether there was one before."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an incarnation ended."""
+
+    rank: int
+    cause: str
+    """What happened to the rank, as the end of a sentence that begins with it."""
+    beat: Beat
+    """Where it was."""
+    report: Report | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.cause} (step {self.beat.step}, {self.beat.phase})"
+
+    def record(self) -> dict[str, Any]:
+        """For the ledger."""
+        return {"rank": self.rank, "cause": self.cause, "phase": self.beat.phase}
+
+    @property
+    def ours(self) -> HornbookError | None:
+        """The rank's own error, where trying again would not help."""
+        if self.report is None or not self.report.ours or self.report.by_peer:
+            return None
+        return getattr(hornbook.errors, self.report.kind, HornbookError)(self.report.text)
+
+
+class Supervisor:
+    """Runs incarnations of ranks until the work is done, someone stops it, or trying again does not help."""
+
+    def __init__(self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool) -> None:
+        self._run, self._guard, self._signals, self._quiet = run, guard, signals, quiet
+        self._restarts = 0
+        self._newest = newest_step(run)
+
+    def run(self, open_job: OpenJob, loop: Callable[[Job], Exit], size: int) -> Exit:
+        """Run `loop(job)` on `size` ranks; their exit code. Raises what ended them, or RetriesSpentError."""
+        failure = None
+        try:
+            for number in itertools.count():
+                outcome = self._incarnation(open_job, loop, size, number, failure)
+                if not isinstance(outcome, Failure):
+                    return self._leave(outcome)
+                failure = outcome
+                self._prepare_restart(failure)
+            raise AssertionError
+        except KeyboardInterrupt:
+            return self._leave(Exit.INTERRUPTED)
+        except BaseException as error:
+            self._note_failure(error, failure.beat.at if failure else At())
+            raise
+
+    def _incarnation(
+        self, open_job: OpenJob, loop: Callable[[Job], Exit], size: int, number: int, failure: Failure | None
+    ) -> Exit | Failure:
+        with contextlib.ExitStack() as stack:
+            with open_job(number > 0) as job:
+                if failure is not None:
+                    job.ledger.note("restart", failure.beat.at, restarts=self._restarts, **failure.record())
+                heard = self._signals.received
+                ranks = stack.enter_context(running_ranks(job, loop, size, number))
+            outcome = self._watch(ranks, heard)
+            if isinstance(outcome, Failure):
+                keep_evidence(self._run, job.ledger.attempt, ranks)
+        return outcome
+
+    def _watch(self, ranks: Sequence[Rank], heard: str | None) -> Exit | Failure:
+        """Wait until all ranks have ended in peace, or one has not."""
+        running, silences = list(ranks), {rank: Silence(rank) for rank in ranks}
+        while running:
+            for rank in wait_for_ends(running, PERIOD):
+                running.remove(rank)
+            unrest = [rank for rank in ranks if rank not in running and not rank.peaceful]
+            if unrest:
+                return diagnose(unrest, running)
+            hung = [rank for rank in running if silences[rank].lasts(self._guard.hang_seconds)]
+            if hung:
+                return self._hang(hung, running, silences)
+            if self._signals.received != heard:
+                heard = self._signals.received
+                for rank in running:
+                    rank.send(signal.Signals[heard or "SIGTERM"])
+            if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
+                return Exit.INTERRUPTED
+        return Exit(max(rank.end.si_status for rank in ranks))
+
+    def _hang(self, hung: list[Rank], running: list[Rank], silences: "dict[Rank, Silence]") -> Failure:
+        """Have every rank write its stacks, and say which one the others wait for."""
+        stopped = [rank for rank in hung if rank.stopped]
+        culprit = max(stopped or hung, key=lambda rank: silences[rank].seconds)
+        what = "was stopped, and silent" if stopped else "was silent"
+        failure = Failure(culprit.number, f"{what} for {silences[culprit].seconds:.1f} s", culprit.pulse.read())
+        for rank in running:
+            rank.send(signal.SIGUSR2)
+            rank.send(signal.SIGCONT)  # a stopped process writes nothing
+        deadline = time.monotonic() + DUMP_SECONDS
+        while time.monotonic() < deadline and not all(rank.stacks for rank in running):
+            time.sleep(0.02)
+        return failure
+
+    def _prepare_restart(self, failure: Failure) -> None:
+        """Count, say and wait; or raise what a restart would not mend."""
+        if failure.ours is not None:
+            raise failure.ours
+        newest = newest_step(self._run)
+        self._restarts = 1 if newest > self._newest else self._restarts + 1
+        self._newest = newest
+        if failure.report is not None:
+            self._tell(failure.report.traceback.rstrip())
+        if self._restarts > self._guard.max_restarts:
+            raise RetriesSpentError(
+                f"{failure}; restarts without a new checkpoint: {self._guard.max_restarts}, as guard.max_restarts "
+                f"allows. {self._run.incidents} holds what was said; `hornbook resume {self._run.path}` tries again"
+            )
+        seconds = BACKOFF[min(self._restarts, len(BACKOFF)) - 1]
+        self._tell(f"{failure}: restart {self._restarts} of {self._guard.max_restarts}, in {seconds:g} s")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._signals.received is None:
+            time.sleep(0.05)
+
+    def _tell(self, text: str) -> None:
+        """One line for people, on stderr and in log.txt; neither is worth a run."""
+        line = f"{time.strftime('%H:%M:%S')} {text}\n"
+        with contextlib.suppress(OSError), self._run.log.open("a", encoding="utf-8") as log:
+            log.write(line)
+        if not self._quiet:
+            with contextlib.suppress(OSError):
+                shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a killed leader leaves the cursor hidden
+                sys.stderr.write(shown + line)
+                sys.stderr.flush()
+
+    def _leave(self, code: Exit) -> Exit:
+        if code == Exit.INTERRUPTED:
+            self._set_status("stopped")
+        return code
+
+    def _note_failure(self, error: BaseException, at: At) -> None:
+        """What the ledger and the heartbeat say of a run that ends with an error."""
+        with contextlib.suppress(StorageError, IntegrityError):
+            self._set_status("failed")
+            ledger = Ledger(self._run)
+            ledger.attempt = max(ledger.past.attempt, 1)
+            ledger.note("fail", at, error=type(error).__name__, text=str(error))
+
+    def _set_status(self, status: Status) -> None:
+        state = self._run.read_state()
+        if state is not None:
+            self._run.write_state({**state, "status": status, "heartbeat": time.time()})
+
+
+class Silence:
+    """How long a rank has said nothing, as far as this process was there to listen."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._pulse = rank.pulse
+        self._sequence = -1
+        self._looked = time.monotonic()
+        self.seconds = 0.0
+
+    def lasts(self, hang_seconds: float) -> bool:
+        """Look again; whether it has lasted too long (`guard.hang_seconds`, 0: by what the phase took before)."""
+        now, beat = time.monotonic(), self._pulse.read()
+        # If this process was kept from running too (a busy or frozen machine), that is not the rank's silence.
+        self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if beat.sequence == self._sequence else 0.0
+        self._looked, self._sequence = now, beat.sequence
+        if not beat.slowest:
+            return self.seconds > max(hang_seconds, FIRST_SILENCE)
+        return self.seconds > (hang_seconds or max(LEAST_SILENCE, 5 * beat.slowest / 1e9))
+
+
+@contextlib.contextmanager
+def running_ranks(job: Job, loop: Callable[[Job], Exit], size: int, incarnation: int) -> Iterator[list[Rank]]:
+    """Ranks that run `loop`, and after the context no longer exist.
+
+    They meet in a memory file: no port, no folder, and nobody else can join.
+    """
+    store = os.memfd_create("store")
+    connect = functools.partial(FileStore, f"/proc/self/fd/{store}", size)
+    ranks: list[Rank] = []
+    try:
+        with stop_signals_blocked():
+            for pulse in shared_pulses(size, incarnation):
+                place = Place(pulse.rank, size, pulse.rank, connect)
+                ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse)))
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            rank.reap()
+        os.close(store)
+
+
+def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Any) -> Exit:
+    return loop(job.of_rank(place, pulse))
+
+
+@contextlib.contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Stop signals wait: each reaches either the ranks' parent before the fork or every one of them after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
+    """The ranks that have ended, as soon as one has or the time is over."""
+    poll = select.poll()
+    for rank in ranks:
+        poll.register(rank.pidfd, select.POLLIN)
+    ended = {descriptor for descriptor, _ in poll.poll(seconds * 1e3)}
+    return [rank for rank in ranks if rank.pidfd in ended]
+
+
+def diagnose(unrest: list[Rank], running: Sequence[Rank]) -> Failure:
+    """Which rank ended first: one that was killed or failed by itself, not those that lost it."""
+    deadline, running = time.monotonic() + GRACE_SECONDS, list(running)
+    while running and all(_blames(rank) > 1 for rank in unrest) and time.monotonic() < deadline:
+        ended = wait_for_ends(running, PERIOD)
+        running = [rank for rank in running if rank not in ended]
+        unrest = unrest + [rank for rank in ended if not rank.peaceful]
+    culprit = min(unrest, key=_blames)
+    return Failure(culprit.number, _cause(culprit), culprit.pulse.read(), culprit.report)
+
+
+def _blames(rank: Rank) -> int:
+    """0: it was killed; 1: it failed by itself; 2: it says that another went away."""
+    if rank.killed:
+        return 0
+    return 2 if rank.report is not None and rank.report.by_peer else 1
+
+
+def _cause(rank: Rank) -> str:
+    if rank.killed:
+        name = signal.Signals(rank.end.si_status).name
+        return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+    if rank.report is None:
+        return f"ended with exit code {rank.end.si_status}"
+    return f"failed with {rank.report.kind}: {rank.report.text}"
+
+
+def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
+    """Write stacks and tracebacks into `incidents/ATTEMPT/rank-N.txt`; a full disk must not stop a restart."""
+    folder = run.incidents / str(attempt)
+    for rank in ranks:
+        ended = rank.report.traceback if rank.report is not None else ""
+        if text := rank.stacks + ended:
+            with contextlib.suppress(OSError, StorageError):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(folder / f"rank-{rank.number}.txt", text)
+
+
+def newest_step(run: RunDir) -> str:
+    """Name of the newest checkpoint; "" before the first. Names of later steps are greater."""
+    return next((folder.name for folder in list_checkpoints(run.checkpoints)), "")
