@@ -134,7 +134,7 @@ class Engine:
         if self.mesh.size == 1:
             return sums
         total = self.mesh.sum_(torch.stack([value.double() for value in sums.values()]))
-        return dict(zip(sums, total.float(), strict=True))
+        return dict(zip(sums, total.to(next(iter(sums.values())).dtype), strict=True))
 
     def _sum_exactly(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The same, correctly rounded, so that neither order nor number of ranks matters."""
