@@ -6,9 +6,9 @@ import sys
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.peers.batches import make_batch
 from benchmarks.peers.worker import serve
 from benchmarks.throughput import model_config
-from hornbook.data.batch import Batch
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.optim.build import build_optimizer
@@ -16,20 +16,6 @@ from hornbook.optim.config import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.run.config import TrainConfig
-
-
-def make_batch(tokens: torch.Tensor) -> Batch:
-    """Rows of one document each, every prediction counted."""
-    rows, sequence = tokens.shape[0], tokens.shape[1] - 1
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        weights=torch.ones(rows, sequence),
-        positions=torch.arange(sequence).expand(rows, sequence),
-        lengths=[(sequence,)] * rows,
-        samples=torch.arange(rows),
-        sources=torch.zeros(rows, dtype=torch.int64),
-    )
 
 
 def main() -> None:
