@@ -6,6 +6,7 @@ group holds all of it. Control values travel on the CPU (gloo), tensors of a CUD
 
 import contextlib
 import datetime
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -91,8 +92,16 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | None = None) -> Iterator[Mesh]:
-    """The mesh of this run; threads and numerics are set for the time it is open."""
+def distributed(
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    place: Place | None = None,
+    check: Callable[[Store], None] | None = None,
+) -> Iterator[Mesh]:
+    """The mesh of this run; threads and numerics are set for the time it is open.
+
+    `check` sees the store where ranks meet before they join, and may refuse by raising.
+    """
     place = place or Place()
     assert place.size == parallel.data, (place.size, parallel.data)
     threads = torch.get_num_threads()
@@ -107,6 +116,8 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | Non
             return
         assert place.connect is not None
         store = place.connect()
+        if check is not None:
+            check(store)
         join(store, place, device)
         try:
             shape = (parallel.replicas, parallel.data // parallel.replicas)
@@ -119,16 +130,27 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | Non
 
 
 def join(store: Store, place: Place, device: torch.device) -> None:
-    """Open the process group; every wait is limited to `SETUP_SECONDS` until `Mesh.limit` says otherwise."""
+    """Open the process group; every wait is limited to `SETUP_SECONDS` until `Mesh.limit` says otherwise.
+
+    Raises RuntimeError naming a rank that was there before and does not come.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.size,
-        timeout=datetime.timedelta(seconds=SETUP_SECONDS),
-    )
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=datetime.timedelta(seconds=SETUP_SECONDS),
+        )
+    except dist.DistStoreError as error:
+        late = re.search(r"/(\d+)$", str(error))  # gloo waits for a key that ends with the rank's number
+        who = f"rank {late[1]}" if late else "a rank"
+        raise RuntimeError(
+            f"{who} timed out: it left during set-up, or could not be reached in {SETUP_SECONDS:g} s; see what it "
+            "says itself, and whether a firewall is between (GLOO_SOCKET_IFNAME names the network interface to use)"
+        ) from error
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

@@ -1,0 +1,125 @@
+"""Whether all ranks are about to do the same: compared before the first collective, so that a difference has a name.
+
+Each rank writes what must be equal into the store and reads what the others wrote; all come to the same verdict.
+"""
+
+import functools
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from hornbook.errors import UsageError
+from hornbook.listing import toml_value
+from hornbook.parallel.mesh import SETUP_SECONDS, Place, choose_device
+from hornbook.recipe import Recipe
+from hornbook.run.meeting import LINGER_SECONDS, held_by_leader, wait_until
+from hornbook.schema import dotted, leaves
+from hornbook.text.store import digest_file, digest_of
+
+_MAY_DIFFER = ("name", "data.path", "train.device")
+"""Settings without effect on the numbers of a run: the folder's content and the kind of device are facts themselves."""
+_REMEDIES = {
+    "data": "data.path must hold the same files on every machine",
+    "tokenizer": "data.path must hold the same files on every machine",
+    **dict.fromkeys(("code", "python", "torch", "numpy"), "install the same environment on every machine"),
+    "device": "take machines of one kind, or set train.device",
+    "cpu": "take machines of one kind",
+    "threads": "set train.threads or OMP_NUM_THREADS alike on every machine",
+}
+_RECIPE_REMEDY = "start every rank with the same recipe, command line and HORNBOOK_SET"
+
+
+def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal on all ranks, by the name that an error gives it.
+
+    `lock` is what data.lock holds (`Corpus.lock()`). A caller may add facts of its own, such as the run directory.
+    """
+    settings = {dotted(path): toml_value(value) for path, value in leaves(recipe)}
+    device = choose_device(recipe.train.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        **{key: value for key, value in settings.items() if key not in _MAY_DIFFER},
+        "data": digest_of(lock["shards"]),
+        "tokenizer": str(lock["tokenizer"]),
+        "code": code_digest(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": name,
+        "cpu": f"{torch.backends.cpu.get_cpu_capability()} {platform.machine()}",
+        "threads": str(recipe.train.threads or torch.get_num_threads()),
+    }
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of every source file of this package, by its path below it."""
+    package = Path(__file__).parents[1]
+    return digest_of({path.relative_to(package).as_posix(): digest_file(path) for path in package.rglob("*.py")})
+
+
+def compare_ranks(store: Store, place: Place, facts: Mapping[str, str]) -> None:
+    """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
+
+    Raises UsageError too for ranks that do not come within SETUP_SECONDS, and for a rank that is there already.
+    """
+    with held_by_leader():
+        texts = _exchange(PrefixStore("facts", store), place, json.dumps(dict(facts), sort_keys=True))
+    differences = list(_differences([json.loads(text) for text in texts])) if len(set(texts)) > 1 else []
+    if differences:
+        raise UsageError("\n".join(["the ranks of this run are not equal", *differences]))
+
+
+def _exchange(store: Store, place: Place, text: str) -> list[str]:
+    """Every rank's text, in the order of ranks; equal ones are sent as digests only."""
+    ranks = range(place.size)
+    if store.add(f"came/{place.rank}", 1) > 1:
+        raise UsageError(
+            f"rank {place.rank} is here already: two jobs meet at the same MASTER_ADDR and MASTER_PORT, or two "
+            "processes have the same RANK; give each job a port of its own"
+        )
+    store.set(f"text/{place.rank}", text)
+    store.set(f"digest/{place.rank}", digest_of(text))
+    store.add("written", 1)
+    if not wait_until(lambda: store.add("written", 0) >= place.size, SETUP_SECONDS):
+        missing = [rank for rank in ranks if not store.check([f"digest/{rank}"])]
+        raise UsageError(
+            f"{_ranks(missing)} of {place.size} did not arrive in {SETUP_SECONDS:g} s: see what they say "
+            "themselves, and start all ranks at about the same time"
+        )
+    digests = [store.get(f"digest/{rank}").decode() for rank in ranks]
+    read = {digest: store.get(f"text/{rank}").decode() for rank, digest in reversed(list(enumerate(digests)))}
+    store.add("read", 1)
+    if place.leads:  # the store ends with this process, which may be about to raise
+        wait_until(lambda: store.add("read", 0) >= place.size, LINGER_SECONDS)
+    return [read[digest] for digest in digests]
+
+
+def _differences(facts: list[dict[str, str]]) -> Iterator[str]:
+    """One line for each fact that is not the same on all ranks, and what to do."""
+    for name in dict.fromkeys(name for every in facts for name in every):
+        holders: dict[str, list[int]] = {}
+        for rank, every in enumerate(facts):
+            holders.setdefault(every.get(name, "nothing"), []).append(rank)
+        if len(holders) > 1:
+            said = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in holders.items())
+            yield f"  {name}: {said}: {_REMEDIES.get(name, _RECIPE_REMEDY)}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`; the first few of very many."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    parts = ["-".join(map(str, run)) for run in runs]
+    more = f" and {len(parts) - 8} more" if len(parts) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts[:8])}{more}"

@@ -1,0 +1,132 @@
+"""What the variables of torchrun and Slurm mean, and what is said when they are broken."""
+
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.parallel.mesh import Place
+from hornbook.run import joining
+from hornbook.run.joining import first_host, joined_place
+from hornbook.run.meeting import Address
+
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "m", "MASTER_PORT": "29400"}
+BATCH = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "n[03-05]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+STEP = {**BATCH, "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[03-05]", "SLURM_STEP_ID": "2"}
+
+
+def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: int = 4) -> tuple[Place, Address]:
+    """The place, and where its `connect` would go."""
+    asked: list[Address] = []
+    monkeypatch.setattr(joining, "open_store", asked.append)
+    place = joined_place(environ, size)
+    assert place is not None
+    assert place.connect is not None
+    place.connect()
+    place.connect()
+    (address,) = asked  # opened once, however often it is asked for
+    return place, address
+
+
+def test_outside_of_launchers_and_in_a_world_of_one_hornbook_starts_the_ranks():
+    assert joined_place({}, 2) is None
+    assert joined_place({"MASTER_ADDR": "m", "MASTER_PORT": "1"}, 2) is None
+    assert joined_place({"RANK": "0", "WORLD_SIZE": "1"}, 2) is None
+    assert joined_place({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 2) is None
+
+
+def test_a_batch_script_of_slurm_is_not_a_task_of_a_step():
+    assert joined_place(BATCH, 4) is None
+
+
+def test_a_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch):
+    place, address = address_of(monkeypatch, TORCHRUN)
+    assert (place.rank, place.size, place.local_rank) == (3, 4, 1)
+    assert address == Address("m", 29400, ours=False, agent=False)
+    assert address_of(monkeypatch, {**TORCHRUN, "RANK": "0"})[1].ours
+    assert address_of(monkeypatch, {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})[1].agent
+
+
+def test_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
+    place, address = address_of(monkeypatch, STEP)
+    assert (place.rank, place.size, place.local_rank) == (2, 4, 0)
+    assert address == Address("n03", 65536 - 4096 + 70002 % 4096, ours=False)
+    chosen = {"MASTER_ADDR": "m", "MASTER_PORT": "29400", "WORLD_SIZE": "8"}
+    assert address_of(monkeypatch, {**STEP, **chosen})[1] == Address("m", 29400, ours=False)
+
+
+def test_a_step_of_slurm_may_be_smaller_than_its_job(monkeypatch: pytest.MonkeyPatch):
+    place, _ = address_of(monkeypatch, {**STEP, "SLURM_STEP_NUM_TASKS": "3"}, size=3)
+    assert place.size == 3
+
+
+def test_torchrun_inside_of_slurm_is_torchrun(monkeypatch: pytest.MonkeyPatch):
+    assert address_of(monkeypatch, {**STEP, **TORCHRUN})[0].rank == 3
+    assert joined_place({**STEP, "RANK": "0", "WORLD_SIZE": "1"}, 2) is None
+
+
+@pytest.mark.parametrize(("environ", "launcher"), [(TORCHRUN, "torchrun"), (STEP, "Slurm")])
+def test_a_world_of_another_size_names_both_numbers_and_the_remedy(environ: dict[str, str], launcher: str):
+    with pytest.raises(
+        UsageError, match=rf"{launcher} .* started 4 ranks, and parallel.data is 2: give --parallel.data 4, or start 2"
+    ):
+        joined_place(environ, 2)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_half_set_variables_of_torchrun_are_named(name: str):
+    with pytest.raises(UsageError, match=f"{name} is not set"):
+        joined_place({key: value for key, value in TORCHRUN.items() if key != name}, 4)
+
+
+def test_a_world_size_without_a_rank_is_named():
+    with pytest.raises(UsageError, match="RANK is not set"):
+        joined_place({"WORLD_SIZE": "4"}, 4)
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"])
+def test_half_set_variables_of_slurm_are_named(name: str):
+    with pytest.raises(UsageError, match=f"{name} is not set"):
+        joined_place({key: value for key, value in STEP.items() if key != name}, 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "value"),
+    [
+        (TORCHRUN, "RANK", "4"),
+        (TORCHRUN, "RANK", "-1"),
+        (TORCHRUN, "RANK", "one"),
+        (TORCHRUN, "RANK", "\u0663"),
+        (TORCHRUN, "WORLD_SIZE", "0"),
+        (TORCHRUN, "WORLD_SIZE", "4.0"),
+        (TORCHRUN, "LOCAL_RANK", "9" * 30),
+        (TORCHRUN, "MASTER_PORT", "0"),
+        (TORCHRUN, "MASTER_PORT", "65536"),
+        (STEP, "SLURM_PROCID", "4"),
+        (STEP, "SLURM_NTASKS", "2(x2)"),
+        (STEP, "MASTER_PORT", "http"),
+    ],
+)
+def test_a_broken_number_is_named(environ: dict[str, str], name: str, value: str):
+    with pytest.raises(UsageError, match=f"^{name} is '.*': a number"):
+        joined_place({**environ, name: value}, 4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("login", "login"),
+        ("a,b", "a"),
+        ("n[01-03,7],m2", "n01"),
+        ("n[7],m2", "n7"),
+        ("n[1,3]", "n1"),
+        ("rack[2-4]-node[010-020].cluster", "rack2-node010.cluster"),
+        ("node-1.site,node-2.site", "node-1.site"),
+    ],
+)
+def test_first_host(nodes: str, host: str):
+    assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize("nodes", ["", ",a", "n[1", "n[1]]", "n[]x y", "-n"])
+def test_a_list_that_names_no_node_is_told(nodes: str):
+    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
+        joined_place({**STEP, "SLURM_STEP_NODELIST": nodes}, 4)
