@@ -1,0 +1,235 @@
+"""Short training runs on any number of ranks, and how two of them differ: parity tests and `benchmarks.parallel`.
+
+Everything that may go wrong on many ranks is in them: dropout, clipping that bites, microbatches of unequal weight, a
+last microbatch with fewer rows, tied weights.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hornbook.data.batch import Batch, blank, rank_share
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config import HeadConfig, ModelConfig
+from hornbook.model.init import initial_values
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import Engine, parallelize
+from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.run.config import TrainConfig
+
+VOCAB, ROWS, SEED = 96, 2, 5
+CLIP = 0.5
+"""Below every norm of these runs, so that clipping always bites."""
+OPTIMIZER = AdamW.model_validate({"lr": 3e-3, "clip": CLIP})
+TOLD = ("losses", "norms", "applied", "scales")
+"""What every rank must say alike."""
+ADDRESS = "tests/parallel/trajectory.py:trajectory"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; `world` is how many ranks it is given."""
+
+    world: int = 1
+    shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
+    replicas: int = 1
+    exact: bool = False
+    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    tied: bool = True
+    backwards: bool = False
+    """Take the microbatches in the opposite order."""
+    steps: int = 20
+    microbatches: int = 12
+    """Of a step, over all ranks."""
+    sequence: int = 24
+    width: int = 64
+    spoil: tuple[int, int] | None = None
+    """(step, microbatch): there the loss is not a number."""
+
+    @property
+    def alone(self) -> "Run":
+        """The same in one process."""
+        return replace(self, world=1, shard="none", replicas=1)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "optimizer": {"shard": "optimizer"},
+    "gradients": {"shard": "gradients"},
+    "everything": {"shard": "everything"},
+    "hybrid": {"shard": "everything", "replicas": 2},
+}
+"""How ranks may share a model."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    losses: list[float]
+    """Mean over targets, in nats, of each step."""
+    norms: list[float]
+    """Before clipping."""
+    applied: list[float]
+    """0 where a step was refused."""
+    scales: list[float]
+    """Of the loss, after each step."""
+    weights: dict[str, Tensor]
+    seconds: list[float]
+    """Of each step, on the slowest rank."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest relative differences of one run from another."""
+
+    losses: float
+    norms: float
+    weights: float
+    """Of the largest deviation within a parameter to its largest weight."""
+
+
+def perform(run_ranks: Any, run: Run, folder: Path, limit: float = 60.0) -> Result:
+    """The run, on forked ranks; `folder` must be new."""
+    folder.mkdir()
+    ranks = run_ranks(ADDRESS, run.world, asdict(run), str(folder), limit=limit)
+    told = [{name: rank[name] for name in TOLD} for rank in ranks]
+    assert told == told[:1] * run.world, "ranks disagree"
+    seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+    return Result(**told[0], weights=assemble(folder, [rank["pieces"] for rank in ranks]), seconds=seconds)
+
+
+def compare(found: Result, expected: Result) -> Difference:
+    """How far one run is from another."""
+    assert found.weights.keys() == expected.weights.keys()
+    weights = max(
+        float((found.weights[name] - weight).abs().max() / weight.abs().max())
+        for name, weight in expected.weights.items()
+    )
+    return Difference(_relative(found.losses, expected.losses), _relative(found.norms, expected.norms), weights)
+
+
+def same_bits(found: Result, expected: Result) -> bool:
+    """Whether two runs have equal losses, norms and weights, to the bit."""
+    return (
+        found.losses == expected.losses
+        and found.norms == expected.norms
+        and found.weights.keys() == expected.weights.keys()
+        and all(torch.equal(weight, expected.weights[name]) for name, weight in found.weights.items())
+    )
+
+
+def trajectory(place: Place, settings: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train on this rank; its pieces go to `folder`, the rest is returned."""
+    run = Run(**settings | {"spoil": settings["spoil"] and tuple(settings["spoil"])})
+    config = ParallelConfig.model_validate(
+        {"data": run.world, "shard": run.shard, "replicas": run.replicas, "exact": run.exact}
+    )
+    precision = "fp32" if run.precision == "fp64" else run.precision
+    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
+    with distributed(config, train, place) as mesh:
+        engine = make_engine(run, config, train, mesh)
+        result = train_steps(engine, run, mesh)
+        save_file({name: piece.tensor.detach() for name, piece in engine.pieces.items()}, f"{folder}/{mesh.rank}")
+        pieces = {name: (piece.shape, piece.start, piece.keeper) for name, piece in engine.pieces.items()}
+        return {**result, "pieces": pieces}
+
+
+def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh) -> Engine:
+    """The tiny model on the mesh, with its initial values."""
+    sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=HeadConfig(tied=run.tied))
+    model = build_model(sizes, VOCAB)
+    if run.precision == "fp64":
+        model.double()
+    engine = parallelize(model, config, train, mesh)
+    if run.precision == "fp64":
+        model.compute_dtype = torch.float64
+    engine.load_stream(initial_values(model, sizes, seed=3))
+    return engine
+
+
+def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
+    """Losses, norms and seconds of every step."""
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), OPTIMIZER)
+    told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds")}
+    for step in range(run.steps):
+        grid = microbatches(step, run.microbatches, run.sequence)[:: -1 if run.backwards else 1]
+        total = sum(float(batch.weights.sum()) for batch in grid)
+        if run.spoil is not None and run.spoil[0] == step:
+            grid[run.spoil[1]].weights[0, 0] = torch.nan
+        mine = share(grid, mesh)
+        mesh.barrier()
+        begun = time.perf_counter()
+        engine.zero_gradients()
+        sums = engine.forward_backward(mine, total, (SEED, step))
+        norm = engine.clip_gradients(CLIP)
+        applied = engine.step(optimizer)
+        scale = engine.scaler.scale if engine.scaler else 1.0
+        values = (float(sums["loss"]) / total, float(norm), float(applied), scale, time.perf_counter() - begun)
+        for name, value in zip(told, values, strict=True):
+            told[name].append(value)
+    return told
+
+
+def share(grid: list[Batch], mesh: Mesh) -> list[Batch]:
+    """This rank's microbatches, and one that counts nothing where others have one more."""
+    mine = [grid[number] for number in rank_share(len(grid), mesh.rank, mesh.size)]
+    return mine if len(mine) * mesh.size >= len(grid) else [*mine, blank(grid[0])]
+
+
+def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
+    """The grid of a step: rows of unequal weight, the last microbatch a row short."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    batches = []
+    for number in range(count):
+        rows = ROWS - 1 if number == count - 1 else ROWS
+        tokens = torch.randint(0, VOCAB, (rows, sequence + 1), generator=generator)
+        counted = torch.randint(1, sequence + 1, (rows, 1), generator=generator)
+        places = torch.arange(sequence).expand(rows, -1)
+        batches.append(
+            Batch(
+                tokens=tokens[:, :-1].contiguous(),
+                targets=(tokens[:, :-1] * 7 + 1) % VOCAB,
+                weights=(places < counted).float(),
+                positions=places,
+                lengths=[(sequence,)] * rows,
+                samples=torch.arange(rows) + ROWS * (count * step + number),
+                sources=torch.zeros(rows, dtype=torch.int64),
+            )
+        )
+    return batches
+
+
+def assemble(folder: Path, pieces: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Whole weights out of what the keepers wrote; every element must have one keeper, and copies must be equal."""
+    files = [load_file(folder / str(rank)) for rank in range(len(pieces))]
+    whole = {
+        name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in pieces[0].items()
+    }
+    parts = []
+    for rank, tensors in enumerate(files):
+        for name, tensor in tensors.items():
+            _, start, keeper = pieces[rank][name]
+            slices = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
+            parts.append((name, whole[name][slices], tensor, keeper))
+    for name, place, tensor, keeper in parts:
+        if keeper:
+            assert place.isnan().all(), f"{name} has two keepers"
+            place.copy_(tensor)
+    for name, place, tensor, _ in parts:
+        assert torch.equal(place, tensor), f"{name}: copies differ between ranks, or a part has no keeper"
+    assert not any(tensor.isnan().any() for tensor in whole.values()), "a part has no keeper"
+    return whole
+
+
+def _relative(found: list[float], expected: list[float]) -> float:
+    assert len(found) == len(expected)
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
