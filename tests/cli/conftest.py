@@ -46,11 +46,11 @@ def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: P
         def __init__(self, step: int) -> None:
             self.step, self.tokens = step, 100 * step
 
-        def write(self, folder: Path) -> None:
+        def create(self, folder: Path) -> None:
             shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
 
-        def read(self, folder: Path) -> None:
-            raise AssertionError(f"nothing here is read back ({folder})")
+        def fill(self, folder: Path) -> None:
+            """It is all there."""
 
     run = RunDir(tmp_path_factory.mktemp("runs") / "run").create()
     for step in (10, 20):

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import save, save_file
 
 from hornbook.errors import IntegrityError, StorageError, UsageError
+from hornbook.model.rectangles import Rectangle, Writer, create_file
+from hornbook.model.safetensors_folder import read_header as read_tensors
 from hornbook.run import commit as commit_module
 from hornbook.run.checkpoint import Checkpoints, checkpoint_path
 from hornbook.run.config import CheckpointConfig
@@ -32,12 +34,18 @@ class Weights:
         self.step, self.tokens = step, step * 64
         self.tensor = torch.arange(40, dtype=torch.float32) + step
 
-    def write(self, folder: Path) -> None:
+    def create(self, folder: Path) -> None:
         (folder / "trainer").mkdir()
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-        save_file({"w": self.tensor}, folder / "model.safetensors")
-        save_file({"m": self.tensor * 2}, folder / "trainer" / "optimizer.safetensors")
+        create_file(folder / "model.safetensors", {"w": tuple(self.tensor.shape)})
+        create_file(folder / "trainer" / "optimizer.safetensors", {"m": tuple(self.tensor.shape)})
         (folder / "trainer" / "state.json").write_text(json.dumps({"step": self.step}))
+
+    def fill(self, folder: Path) -> None:
+        for name, tensor in (("model.safetensors", self.tensor), ("trainer/optimizer.safetensors", self.tensor * 2)):
+            (entry,) = read_tensors(folder / name).values()
+            with Writer() as writer:
+                writer.write(entry, Rectangle(tensor, (0,)))
 
     def read(self, folder: Path) -> None:
         self.step = json.loads((folder / "trainer" / "state.json").read_text())["step"]
@@ -184,8 +192,8 @@ def test_all_damaged_is_an_error_that_names_all_and_touches_nothing(tmp_path: Pa
 @pytest.mark.parametrize("gone", ["trainer/optimizer.safetensors", "trainer/state.json", "model.safetensors"])
 def test_a_whole_checkpoint_without_what_a_resume_needs_is_refused(tmp_path: Path, gone: str):
     class Partial(Weights):
-        def write(self, folder: Path) -> None:
-            super().write(folder)
+        def fill(self, folder: Path) -> None:
+            super().fill(folder)
             (folder / gone).unlink()
 
     checkpoints = make(tmp_path / "c", range(0))

@@ -14,28 +14,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from hornbook.durable import write_atomic
 from hornbook.journal import Appender, verify_chain
+from hornbook.model.rectangles import Rectangle, Writer, create_file
+from hornbook.model.safetensors_folder import read_header
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
 from hornbook.rundir import RunDir
 
+NAMES = ("model.safetensors", "trainer/optimizer.safetensors")
 SAVES = 11
 IMAGE_BYTES = 24 << 20
 
 
 class Content:
-    """Some megabytes that follow from the step; nothing of it is synced by the writer."""
+    """Some megabytes that follow from the step."""
 
     def __init__(self, step: int) -> None:
         self.step, self.tokens = step, step
 
-    def write(self, folder: Path) -> None:
+    def create(self, folder: Path) -> None:
         (folder / "trainer").mkdir()
-        for name in ("model.safetensors", "trainer/optimizer.safetensors"):
-            (folder / name).write_bytes(random.Random(self.step).randbytes(700_000))
+        for name in NAMES:
+            create_file(folder / name, {"x": (175_000,)})
         (folder / "trainer" / "state.json").write_text(json.dumps({"step": self.step}))
+
+    def fill(self, folder: Path) -> None:
+        values = torch.frombuffer(bytearray(random.Random(self.step).randbytes(700_000)), dtype=torch.float32)
+        with Writer() as writer:
+            for name in NAMES:
+                writer.write(read_header(folder / name)["x"], Rectangle(values, (0,)))
 
     def read(self, folder: Path) -> None:
         self.step = json.loads((folder / "trainer" / "state.json").read_text())["step"]

@@ -1,7 +1,7 @@
 """A save is killed, or the disk fails, at every single operation of it: nothing is ever lost.
 
-The harness (this file run as a program) forks a child per fault from a clean process. In the child each system
-operation that a save makes is counted, and the n-th is made to fail; the parent then looks at what is left.
+The harness (this file run as a program) counts each system operation that a save makes, and has the n-th fail; where
+the process would not survive that, it is a fork of a clean one. Then it looks at what is left.
 """
 
 import errno
@@ -20,33 +20,65 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hornbook.durable import write_file
 from hornbook.errors import StorageError
+from hornbook.model.rectangles import Rectangle, Writer, create_file
+from hornbook.model.safetensors_folder import read_header
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.commit import read_pointer
 from hornbook.run.config import CheckpointConfig
 
-OPERATIONS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "readv", "read")
+OPERATIONS = (
+    "open",
+    "posix_fallocate",
+    "write",
+    "pwrite",
+    "fsync",
+    "rename",
+    "replace",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "readv",
+    "read",
+)
 OPERATIONS += ("stat", "scandir", "listdir", "statvfs", "close")
 CONFIG = CheckpointConfig(keep=2)
+TENSORS = ("model.safetensors", "trainer/optimizer.safetensors")
+ENDS = ("saved", "refused", "crashed")
+TEXTS = ("config.json", "trainer/state.json")
 
 
 class Content:
-    """A state whose files all hold its value, so that a mixture of two saves would show."""
+    """A state whose files all hold its step and value, so that a mixture of two saves would show."""
 
     def __init__(self, step: int = 0, value: int = 0) -> None:
         self.step, self.value, self.tokens = step, value, step * 10
 
-    def write(self, folder: Path) -> None:
+    def create(self, folder: Path) -> None:
         (folder / "trainer").mkdir()
-        for name in ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
+        for name in TENSORS:
+            create_file(folder / name, {"x": (2, 2)})
+        for name in TEXTS:
             write_file(folder / name, json.dumps([self.step, self.value]).encode(), sync=False)
 
+    def fill(self, folder: Path) -> None:
+        columns = torch.tensor([[self.step], [self.value]], dtype=torch.float32)
+        for name in TENSORS:
+            entry = read_header(folder / name)["x"]
+            with Writer() as writer:
+                writer.write(entry, Rectangle(columns, (0, 0)))
+                writer.write(entry, Rectangle(columns, (0, 1)))
+
     def read(self, folder: Path) -> None:
-        texts = {path.read_text() for path in folder.rglob("*") if path.is_file() and path.name != "MANIFEST.json"}
-        assert len(texts) == 1, texts
-        self.step, self.value = json.loads(texts.pop())
+        found = {tuple(json.loads((folder / name).read_text())) for name in TEXTS}
+        for name in TENSORS:
+            found |= {tuple(column) for column in load_file(folder / name)["x"].T.tolist()}
+        assert len(found) == 1, found
+        ((self.step, self.value),) = found
 
 
 class Fault:
@@ -73,8 +105,8 @@ class Fault:
 
     def _strike(self, name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> None:
         first = len(self.names) == self.when
-        if first and self.kind == "torn" and name == "write":
-            real(args[0], bytes(args[1])[: len(args[1]) // 2])
+        if first and self.kind == "torn" and name in ("write", "pwrite"):
+            real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
         if first and self.kind in ("kill", "torn"):
             os.kill(os.getpid(), signal.SIGKILL)
         if first and self.kind in ("EIO", "ENOSPC"):
@@ -87,7 +119,9 @@ class Fault:
 
 def allocates(name: str, args: tuple[Any, ...]) -> bool:
     """Whether the operation asks the disk for space."""
-    return name in ("write", "mkdir") or (name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT))
+    return name in ("posix_fallocate", "write", "pwrite", "mkdir") or (
+        name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT)
+    )
 
 
 def begin(folder: Path, again: bool) -> None:
@@ -97,7 +131,7 @@ def begin(folder: Path, again: bool) -> None:
         checkpoints.save(Content(step, 100 + step), score=float(step))
 
 
-def child(folder: Path, fault: Fault, report: int) -> None:
+def save_under(fault: Fault, folder: Path) -> str:
     """Save step 3 under the fault; where the process lives on, save it again without."""
     checkpoints = Checkpoints(folder, CONFIG)
     checkpoints.restore(Content())
@@ -108,33 +142,31 @@ def child(folder: Path, fault: Fault, report: int) -> None:
         result = "saved"
     except StorageError:
         result = "refused"
-    for name in OPERATIONS:
-        setattr(os, name, really[name])
+    except Exception:  # noqa: BLE001 - whatever it is, it is a finding
+        result = "crashed"
+    finally:
+        for name in OPERATIONS:
+            setattr(os, name, really[name])
     if result == "refused" and fault.kind in ("EIO", "ENOSPC"):
         checkpoints.save(Content(3, 303))
         result = "retried"
-    really["write"](report, " ".join([result, *fault.names]).encode())
+    return result
 
 
-def inject(folder: Path, again: bool, kind: str, when: int) -> tuple[str, list[str]]:
-    """Fork, strike, and give (what the child said: saved, refused, retried, killed or crashed; its operations)."""
+def inject(folder: Path, again: bool, fault: Fault) -> str:
+    """Strike, in a fork where the fault kills; says how it ended: saved, refused, retried, killed or crashed."""
     begin(folder, again)
-    reader, writer = os.pipe()
+    if fault.kind not in ("kill", "torn"):
+        return save_under(fault, folder)
     pid = os.fork()
     if pid == 0:
-        code = 1
+        said = "crashed"
         try:
-            child(folder, Fault(kind, when), writer)
-            code = 0
+            said = save_under(fault, folder)
         finally:
-            os._exit(code)
-    os.close(writer)
-    said = os.read(reader, 1 << 16).decode().split()
-    os.close(reader)
+            os._exit(ENDS.index(said))
     status = os.waitpid(pid, 0)[1]
-    if said:
-        return said[0], said[1:]
-    return ("killed" if os.WTERMSIG(status) == signal.SIGKILL else "crashed"), []
+    return "killed" if os.WIFSIGNALED(status) else ENDS[os.WEXITSTATUS(status)]
 
 
 def judge(folder: Path, again: bool, said: str) -> list[str]:
@@ -167,15 +199,16 @@ def judge(folder: Path, again: bool, said: str) -> list[str]:
 
 def exhaust(base: Path, again: bool) -> dict[str, Any]:
     """Every fault at every operation; gives the numbers and what went wrong."""
-    said, operations = inject(base / "count", again, "none", 0)
-    assert said == "saved"
+    counter = Fault("none", 0)
+    assert inject(base / "count", again, counter) == "saved"
+    operations = counter.names
     tried, bad = {}, []
     for kind in ("kill", "torn", "EIO", "ENOSPC", "full", "gone"):
         for when, name in enumerate(operations, 1):
             if kind in ("torn", "ENOSPC", "full") and not name.endswith("+"):
                 continue  # the same as kill or EIO there, or as the next operation that asks for space
             folder = base / f"{kind}-{when}"
-            said, _ = inject(folder, again, kind, when)
+            said = inject(folder, again, Fault(kind, when))
             tried[said] = tried.get(said, 0) + 1
             bad += [f"{kind} at {when}: {problem}" for problem in judge(folder, again, said)]
             shutil.rmtree(folder)
@@ -214,13 +247,13 @@ def trace(folder: Path, call: str, fault: str, when: int) -> tuple[str, bool]:
     struck = "INJECTED" in log.read_text() or os.WIFSIGNALED(status)
     if os.WIFSIGNALED(status):
         return "killed", struck
-    return ("saved", "refused", "crashed")[os.WEXITSTATUS(status)], struck
+    return ENDS[os.WEXITSTATUS(status)], struck
 
 
 def exhaust_calls(base: Path) -> dict[str, Any]:
     """Every fault at every system call that can change a directory."""
     calls, tried, bad = {}, {}, []
-    for call in ("openat", "write", "fsync", "rename", "mkdir", "unlinkat"):
+    for call in ("openat", "fallocate", "write", "pwrite64", "fsync", "rename", "mkdir", "unlinkat"):
         for fault in ("signal=SIGKILL", "error=EIO", "error=ENOSPC"):
             for when in itertools.count(1):
                 folder = base / f"{call}-{when}"

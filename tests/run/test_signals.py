@@ -48,7 +48,7 @@ def test_a_signal_finishes_the_step_saves_and_stops(
     number = signal.Signals[name]
     before = signal.getsignal(number)
     send_in_step(monkeypatch, 6, number)
-    assert launch_run(tmp_path / "run") == Exit.RESUMABLE
+    assert launch_run(tmp_path / "run", "checkpoint.background=false") == Exit.RESUMABLE
     assert signal.getsignal(number) is before
     kinds = [(record["kind"], record["step"]) for record in events(tmp_path / "run")]
     assert kinds == [("start", 0), ("save", 4), ("stop_requested", 6), ("save", 6), ("stop", 6)]
@@ -59,7 +59,7 @@ def test_a_second_interrupt_leaves_at_once(
     tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_in_step(monkeypatch, 7, signal.SIGINT, signal.SIGINT)
-    assert launch_run(tmp_path / "run") == Exit.INTERRUPTED
+    assert launch_run(tmp_path / "run", "checkpoint.background=false") == Exit.INTERRUPTED
     run = RunDir(tmp_path / "run")
     assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000004"]
     state = run.read_state()

@@ -29,7 +29,7 @@ def checkpoint_bytes(folder: Path, step: int) -> tuple[bytes, bytes]:
 
 def test_a_run_leaves_a_complete_directory(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     run = RunDir(tmp_path / "run")
-    assert launch_run(run.path, "eval.every=6", "eval.prompt=the") == Exit.DONE
+    assert launch_run(run.path, "eval.every=6", "eval.prompt=the", "checkpoint.background=false") == Exit.DONE
     for path in (run.recipe, run.env, run.data_lock, run.metrics, run.events, run.log, run.state):
         assert path.is_file(), path
     assert sorted(p.name for p in run.checkpoints.glob("step-*")) == ["step-00000004", "step-00000008", "step-00000012"]

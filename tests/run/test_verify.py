@@ -30,14 +30,14 @@ class Trained:
         self.moments = {"a": torch.arange(6.0) / step}
         edit(step, self.weights | {"moment": self.moments["a"]})
 
-    def write(self, folder: Path) -> None:
+    def create(self, folder: Path) -> None:
         (folder / "trainer").mkdir()
         save_file(self.weights, folder / "model.safetensors")
         save_file(self.moments, folder / "trainer" / "optimizer.safetensors")
         (folder / "trainer" / "state.json").write_text(json.dumps({"step": self.step, "clock": self.step * 8}))
 
-    def read(self, folder: Path) -> None:
-        raise AssertionError(folder)
+    def fill(self, folder: Path) -> None:
+        """It is all there."""
 
 
 def keep(_step: int, _tensors: dict[str, torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hornbook.data.loader import repetition_warnings
 from hornbook.errors import IntegrityError
+from hornbook.model.init import initial_values
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
 from hornbook.run.environment import bits_depend_on, describe_environment
@@ -34,6 +35,8 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
         )
     if restored is None and origin is not None:
         origin.give(state)
+    elif restored is None:
+        state.engine.load_stream(initial_values(state.engine.model, job.recipe.model, job.recipe.seed))
     environment = _environment(job, mesh)
     fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
     windows = list(past.windows)

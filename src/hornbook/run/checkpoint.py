@@ -29,6 +29,7 @@ from hornbook.run.commit import (
     step_of,
 )
 from hornbook.run.config import CheckpointConfig
+from hornbook.run.exchange import Exchange, Fillable, SharedSave
 from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
 from hornbook.run.weights import check_weights
 from hornbook.rundir import RunDir
@@ -41,14 +42,9 @@ _NEEDED = {
 _log = logging.getLogger(__name__)
 
 
-class Savable(Protocol):
-    """What a checkpoint is made of and read into."""
+class Readable(Protocol):
+    """What a checkpoint is read into, on one rank."""
 
-    @property
-    def step(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    def write(self, folder: Path) -> None: ...
     def read(self, folder: Path) -> None: ...
 
 
@@ -63,11 +59,12 @@ class Note:
 
 
 class Checkpoints:
-    """The directory `checkpoints` of a run, for the process that holds the run's lock."""
+    """The directory `checkpoints` of a run, for the process that holds the run's lock, or for its ranks."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+    def __init__(self, directory: Path, config: CheckpointConfig, exchange: Exchange | None = None) -> None:
         self._directory = directory
         self._config = config
+        self._exchange = exchange or Exchange()
         self._verified: Path | None = None
         self._notes: list[Note] = []
 
@@ -76,19 +73,39 @@ class Checkpoints:
         notes, self._notes = self._notes, []
         return notes
 
-    def save(self, state: Savable, final: bool = False, score: float | None = None) -> Path:
-        """Commit a checkpoint of the state; when this returns it survives a power cut.
+    def leave(self) -> None:
+        """Wait for other ranks no more: this one is going."""
+        self._exchange.cancel()
+
+    def save(self, state: Fillable, final: bool = False, score: float | None = None) -> Path:
+        """Commit a checkpoint of the state; when this returns it survives a power cut. Every rank calls it.
 
         `score` is the validation loss measured at this very step; the lowest becomes `best`. Raises StorageError
-        (disk full, failing, read-only): older checkpoints are then untouched, training may go on and try again.
+        (disk full, failing, read-only) on every rank: older checkpoints are then untouched, training may go on and
+        try again.
         """
+        shared = SharedSave(self._exchange, state)
+        if not self._exchange.leads:
+            shared.follow(self._directory)
+            return self._directory / checkpoint_name(state.step)
+        try:
+            folder = self._commit(shared, state, final, score)
+        except BaseException as error:
+            shared.end(str(error) or type(error).__name__)
+            raise
+        shared.end()
+        return folder
+
+    def _commit(self, shared: SharedSave, state: Fillable, final: bool, score: float | None) -> Path:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._clean()
             self._make_room()
         except OSError as error:
             raise storage_error(error, self._directory) from error
-        folder, _ = commit(self._directory, state.write, step=state.step, tokens=state.tokens, score=score, final=final)
+        folder, _ = commit(
+            self._directory, shared.write, step=state.step, tokens=state.tokens, score=score, final=final
+        )
         self._verified = folder
         try:
             self._tidy(folder, score)
@@ -103,34 +120,44 @@ class Checkpoints:
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
 
-    def restore(self, state: Savable, before: int | None = None) -> Path | None:
+    def restore(self, state: Readable, before: int | None = None) -> Path | None:
         """Read the newest checkpoint that verifies (at or before step `before`); None where there is none at all.
 
-        Directories that do not verify are set aside as `damaged-step-N` and noted. Raises IntegrityError naming
-        every one if all are damaged. With `before`, later checkpoints are deleted: they lie on a branch that is left.
+        Every rank calls it and reads the same one. Directories that do not verify are set aside as `damaged-step-N`
+        and noted. Raises IntegrityError naming every one if all are damaged. With `before`, later checkpoints are
+        deleted: they lie on a branch that is left.
         """
-        if not self._directory.is_dir():
-            return None
-        self._clean()
-        candidates = list_checkpoints(self._directory)
         damaged: list[tuple[Path, str]] = []
-        for folder in candidates:
+        name = self._exchange.decide(lambda: self._choose(before, damaged))
+        if not name:
+            return None
+        folder = self._directory / name
+        state.read(folder)
+        self._verified = folder
+        if self._exchange.leads:
+            self._set_aside(damaged)
+            if before is not None:
+                later = [path for path in list_checkpoints(self._directory) if (step_of(path) or 0) > before]
+                self._remove(later)
+        return folder
+
+    def _choose(self, before: int | None, damaged: list[tuple[Path, str]]) -> str:
+        """Name of the checkpoint to use, or nothing; what is wrong with newer ones goes to `damaged`."""
+        if not self._directory.is_dir():
+            return ""
+        self._clean()
+        for folder in list_checkpoints(self._directory):
             if before is not None and (step_of(folder) or 0) > before:
                 continue
             try:
                 self.verify(folder)
             except IntegrityError as error:
                 damaged.append((folder, str(error)))
-                continue
-            state.read(folder)
-            self._verified = folder
-            self._set_aside(damaged)
-            if before is not None:
-                self._remove(path for path in candidates if (step_of(path) or 0) > before)
-            return folder
+            else:
+                return folder.name
         if damaged:
             raise IntegrityError(_all_damaged(damaged))
-        return None
+        return ""
 
     def newest_verified(self) -> Path | None:
         """The newest checkpoint that verifies, or None. Changes nothing; damaged ones are logged."""

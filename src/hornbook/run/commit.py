@@ -14,10 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from hornbook.durable import TEMPORARY, storage_error, sync_directory
-from hornbook.errors import StorageError
+from hornbook.errors import IntegrityError, StorageError
 from hornbook.run.manifest import Manifest, write_manifest
 
 LATEST = "latest"
@@ -66,11 +64,12 @@ def commit(
         write(stage)
         manifest = write_manifest(stage, step=step, tokens=tokens, score=score, final=final)
         _publish(stage, target)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(stage, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise storage_error(error, target) from error
-        raise StorageError(f"cannot write {target}: {error}; check the space and the disk") from error
+        raise storage_error(error, target) from error
+    except IntegrityError as error:  # what was written a moment ago does not read back
+        shutil.rmtree(stage, ignore_errors=True)
+        raise StorageError(f"cannot write {target}: {error}; check the disk") from error
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise

@@ -1,58 +1,160 @@
 """When the loop saves: checkpoints, what the ledger hears of them, and what a full disk does.
 
-A scheduled save that fails is noted and tried again at the next one; the older checkpoints are untouched. The
-second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
+A scheduled save is copied in memory and written while training goes on; one is in flight at most, and the next waits
+for it, so that checkpoints are of the steps the recipe says, on every rank. A save that someone asked for, and the
+last, is waited for. A scheduled save that fails is noted, and the loop waits for the next one; older checkpoints are
+untouched. The second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
 """
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from hornbook.errors import StorageError
+from hornbook.parallel.mesh import Mesh
+from hornbook.run.background import Background
 from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.ledger import Ledger
+from hornbook.run.exchange import Exchange
+from hornbook.run.job import Job
+from hornbook.run.ledger import Ledger, Position
 from hornbook.run.observers import Observers
+from hornbook.run.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.state import State
+
+WAIT_SECONDS = 0.05
+
+
+@dataclass
+class _Save:
+    """One save in flight."""
+
+    snapshot: Snapshot
+    final: bool
+    started: float
+    """Seconds of the monotonic clock, like `durable`."""
+    written: Background[tuple[Path, float]]
+    """The checkpoint, and when it was durable."""
+    held: float
+    """Seconds for which the loop did nothing else."""
+
+
+def open_saves(job: Job, mesh: Mesh, observers: Observers) -> "Saves":
+    """The saves of this rank."""
+    exchange = Exchange(mesh.store, mesh.rank, mesh.size)
+    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange)
+    background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
+    return Saves(
+        checkpoints,
+        job.ledger,
+        observers,
+        background=background,
+        waiting=lambda at: job.pulse.enter("save", at),
+    )
 
 
 class Saves:
     """Commits checkpoints and says so."""
 
-    def __init__(self, checkpoints: Checkpoints, ledger: Ledger, observers: Observers) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        ledger: Ledger,
+        observers: Observers,
+        *,
+        background: bool,
+        waiting: Callable[[Position], None],
+    ) -> None:
+        """`background`: write scheduled saves while training goes on. `waiting` is called again and again in a wait."""
         self._checkpoints, self._ledger, self._observers = checkpoints, ledger, observers
+        self._background, self._waiting = background, waiting
+        self._buffers: Buffers | None = None
+        self._flying: _Save | None = None
         self._held: int | None = None
         self._failures = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._flying is None or kind is KeyboardInterrupt:
+            return
+        self._checkpoints.leave()  # other ranks may have gone, but what this one can finish, it does
+        self._flying.written.wait()
 
     def restore(self, state: State) -> Path | None:
         """Read the newest checkpoint that verifies into the state; None if there is none."""
         folder = self._checkpoints.restore(state)
         if folder is not None:
             self._held = state.step
+        if self._background:
+            self._buffers = Buffers(state.engine.mesh.device)
+            take_snapshot(state, self._buffers)  # the memory is taken here, not in the first save
         return folder
 
     def save(self, state: State, *, final: bool = False) -> None:
-        """Save unless this step is saved already; StorageError if it cannot be written."""
-        if self._held == state.step:
-            return
-        started = time.monotonic()
-        self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
-        folder = self._checkpoints.save(state, final=final, score=self._observers.score(state.step))
-        self._held, self._failures = state.step, 0
-        self._ledger.note("save", state, checkpoint=folder.name, final=final, seconds=time.monotonic() - started)
-        self.pass_on_notes(state)
-        for tell in self._observers.notes:
-            tell(f"saved {folder.name}")
+        """Return when this step is on disk; StorageError if it cannot be written."""
+        self._settle(state)
+        if self._held != state.step:
+            self._begin(state, None, final=final)
+            self._end(state)
 
     def try_save(self, state: State) -> None:
-        """A scheduled save: the first failure is noted and the run goes on."""
+        """A scheduled save: it is begun, and the first failure is noted and the run goes on."""
+        self._settle(state)
+        if self._held == state.step:
+            return
+        buffers = None if self._failures else self._buffers
+        self._begin(state, buffers)
+        if buffers is None:
+            self._settle(state)
+
+    def poll(self, state: State) -> None:
+        """Between steps: take note of a save that is on disk by now."""
+        if self._flying is not None and self._flying.written.done:
+            self._settle(state)
+
+    def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
+        """Copy the state, or without buffers let it stand still, and have it written."""
+        started = time.monotonic()
+        self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
+        snapshot, score = take_snapshot(state, buffers), self._observers.score(state.step)
+
+        def write() -> tuple[Path, float]:
+            return self._checkpoints.save(snapshot, final=final, score=score), time.monotonic()
+
+        written = Background(write, gives_way=buffers is not None)
+        self._flying = _Save(snapshot, final, started, written, time.monotonic() - started)
+
+    def _settle(self, state: State) -> None:
+        """Have nothing in flight; the first failure is noted, a second in a row is raised."""
+        at = self._flying.snapshot if self._flying is not None else state
         try:
-            self.save(state)
+            self._end(state)
         except StorageError as error:
             self._failures += 1
             if self._failures > 1:
                 raise
-            self._ledger.note("warning", state, text=f"the save failed: {error}")
+            self._ledger.note("warning", at, text=f"the save failed: {error}")
             for tell in self._observers.notes:
                 tell(f"could not save, older checkpoints are untouched, training goes on: {error}")
+
+    def _end(self, state: State) -> None:
+        """Wait for what is in flight, and say that it is saved; StorageError if it is not."""
+        if self._flying is None:
+            return
+        save, self._flying, begun = self._flying, None, time.monotonic()
+        while not save.written.wait(WAIT_SECONDS):
+            self._waiting(state)
+        held = save.held + time.monotonic() - begun
+        folder, durable = save.written.result()
+        self._held, self._failures = save.snapshot.step, 0
+        seconds = {"seconds": durable - save.started, "held_seconds": held}
+        self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **seconds)
+        self.pass_on_notes(state)
+        for tell in self._observers.notes:
+            tell(f"saved {folder.name}")
 
     def pass_on_notes(self, state: State) -> None:
         """Write what happened to checkpoints (damage, litter, removals) into the ledger."""

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.model.config import ModelConfig
-from hornbook.model.hf import read_hf, write_hf
-from hornbook.optim.moments import load_moments, read_moments
+from hornbook.model.hf import view_hf
+from hornbook.model.rectangles import Rectangle
+from hornbook.model.safetensors_folder import Reader, read_header
+from hornbook.optim.moments import check_cover, load_moments, read_moments
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.pieces import Piece
 
 FORMAT = 1
+MOMENTS = "trainer/optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,38 @@ class State:
         self.step += 1
         self.tokens += batch.tokens
 
-    def write(self, folder: Path) -> None:
-        """Write a Hugging Face directory and `trainer/` into the existing folder."""
-        spec = self.spec
-        write_hf(folder, dict(self.engine.export_stream()), spec.config, spec.vocab, spec.tokenizer)
-        trainer = folder / "trainer"
-        trainer.mkdir()
-        moments = {name: tensor.cpu() for name, tensor in read_moments(self.optimizer).items()}
-        save_file(moments, trainer / "optimizer.safetensors")
-        (trainer / "state.json").write_text(json.dumps(self._counters(), indent=2) + "\n")
+    def weights(self) -> dict[str, Rectangle]:
+        """What this rank saves of the parameters, by name."""
+        pieces = self.engine.pieces.items()
+        return {name: Rectangle(piece.tensor.detach(), piece.start) for name, piece in pieces if piece.keeper}
+
+    def moments(self) -> dict[str, Rectangle]:
+        """What this rank saves of the optimizer's memory, by the names of `read_moments`; step counts once for all."""
+        found = {}
+        for name, tensor in read_moments(self.optimizer).items():
+            piece = self._piece(name)
+            if piece.keeper if tensor.dim() else self.engine.mesh.leads:
+                found[name] = Rectangle(tensor, piece.start[: tensor.dim()])
+        return found
+
+    def moment_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the whole moments, by name."""
+        moments = read_moments(self.optimizer).items()
+        return {name: self._piece(name).shape if tensor.dim() else () for name, tensor in moments}
+
+    def _piece(self, moment: str) -> Piece:
+        return self.engine.pieces[moment.rpartition(".")[0]]
 
     def read(self, folder: Path) -> None:
-        """Take everything from a folder that `write` filled. Raises IntegrityError if it does not fit."""
+        """Take this rank's part of a checkpoint, which any number of ranks may have written.
+
+        Raises IntegrityError if it does not fit.
+        """
         counters = read_counters(folder)
         self.read_weights(folder)
-        try:
-            load_moments(self.optimizer, load_file(folder / "trainer" / "optimizer.safetensors"))
-        except (OSError, SafetensorError) as error:
-            raise IntegrityError(f"{folder}: trainer/optimizer.safetensors cannot be read: {error}") from error
+        self._read_moments(folder / MOMENTS)
+        if self.engine.scaler is not None and "scale" in counters:
+            self.engine.scaler.load(counters["scale"])
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
@@ -84,14 +100,21 @@ class State:
 
     def read_weights(self, folder: Path) -> None:
         """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read."""
-        config, vocab, stream = read_hf(folder)
+        _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
-        del config  # the tensors themselves are compared, name by name and shape by shape
-        self.engine.load_stream(stream)
+        self.engine.load_stream((name, view) for name, view, _ in views)  # of each, only this rank's part is read
 
-    def _counters(self) -> dict[str, Any]:
-        return {
+    def _read_moments(self, path: Path) -> None:
+        entries, reader = read_header(path), Reader()
+        check_cover(self.moment_shapes(), {name: entry.shape for name, entry in entries.items()})
+        views = {name: reader.read(name, entry) for name, entry in entries.items()}
+        parts = {name: view[self._piece(name).slices] if view.dim() else view for name, view in views.items()}
+        load_moments(self.optimizer, parts)
+
+    def counters(self) -> dict[str, Any]:
+        """What is not a tensor, as `trainer/state.json` holds it."""
+        counters = {
             "format": FORMAT,
             "step": self.step,
             "tokens": self.tokens,
@@ -99,6 +122,7 @@ class State:
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
+        return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 
 def read_counters(folder: Path) -> dict[str, Any]:

@@ -7,17 +7,15 @@ from torch import Tensor
 
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.init import initial_values
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import distributed
 from hornbook.run.begin import begin
-from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.guard import Guard
 from hornbook.run.job import Job
 from hornbook.run.observers import Observers, is_due, open_observers
 from hornbook.run.pulse import Pulse
-from hornbook.run.saves import Saves
+from hornbook.run.saves import open_saves
 from hornbook.run.state import State
 from hornbook.run.step import Step
 
@@ -33,20 +31,16 @@ def train(job: Job) -> Exit:
     with distributed(recipe.parallel, recipe.train, job.place) as mesh:
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
-        engine.load_stream(
-            initial_values(model, recipe.model, recipe.seed)
-        )  # keyed by parameter name: equal under any mesh
         optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
         state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec)
         guard = Guard(recipe.guard)
-        with open_observers(job, engine) as observers:
-            checkpoints = Checkpoints(job.run.checkpoints, recipe.checkpoint)
-            saves = Saves(checkpoints, job.ledger, observers)
+        with open_observers(job, engine) as observers, open_saves(job, mesh, observers) as saves:
             begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
             first = state.step
             while state.tokens < horizon.tokens:
                 orders = job.inbox.poll(state, mesh.agree)
+                saves.poll(state)
                 if orders.save or orders.stop:
                     job.pulse.enter("save", state)
                     saves.save(state)

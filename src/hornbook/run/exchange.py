@@ -1,0 +1,142 @@
+"""What ranks tell each other about checkpoints: small values in the store, never a collective.
+
+A save is written while training goes on, so its ranks must not meet in the collectives of training. The leader makes
+the files, every rank fills in what it holds, the leader publishes; what each is waiting for stands in the store.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hornbook import errors
+from hornbook.durable import storage_error
+from hornbook.errors import HornbookError, StorageError
+
+POLL_SECONDS = 0.005
+
+
+class Fillable(Protocol):
+    """What a checkpoint is made of, on one rank."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def create(self, folder: Path) -> None:
+        """Make every file at its full size, in an empty folder; the leader calls it."""
+
+    def fill(self, folder: Path) -> None:
+        """Write what this rank holds into the files; afterwards it is on disk."""
+
+
+class Values(Protocol):
+    """Small values by name that all ranks see (`torch.distributed.Store`)."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class Cancelled(Exception):
+    """This rank is leaving: it waits for others no more."""
+
+
+class Exchange:
+    """Where the ranks of a run meet over its checkpoints. All make the same calls in the same order."""
+
+    def __init__(self, store: Values | None = None, rank: int = 0, size: int = 1) -> None:
+        assert size == 1 or store is not None
+        self.rank, self.size = rank, size
+        self._store = store
+        self._count = 0
+        self._leaving = threading.Event()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank makes, publishes and removes."""
+        return self.rank == 0
+
+    def cancel(self) -> None:
+        """End whatever waits for another rank, in whichever thread, with `Cancelled`."""
+        self._leaving.set()
+
+    def next_key(self) -> str:
+        """The same new name on every rank."""
+        self._count += 1
+        return f"checkpoint/{self._count}"
+
+    def tell(self, key: str, value: Any) -> None:
+        """Let all ranks know a value that JSON can hold."""
+        if self._store is not None:
+            self._store.set(key, json.dumps(value))
+
+    def hear(self, *keys: str) -> tuple[str, Any]:
+        """The first of the keys that some rank has told, and its value; waits for it."""
+        assert self._store is not None
+        while not self._leaving.wait(POLL_SECONDS):
+            for key in keys:
+                if self._store.check([key]):
+                    return key, json.loads(self._store.get(key))
+        raise Cancelled
+
+    def decide(self, action: Callable[[], str]) -> str:
+        """Let the leader act; every rank gets its answer, or raises its `HornbookError`."""
+        key = self.next_key()
+        if not self.leads:
+            _, (kind, text) = self.hear(key)
+            if kind:
+                raise getattr(errors, kind)(text)
+            return text
+        try:
+            answer = action()
+        except HornbookError as error:
+            self.tell(key, (type(error).__name__, str(error)))
+            raise
+        self.tell(key, ("", answer))
+        return answer
+
+
+class SharedSave:
+    """One save, by all ranks."""
+
+    def __init__(self, exchange: Exchange, state: Fillable) -> None:
+        self._exchange, self._state = exchange, state
+        key = exchange.next_key()
+        self._stage, self._end, self._rank = f"{key}/stage", f"{key}/end", f"{key}/rank-{{}}"
+
+    def write(self, stage: Path) -> None:
+        """For the leader: fill an empty folder, together with the others. Raises OSError, StorageError."""
+        self._state.create(stage)
+        self._exchange.tell(self._stage, stage.name)
+        self._state.fill(stage)
+        for rank in range(1, self._exchange.size):
+            _, problem = self._exchange.hear(self._rank.format(rank))
+            if problem:
+                raise StorageError(f"rank {rank}: {problem}")
+
+    def end(self, problem: str = "") -> None:
+        """For the leader: tell the others that the checkpoint is published, or why it is not."""
+        self._exchange.tell(self._end, problem)
+
+    def follow(self, parent: Path) -> None:
+        """For the others: fill in what this rank holds, and wait for the end. StorageError if the save failed."""
+        key, value = self._exchange.hear(self._end, self._stage)
+        if key == self._stage:
+            self._fill(parent / value)
+            _, value = self._exchange.hear(self._end)
+        if value:
+            raise StorageError(value)
+
+    def _fill(self, stage: Path) -> None:
+        mine, problem = self._rank.format(self._exchange.rank), "it ended"
+        try:
+            self._state.fill(stage)
+            problem = ""
+        except OSError as error:
+            problem = str(storage_error(error, stage))
+        except HornbookError as error:
+            problem = str(error)
+        finally:
+            self._exchange.tell(mine, problem)

@@ -1,0 +1,96 @@
+"""A copy of the state at one step, which is written to disk while training goes on.
+
+The loop waits for one copy in memory and no longer. On a GPU it does not even wait for that: the copies lie in the
+device's queue before the next step, and whoever writes them waits.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.model.hf import create_hf, fill_hf
+from hornbook.model.rectangles import Rectangle, Writer, create_file
+from hornbook.model.safetensors_folder import read_header
+from hornbook.run.state import MOMENTS, ModelSpec, State
+
+Wait = Callable[[], None]
+
+
+class Buffers:
+    """Memory of this process for one copy of what it saves: taken once, used again by every save."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+
+    def copy(self, rectangles: Mapping[str, Rectangle]) -> dict[str, Rectangle]:
+        """The same rectangles in memory that training does not touch, once `wait` of `queue` has returned."""
+        return {name: replace(each, tensor=self._copy(name, each.tensor)) for name, each in rectangles.items()}
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._memory:
+            pinned = self._device.type == "cuda"
+            self._memory[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return self._memory[name].copy_(tensor, non_blocking=True)
+
+    def queued(self) -> Wait:
+        """A call that returns when the device has made the copies asked for so far."""
+        if self._device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint is made of, on one rank."""
+
+    step: int
+    tokens: int
+    counters: dict[str, Any]
+    spec: ModelSpec
+    weights: dict[str, Rectangle]
+    moments: dict[str, Rectangle]
+    moment_shapes: dict[str, tuple[int, ...]]
+    """Of the whole moments, by name."""
+    wait: Wait
+    """Returns when the rectangles hold their values."""
+
+    def create(self, folder: Path) -> None:
+        """Make a Hugging Face directory and `trainer/` in the existing folder, all but the tensors' values."""
+        create_hf(folder, self.spec.config, self.spec.vocab, self.spec.tokenizer)
+        (folder / MOMENTS).parent.mkdir()
+        create_file(folder / MOMENTS, self.moment_shapes)
+        (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")
+
+    def fill(self, folder: Path) -> None:
+        """Write this rank's part of weights and moments."""
+        self.wait()
+        fill_hf(folder, self.weights, self.spec.config, self.spec.vocab)
+        entries = read_header(folder / MOMENTS)
+        with Writer() as writer:
+            for name, moment in self.moments.items():
+                writer.write(entries[name], replace(moment, tensor=moment.tensor.cpu()))
+
+
+def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
+    """What is to be saved, copied into `buffers`; without them it is the state itself, which must stand still."""
+    weights, moments, wait = state.weights(), state.moments(), Buffers(torch.device("cpu")).queued()
+    if buffers is not None:
+        weights, moments, wait = buffers.copy(weights), buffers.copy(moments), buffers.queued()
+    return Snapshot(
+        step=state.step,
+        tokens=state.tokens,
+        counters=state.counters(),
+        spec=state.spec,
+        weights=weights,
+        moments=moments,
+        moment_shapes=state.moment_shapes(),
+        wait=wait,
+    )
