@@ -22,7 +22,6 @@ from hornbook.durable import write_atomic
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.journal import read_records
 from hornbook.listing import toml_value
-from hornbook.model.cpu.team import load_kernels
 from hornbook.recipe import Recipe
 from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
@@ -32,7 +31,7 @@ from hornbook.run.ledger import At, Ledger, replay
 from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
-from hornbook.run.supervisor import Supervisor
+from hornbook.run.supervisor import Supervisor, preload
 from hornbook.run.train import train
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
@@ -76,7 +75,7 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
         if size == 1:
             with first(start, changes) as job:
                 return _train(job)
-        load_kernels()
+        preload()
         supervisor = Supervisor(run, recipe.guard, signals, quiet=start.quiet)
 
         def next_job(again: bool) -> AbstractContextManager[Job]:

@@ -6,6 +6,7 @@ a signal inside a save cannot hurt it. A second SIGINT raises KeyboardInterrupt:
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
@@ -18,6 +19,8 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: str | None = None
         """Name of the first stop signal, once there was one."""
+        self.pass_on: Callable[[int], None] | None = None
+        """Called with every stop signal, in the handler: for other processes that should stop too."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -37,3 +40,5 @@ class StopSignals:
         self.received = self.received or signal.Signals(number).name
         if number == signal.SIGINT:
             self.received = "SIGINT"
+        if self.pass_on is not None:
+            self.pass_on(number)

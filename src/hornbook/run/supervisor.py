@@ -7,6 +7,7 @@ that verifies: a step is either done by all ranks or, as far as checkpoints know
 
 import contextlib
 import functools
+import importlib
 import itertools
 import os
 import select
@@ -23,12 +24,13 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 import hornbook.errors
 from hornbook.durable import write_atomic
 from hornbook.errors import Exit, HornbookError, IntegrityError, RetriesSpentError, StorageError
+from hornbook.model.cpu.team import load_kernels
 from hornbook.parallel.mesh import Place
 from hornbook.run.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.pulse import Beat, shared_pulses
+from hornbook.run.pulse import Beat, Pulse, shared_pulses
 from hornbook.run.rank import Rank, Report, fork_rank
 from hornbook.run.signals import STOP_SIGNALS, StopSignals
 from hornbook.rundir import RunDir, Status
@@ -106,14 +108,13 @@ class Supervisor:
             with open_job(number > 0) as job:
                 if failure is not None:
                     job.ledger.note("restart", failure.beat.at, restarts=self._restarts, **failure.record())
-                heard = self._signals.received
-                ranks = stack.enter_context(running_ranks(job, loop, size, number))
-            outcome = self._watch(ranks, heard)
+                ranks = stack.enter_context(running_ranks(job, loop, size, number, self._signals))
+            outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
         return outcome
 
-    def _watch(self, ranks: Sequence[Rank], heard: str | None) -> Exit | Failure:
+    def _watch(self, ranks: Sequence[Rank]) -> Exit | Failure:
         """Wait until all ranks have ended in peace, or one has not."""
         running, silences = list(ranks), {rank: Silence(rank) for rank in ranks}
         while running:
@@ -125,10 +126,6 @@ class Supervisor:
             hung = [rank for rank in running if silences[rank].lasts(self._guard.hang_seconds)]
             if hung:
                 return self._hang(hung, running, silences)
-            if self._signals.received != heard:
-                heard = self._signals.received
-                for rank in running:
-                    rank.send(signal.Signals[heard or "SIGTERM"])
             if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
                 return Exit.INTERRUPTED
         return Exit(max(rank.end.si_status for rank in ranks))
@@ -197,6 +194,12 @@ class Supervisor:
             self._run.write_state({**state, "status": status, "heartbeat": time.time()})
 
 
+def preload() -> None:
+    """Load once what every rank is about to need: parts of torch that are imported late, and the kernels."""
+    importlib.import_module("torch._dynamo")
+    load_kernels()
+
+
 class Silence:
     """How long a rank has said nothing, as far as this process was there to listen."""
 
@@ -218,11 +221,19 @@ class Silence:
 
 
 @contextlib.contextmanager
-def running_ranks(job: Job, loop: Callable[[Job], Exit], size: int, incarnation: int) -> Iterator[list[Rank]]:
+def running_ranks(
+    job: Job, loop: Callable[[Job], Exit], size: int, incarnation: int, signals: StopSignals
+) -> Iterator[list[Rank]]:
     """Ranks that run `loop`, and after the context no longer exist.
 
-    They meet in a memory file: no port, no folder, and nobody else can join.
+    They meet in a memory file: no port, no folder, and nobody else can join. A stop signal reaches either this process
+    before the first fork, and ranks inherit that it did, or every one of them after the last.
     """
+
+    def pass_on(number: int) -> None:
+        for rank in ranks:
+            rank.send(number)
+
     store = os.memfd_create("store")
     connect = functools.partial(FileStore, f"/proc/self/fd/{store}", size)
     ranks: list[Rank] = []
@@ -231,8 +242,10 @@ def running_ranks(job: Job, loop: Callable[[Job], Exit], size: int, incarnation:
             for pulse in shared_pulses(size, incarnation):
                 place = Place(pulse.rank, size, pulse.rank, connect)
                 ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse)))
+            signals.pass_on = pass_on
         yield ranks
     finally:
+        signals.pass_on = None
         for rank in ranks:
             rank.kill()
         for rank in ranks:
@@ -240,13 +253,14 @@ def running_ranks(job: Job, loop: Callable[[Job], Exit], size: int, incarnation:
         os.close(store)
 
 
-def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Any) -> Exit:
+def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Pulse) -> Exit:
+    pulse.enter("setup", At())
     return loop(job.of_rank(place, pulse))
 
 
 @contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Stop signals wait: each reaches either the ranks' parent before the fork or every one of them after it."""
+    """Stop signals wait until the end of the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

@@ -1,0 +1,193 @@
+"""Runs of several ranks for tests: each is a fork of a clean process that has hornbook loaded.
+
+    started = launcher(folder, "parallel.data=2", faults=[{"rank": 1, "phase": "clip", "step": 5, "do": "SIGKILL"}])
+    code = started.wait()
+
+pytest's own process has threads and has computed, so it must not fork ranks; and a fresh Python takes seconds to
+import torch. Faults strike in the ranks themselves, at the moment a phase is entered, so every test is exact to the
+step. Whatever happens, a run ends with the server, and the server with pytest.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hornbook.cli.main
+import hornbook.run.launch
+import hornbook.run.supervisor
+
+LIMIT_SECONDS = 60.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Started:
+    """A run that was started."""
+
+    launcher: "Launcher"
+    pid: int
+    log: Path
+
+    def wait(self, seconds: float = LIMIT_SECONDS) -> int:
+        """Its exit code, negative for a signal; fails (and kills it) after so many seconds."""
+        code = self.launcher.ask(do="wait", pid=self.pid, seconds=seconds)
+        assert code is not None, f"still running after {seconds} s:\n{self.text}"
+        return code
+
+    @property
+    def text(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return self.log.read_text(errors="replace")
+
+    def children(self) -> list[int]:
+        """Process ids of its ranks."""
+        found = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(word) for word in found.read_text().split()] if found.exists() else []
+
+
+class Launcher:
+    """The test's side of the server."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def start(
+        self, words: Sequence[str], log: Path, faults: Sequence[dict[str, Any]] = (), **constants: Any
+    ) -> Started:
+        """Begin `hornbook WORDS`; `constants` are put in the place of those of `hornbook.run.supervisor`."""
+        request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
+        return Started(self, self.ask(do="start", **request), log)
+
+    def ask(self, **request: Any) -> Any:
+        """Send a line, read a line."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        line = self._server.stdout.readline()
+        assert line, "the launcher ended"
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the server, and every run with it."""
+        self._server.communicate(timeout=LIMIT_SECONDS)
+
+
+def serve(parent: int) -> None:
+    """Answer until the input ends."""
+    die_with(parent)
+    hornbook.run.supervisor.preload()
+    pids: set[int] = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":
+            answer = start(request)
+            pids.add(answer)
+        else:
+            answer = wait(request["pid"], request["seconds"])
+            pids.discard(request["pid"])
+        print(json.dumps(answer), flush=True)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(request: dict[str, Any]) -> int:
+    """Fork a process that is the command line."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        die_with(server)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        sys.argv = ["hornbook", *request["words"]]
+        warnings.simplefilter("error")
+        strike(request["faults"])
+        vars(hornbook.run.supervisor).update(request["constants"])
+        code = hornbook.cli.main.main(request["words"])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """Exit code of a run, None if it had to be killed."""
+    pidfd = os.pidfd_open(pid)
+    ready, _, _ = select.select([pidfd], [], [], seconds)
+    os.close(pidfd)
+    if not ready:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if ready else None
+
+
+def strike(faults: list[dict[str, Any]]) -> None:
+    """From now on a rank that enters a phase looks whether a fault waits for it there."""
+    from hornbook.run.pulse import Pulse
+
+    original = Pulse.enter
+
+    def enter(self: Pulse, phase: str, at: Any) -> None:
+        original(self, phase, at)
+        for fault in faults:
+            wanted = {"rank": self.rank, "incarnation": self.incarnation, "phase": phase, "step": at.step}
+            if all(fault.get(key, value) == value for key, value in wanted.items()):
+                act(fault)
+
+    Pulse.enter = enter
+
+
+def act(fault: dict[str, Any]) -> None:
+    """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
+
+    `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor.
+    """
+    if fault["do"] == "orphan":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+        return
+    if "after" in fault:
+        signal.setitimer(signal.ITIMER_REAL, fault["after"])
+        return
+    if not fault["do"].startswith("SIG"):
+        import builtins
+
+        import hornbook.errors
+
+        kind = getattr(hornbook.errors, fault["do"], None) or getattr(builtins, fault["do"])
+        raise kind(fault.get("text", "as the test wishes"))
+    for number in [signal.Signals[fault["do"]]] * fault.get("times", 1):
+        os.kill(os.getppid() if fault.get("to") == "supervisor" else os.getpid(), number)
+        time.sleep(0.05)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

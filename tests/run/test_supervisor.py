@@ -1,0 +1,338 @@
+"""Many processes of one run: any may die, stop or fail, and the run goes on bit for bit or ends as it should."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit
+from hornbook.journal import verify_chain
+from hornbook.rundir import RunDir
+from tests.run.launcher import Launcher, Started
+
+Branch = Callable[[Path], list[dict[str, Any]]]
+Events = Callable[..., list[dict[str, Any]]]
+Train = Callable[..., Started]
+
+PHASES = ("data", "forward_backward", "clip", "optimizer", "observe")
+TWO = ("parallel.data=2", "eval.every=6", "model.dropout=0.1", "checkpoint.background=false")
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    server = Launcher()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Train:
+    """train(folder, "key=value", ..., faults=[...]) starts a run of two ranks."""
+
+    def start(folder: Path, *words: str, resume: bool = False, **how: Any) -> Started:
+        verb = ["resume", str(folder)] if resume else ["train", "--out", str(folder), *tiny_settings, *TWO]
+        return launcher.start([*verb, *words], tmp_path / "output.txt", **how)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run without any interruption."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    words = ["train", "--out", str(folder), *tiny_settings, *TWO]
+    started = launcher.start(words, folder.with_name("output.txt"))
+    assert started.wait() == 0, started.text
+    return folder
+
+
+@pytest.fixture
+def same(whole: Path, branch: Branch) -> Callable[[Path], None]:
+    """Asserts that a run has the losses and the last bytes of the whole one, a sound ledger, and left nothing."""
+
+    def check(folder: Path) -> None:
+        assert branch(folder) == branch(whole)
+        assert last_checkpoint(folder) == last_checkpoint(whole)
+        verify_chain(RunDir(folder).events)
+        assert not list(folder.rglob(".tmp-*"))
+        assert not processes_of(folder)
+
+    return check
+
+
+def last_checkpoint(folder: Path) -> dict[str, bytes]:
+    """Contents of the tensors of the last step."""
+    checkpoint = RunDir(folder).checkpoints / "step-00000012"
+    return {str(path.relative_to(checkpoint)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))}
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Living processes that have a file of the run open: supervisor and ranks hold its lock."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                files = [os.readlink(path) for path in (entry / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(name.startswith(str(folder)) for name in files):
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_two_ranks_train_and_leave_one_run_directory(whole: Path, events: Events) -> None:
+    run = RunDir(whole)
+    kinds = [record["kind"] for record in events(whole)]
+    assert (kinds[0], kinds[-1]) == ("start", "finish")
+    assert sorted(kinds) == ["evaluation", "evaluation", "finish", "save", "save", "save", "start"]
+    assert verify_chain(run.events) == len(kinds)
+    state = run.read_state()
+    assert state is not None
+    assert (state["status"], state["step"], state["attempt"]) == ("finished", 12, 1)
+    assert run.log.read_text().count("step=12") == 1
+    assert not run.incidents.exists()
+    assert not processes_of(whole)
+
+
+def fault(do: str, **where: Any) -> dict[str, Any]:
+    """Something that happens once, in the first incarnation unless told otherwise."""
+    return {"do": do, "incarnation": 0, **where}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", [*PHASES, "evaluate", "save"])
+def test_a_killed_rank_comes_back_bit_for_bit(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, phase: str, rank: int
+) -> None:
+    step = {"evaluate": 6, "save": 8}.get(phase, 7)
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGKILL", rank=rank, phase=phase, step=step)])
+    assert started.wait() == 0, started.text
+    same(run)
+    (restart,) = events(run, "restart")
+    assert (restart["rank"], restart["phase"], restart["step"], restart["attempt"]) == (rank, phase, step, 2)
+    assert restart["cause"].startswith("was killed by SIGKILL")
+    (resume,) = events(run, "resume")
+    assert resume["step"] in ((4, 8) if phase == "save" else (4,))
+    assert f"rank {rank} was killed by SIGKILL" in RunDir(run).log.read_text()
+
+
+@pytest.mark.parametrize("phase", ["data", "clip"])
+def test_a_death_while_a_save_is_written(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, phase: str
+) -> None:
+    run = tmp_path / "run"
+    started = train(
+        run, "checkpoint.background=true", faults=[fault("SIGKILL", rank=1, phase=phase, step=4)], BACKOFF=[0.0]
+    )
+    assert started.wait() == 0, started.text
+    same(run)
+    assert events(run, "resume")[0]["step"] in (0, 4)
+
+
+def test_both_ranks_killed_at_once(tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events) -> None:
+    started = train(tmp_path / "run", faults=[fault("SIGKILL", phase="forward_backward", step=9)])
+    assert started.wait() == 0, started.text
+    same(tmp_path / "run")
+    assert len(events(tmp_path / "run", "restart")) == 1
+
+
+@pytest.mark.parametrize("after", [0.0, 0.03, 0.1])
+def test_a_rank_killed_in_setup(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, after: float
+) -> None:
+    do = {"do": "SIGKILL"} if not after else {"do": "", "after": after}
+    started = train(tmp_path / "run", faults=[fault(rank=1, phase="setup", **do)])
+    assert started.wait() == 0, started.text
+    same(tmp_path / "run")
+    assert len(events(tmp_path / "run", "restart")) == 1
+
+
+def test_five_deaths_in_a_row(tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events) -> None:
+    places = [("setup", 0), ("data", 0), ("setup", 0), ("clip", 2), ("observe", 4)]
+    faults = [
+        fault("SIGKILL", incarnation=number, rank=number % 2, phase=phase, step=step)
+        for number, (phase, step) in enumerate(places)
+    ]
+    started = train(tmp_path / "run", "guard.max_restarts=5", faults=faults, BACKOFF=[0.0])
+    assert started.wait() == 0, started.text
+    same(tmp_path / "run")
+    assert [(record["phase"], record["restarts"]) for record in events(tmp_path / "run", "restart")] == [
+        (phase, number) for number, (phase, _) in enumerate(places, 1)
+    ]
+
+
+@pytest.mark.parametrize("to", ["supervisor", "rank"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_stops_all_ranks_after_the_same_step(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, to: str, name: str
+) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault(name, rank=1, phase="data", step=5, to=to)])
+    assert started.wait() == 75, started.text
+    (asked,), (stop,) = events(run, "stop_requested"), events(run, "stop")
+    assert asked["reason"] == name
+    assert asked["step"] == stop["step"] == events(run, "save")[-1]["step"] >= 6
+    assert f"`hornbook resume {run}` goes on" in started.text
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+def test_an_evaluation_of_ranks_gives_way_to_a_signal(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGTERM", rank=1, phase="evaluate", step=6)])
+    assert started.wait() == 75, started.text
+    assert not events(run, "evaluation")
+    assert events(run, "stop")[0]["step"] == 6
+
+
+def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, train: Train, same: Callable[[Path], None]) -> None:
+    run = tmp_path / "run"
+    slow = [fault("SIGSTOP", rank=0, phase="clip", step=6)]  # nothing else would end this step
+    started = train(run, faults=slow)
+    wait_until(lambda: any(is_stopped(pid) for pid in started.children()))
+    for _ in range(2):
+        os.kill(started.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert started.wait(5) == 130, started.text
+    assert not processes_of(run)
+    state = RunDir(run).read_state()
+    assert state is not None
+    assert state["status"] == "stopped"
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+def is_stopped(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_ranks_die_with_their_supervisor(tmp_path: Path, train: Train, same: Callable[[Path], None]) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6, to="supervisor")])
+    assert started.wait() == -signal.SIGKILL
+    killed = time.monotonic()
+    wait_until(lambda: not processes_of(run), seconds=5)
+    assert time.monotonic() - killed < 5
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+def test_a_second_launcher_is_refused(tmp_path: Path, train: Train, launcher: Launcher) -> None:
+    run = tmp_path / "run"
+    first = train(run, faults=[fault("SIGSTOP", rank=1, phase="clip", step=2)])
+    wait_until(lambda: any(is_stopped(pid) for pid in first.children()))
+    second = launcher.start(["resume", str(run)], tmp_path / "second.txt")
+    assert second.wait(10) == Exit.IN_USE
+    assert f"is in use by process {first.pid} on" in second.text
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait(5) == -signal.SIGKILL
+
+
+def test_ranks_that_outlive_their_supervisor_keep_the_run(tmp_path: Path, train: Train, launcher: Launcher) -> None:
+    run = tmp_path / "run"
+    where = {"rank": 1, "phase": "clip", "step": 2}
+    started = train(
+        run, faults=[fault("orphan", **where), fault("SIGKILL", to="supervisor", **where), fault("SIGSTOP", **where)]
+    )
+    assert started.wait() == -signal.SIGKILL
+    wait_until(lambda: len(processes_of(run)) == 1)
+    (orphan,) = processes_of(run)
+    try:
+        second = launcher.start(["resume", str(run)], tmp_path / "second.txt")
+        assert second.wait(20) == Exit.IN_USE
+        assert f"is in use by process {started.pid} on" in second.text
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_found_and_replaced(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, rank: int
+) -> None:
+    run = tmp_path / "run"
+    began = time.monotonic()
+    started = train(run, "guard.hang_seconds=1", faults=[fault("SIGSTOP", rank=rank, phase="forward_backward", step=7)])
+    assert started.wait() == 0, started.text
+    assert time.monotonic() - began < 20
+    same(run)
+    (restart,) = events(run, "restart")
+    assert (restart["rank"], restart["step"], restart["phase"]) == (rank, 7, "forward_backward")
+    assert re.match(r"was stopped, and silent for 1\.\d s", restart["cause"])
+    for number in (0, 1):
+        stacks = (RunDir(run).incidents / "1" / f"rank-{number}.txt").read_text()
+        assert "in take_step" in stacks
+
+
+def test_restarts_without_progress_are_counted(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    deaths = [fault("SIGKILL", incarnation=number, rank=1, phase="clip", step=7) for number in range(9)]
+    started = train(run, "guard.max_restarts=2", faults=deaths, BACKOFF=[0.0])
+    assert started.wait() == Exit.RETRIES_SPENT
+    assert re.search(r"error rank 1 was killed by SIGKILL.*\(step 7, clip\).*guard\.max_restarts", started.text)
+    assert len(events(run, "restart")) == 2
+    (fail,) = events(run, "fail")
+    assert (fail["error"], fail["step"]) == ("RetriesSpentError", 7)
+    state = RunDir(run).read_state()
+    assert state is not None
+    assert state["status"] == "failed"
+    assert not processes_of(run)
+    verify_chain(RunDir(run).events)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("UsageError", 2), ("IntegrityError", 3), ("DoesNotFitError", 4), ("DivergedError", 5), ("StorageError", 7)],
+)
+def test_an_error_that_stays_is_not_tried_again(
+    tmp_path: Path, train: Train, events: Events, error: str, code: int
+) -> None:
+    run = tmp_path / "run"
+    started = train(
+        run, faults=[{"do": error, "text": "what is wrong: the remedy", "rank": 1, "phase": "clip", "step": 5}]
+    )
+    assert started.wait() == code, started.text
+    assert started.text.endswith("error what is wrong: the remedy\n")
+    assert "Traceback" not in started.text
+    assert not events(run, "restart")
+    (fail,) = events(run, "fail")
+    assert (fail["error"], fail["text"], fail["attempt"]) == (error, "what is wrong: the remedy", 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_defect_is_tried_again_and_its_traceback_kept(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, rank: int
+) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("KeyError", text="strange", rank=rank, phase="clip", step=7)])
+    assert started.wait() == 0, started.text
+    same(run)
+    (restart,) = events(run, "restart")
+    assert (restart["rank"], restart["cause"]) == (rank, "failed with KeyError: 'strange'")
+    kept = (RunDir(run).incidents / "1" / f"rank-{rank}.txt").read_text()
+    for text in (kept, started.text):
+        assert re.search(r"Traceback(.|\n)*in take_step(.|\n)*KeyError: 'strange'", text)
+
+
+def test_requests_reach_all_ranks(tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events) -> None:
+    run = RunDir(tmp_path / "run").create()
+    (run.control / "1.json").write_text(json.dumps({"action": "save", "at_step": 3}))
+    (run.control / "2.json").write_text(json.dumps({"action": "stop", "at_step": 6}))
+    assert train(run.path).wait() == 75
+    assert [record["step"] for record in events(run.path, "save", "stop")] == [3, 4, 6, 6]
+    assert train(run.path, resume=True).wait() == 0
+    same(run.path)
