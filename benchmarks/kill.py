@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def hornbook(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "hornbook.cli.main", *map(str, words)]
 
 
-def train_command(data: Path, run: Path, settings: dict[str, float]) -> list[str]:
+def train_command(data: Path, run: Path, settings: Mapping[str, object]) -> list[str]:
     """Train, or resume what is there already."""
     if (run / "recipe.toml").exists():
         return hornbook("resume", run)

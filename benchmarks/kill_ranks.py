@@ -1,0 +1,194 @@
+"""Kill -9 of ranks: any rank, any moment, inside saves, both at once, the supervisor too; is it the same run?
+
+    python -m benchmarks.kill_ranks --kills 100
+
+One run on two ranks is trained without interruption. Then each trial trains the same run and kills again and again
+until it is done: rank 0, rank 1 or both, by the clock or while a save is being written; in every fourth trial the
+supervisor, after which the run is resumed. A trial counts as `benchmarks.kill` has it. Beside it: how long after a kill
+the next step is on record, and how long a SIGTERM takes to end the run with everything saved.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks import kill, report
+from hornbook.errors import Exit
+from hornbook.journal import read_records
+from hornbook.run.supervisor import newest_step
+from hornbook.rundir import RunDir
+
+SETTINGS = kill.SETTINGS | {
+    "parallel.data": 2,
+    "train.micro_batch": 2,
+    "guard.max_restarts": 20,
+}
+TARGETS = ("rank 0", "rank 1", "both")
+POLL_SECONDS = 0.002
+
+
+@dataclass
+class Trial:
+    """One run whose processes were killed."""
+
+    number: int
+    shard: str
+    kills: list[str] = field(default_factory=list)
+    """What each kill hit."""
+    in_save: int = 0
+    recovery_seconds: list[float] = field(default_factory=list)
+    """From a kill to the next step on record: kills of ranks after a checkpoint that is newer than the last kill, so
+    that the restart does not wait."""
+    problems: list[str] = field(default_factory=list)
+
+
+def ranks_of(supervisor: int) -> list[int]:
+    """Process ids of the ranks, in their order."""
+    with contextlib.suppress(OSError, ValueError):
+        return [int(word) for word in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+    return []
+
+
+def last_attempt(run: RunDir) -> int:
+    """Attempt of the last step on record."""
+    return max((record["attempt"] for record, _ in read_records(run.metrics)), default=0)
+
+
+def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool], seconds: float = 120.0) -> bool:
+    """Whether the condition came true before the process ended."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            return False
+        if time.monotonic() > deadline:
+            process.kill()
+            raise RuntimeError("what was waited for never came")
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def saving(run: RunDir) -> bool:
+    """Whether a save is being written."""
+    return any(name.startswith(f"{kill.TEMPORARY}step-") for name in kill.litter(run))
+
+
+def strike(trial: Trial, process: subprocess.Popen[bytes], run: RunDir, draw: random.Random, *, whole: bool) -> bool:
+    """One kill at a random moment; False if the run ended before it."""
+    held = newest_step(run)
+    fresh = draw.random() < 0.8
+    if fresh and not wait_until(process, lambda: newest_step(run) > held):
+        return False
+    if draw.random() < 0.4:
+        if not wait_until(process, lambda: saving(run)):
+            return False
+        time.sleep(draw.uniform(0, 0.01))
+    else:
+        when = time.monotonic() + draw.uniform(0, 1.5)
+        if not wait_until(process, lambda: time.monotonic() >= when):
+            return False
+    ranks = ranks_of(process.pid)
+    target = "supervisor" if whole else draw.choice(TARGETS)
+    victims = {"supervisor": [process.pid], "both": ranks, "rank 0": ranks[:1], "rank 1": ranks[1:]}[target]
+    if not victims or process.poll() is not None:
+        return process.poll() is None
+    trial.in_save += saving(run)
+    attempt = last_attempt(run)
+    for victim in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    begun = time.monotonic()
+    trial.kills.append(target)
+    if not whole and wait_until(process, lambda: last_attempt(run) > attempt) and fresh:
+        trial.recovery_seconds.append(time.monotonic() - begun)
+    return not whole
+
+
+def attempt(number: int, folder: Path) -> Trial:
+    """One trial, from its first start to the end of training; then compare."""
+    draw, shard = random.Random(number), ("none", "everything")[number % 2]
+    trial, run = Trial(number, shard), RunDir(folder / f"run-{number}")
+    for round_ in range(100):
+        words = kill.train_command(folder / "data", run.path, SETTINGS | {"parallel.shard": shard})
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            whole = number % 4 == 3 and round_ < 2
+            while strike(trial, process, run, draw, whole=whole):
+                pass
+            _, words_said = process.communicate()
+        if process.returncode == Exit.DONE:
+            break
+        if process.returncode != -signal.SIGKILL:
+            trial.problems.append(f"exit code {process.returncode}: {words_said.decode()[-500:]}")
+            return trial
+    trial.problems += kill.differences(RunDir(folder / f"reference-{shard}"), run)
+    return trial
+
+
+def sigterm(number: int, folder: Path) -> float:
+    """Seconds from a SIGTERM at a random moment to the end of the supervisor, with exit code 75."""
+    run = RunDir(folder / f"term-{number}")
+    words = kill.train_command(folder / "data", run.path, SETTINGS)
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(process, lambda: kill.last_step(run) > number)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    seconds = time.monotonic() - begun
+    if code != Exit.RESUMABLE:
+        raise RuntimeError(f"SIGTERM ended with {code}")
+    return seconds
+
+
+def run(kills: int = 100) -> bool:
+    """Run, print, write results/kill_ranks.json; whether every run was equal."""
+    trials: list[Trial] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kill.prepare(folder)
+        for shard in ("none", "everything"):
+            settings = SETTINGS | {"parallel.shard": shard}
+            kill.finish(kill.train_command(folder / "data", folder / f"reference-{shard}", settings))
+        while sum(len(trial.kills) for trial in trials) < kills:
+            trial = attempt(len(trials), folder)
+            shutil.rmtree(folder / f"run-{trial.number}")
+            trials.append(trial)
+            verdict = "; ".join(trial.problems) or "equal to the bit"
+            print(f"{trial.number:>3}  {trial.shard:<10}  {', '.join(trial.kills):<60}  {verdict}", flush=True)
+        stops = [sigterm(number, folder) for number in range(5)]
+    result = figures(trials, stops)
+    print({key: value for key, value in result.items() if key != "rows"})
+    report.write("kill_ranks", result)
+    return result["equal"] == result["trials"]
+
+
+def figures(trials: list[Trial], stops: list[float]) -> dict[str, object]:
+    """What goes into the file of results."""
+    seconds = sorted(second for trial in trials for second in trial.recovery_seconds)
+    good = [trial for trial in trials if not trial.problems]
+    return {
+        "kills": sum(len(trial.kills) for trial in trials),
+        "kills_survived": sum(len(trial.kills) for trial in good),
+        "kills_in_saves": sum(trial.in_save for trial in trials),
+        "trials": len(trials),
+        "equal": len(good),
+        "recovery_p50_seconds": statistics.median(seconds),
+        "recovery_p95_seconds": seconds[int(0.95 * (len(seconds) - 1))],
+        "sigterm_seconds": stops,
+        "rows": [asdict(trial) for trial in trials],
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="kill -9 of ranks, compare bit for bit")
+    parser.add_argument("--kills", type=int, default=100)
+    sys.exit(0 if run(parser.parse_args().kills) else 1)
