@@ -1,13 +1,16 @@
 """The doctor: every figure is measured, every complaint has its remedy."""
 
 import os
+import sys
+import time
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from hornbook.run import doctor
+from hornbook.run import doctor, doctor_ranks
 from hornbook.run.doctor import Check, diagnose, worst
 
 
@@ -22,10 +25,22 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISK_BYTES", 1 << 20)
 
 
+FOUND = {"right": True, "small_seconds": 1e-4, "large_seconds": 0.06, "lost_seconds": 0.5}
+
+
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of two ranks without their seconds."""
+    monkeypatch.setattr(doctor, "measure_ranks", lambda _: FOUND)
+
+
+@pytest.mark.usefixtures("no_ranks")
 def test_everything_is_checked_and_complaints_have_remedies(tmp_path: Path):
     checks = diagnose(tmp_path)
     assert {"python", "torch", "memory", "threads", "matmul fp32", "matmul bf16"} <= {check.name for check in checks}
-    assert {"disk write", "fsync", "free space", "offline", "text", "extras"} <= {check.name for check in checks}
+    assert {"disk write", "fsync", "free space", "offline", "text", "extras", "ranks", "time-out"} <= {
+        check.name for check in checks
+    }
     for check in checks:
         assert (check.verdict == "ok") == (check.remedy == ""), check
     figures = {check.name: check.value for check in checks if check.value is not None}
@@ -136,3 +151,63 @@ def test_disk_rate_is_of_bytes_that_are_synced(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", fsync)
     doctor.disk_rate(tmp_path)
     assert synced == [doctor.DISK_BYTES] + [8] * doctor.FSYNCS
+
+
+def test_two_ranks_meet_sum_and_miss_each_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor_ranks, "REDUCE_BYTES", 1 << 20)
+    monkeypatch.setenv("RANK", "5")  # a launcher's variables are not for these two
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    begun = time.monotonic()
+    found = doctor_ranks.measure_ranks("gloo")
+    assert found["right"]
+    assert 0 < found["small_seconds"] < found["large_seconds"] < 1
+    assert doctor_ranks.LOST_SECONDS * 0.9 < found["lost_seconds"] < doctor_ranks.NOTICED_SECONDS
+    assert time.monotonic() - begun < 30
+
+
+def test_ranks_that_cannot_meet_say_why_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonesuch")
+    children = psutil.Process().children(recursive=True)
+    check = one(doctor.check_ranks())
+    assert check.verdict == "fail"
+    assert "nonesuch" in check.text
+    assert "GLOO_SOCKET_IFNAME" in check.remedy
+    assert psutil.Process().children(recursive=True) == children
+
+
+def test_ranks_that_never_answer_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(doctor_ranks, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    children = psutil.Process().children(recursive=True)
+    assert doctor_ranks.measure_ranks("gloo") == {"error": "no answer in 0.3 s"}
+    assert psutil.Process().children(recursive=True) == children
+
+
+@pytest.mark.parametrize(
+    ("change", "verdicts"),
+    [
+        ({}, ["ok", "ok", "ok"]),
+        ({"right": False}, ["fail", "ok", "ok"]),
+        ({"large_seconds": 2.0}, ["ok", "warn", "ok"]),
+        ({"lost_seconds": None}, ["ok", "ok", "fail"]),
+    ],
+)
+def test_what_two_ranks_found_is_told(monkeypatch: pytest.MonkeyPatch, change: dict[str, object], verdicts: list[str]):
+    monkeypatch.setattr(doctor, "measure_ranks", lambda _: {**FOUND, **change})
+    checks = doctor.check_ranks()
+    assert [check.verdict for check in checks] == verdicts
+    assert [bool(check.remedy) for check in checks] == [verdict != "ok" for verdict in verdicts]
+    assert [check.name for check in checks] == ["ranks", "all-reduce", "time-out"]
+
+
+@pytest.mark.parametrize(("devices", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])
+def test_ranks_take_the_devices_where_there_are_two(monkeypatch: pytest.MonkeyPatch, devices: int, backend: str):
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(doctor, "measure_ranks", lambda backend: asked.append(backend) or FOUND)
+    text = doctor.check_ranks()[0].text
+    assert asked == [backend]
+    assert ("NCCL needs two devices" in text) == (devices == 1)

@@ -19,6 +19,7 @@ import torch
 from hornbook.durable import TEMPORARY, storage_error, write_file
 from hornbook.errors import StorageError
 from hornbook.run.commit import free_bytes
+from hornbook.run.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -27,6 +28,11 @@ MATMUL_SECONDS = 0.4
 DISK_BYTES = 64 << 20
 FSYNCS = 20
 _GIGABYTE = 10**9
+_CANNOT_MEET = (
+    "processes of this machine cannot reach each other: allow local connections in the firewall, or name the network "
+    "interface: GLOO_SOCKET_IFNAME=lo"
+)
+_CANNOT_MISS = "a run would hang when a rank dies: update torch"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ def diagnose(folder: Path) -> list[Check]:
         check_devices,
         check_threads,
         check_matmul,
+        check_ranks,
         lambda: check_disk(folder),
         check_offline,
         check_text,
@@ -137,6 +144,27 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         wait()
         best = min(best, time.perf_counter() - begun)
     return 2 * MATMUL_SIZE**3 / best / 1e9
+
+
+def check_ranks() -> list[Check]:
+    """Whether two processes can sum together, how fast, and whether one notices that the other is gone."""
+    devices = torch.cuda.device_count()
+    backend = "nccl" if devices > 1 and torch.distributed.is_nccl_available() else "gloo"
+    found = measure_ranks(backend)
+    where = f"2 ranks over {backend}" + (", on the CPU: NCCL needs two devices" if devices == 1 else "")
+    if "error" in found:
+        return [Check("ranks", "fail", f"{where}: {found['error']}", _CANNOT_MEET)]
+    wrong = "" if found["right"] else "do not train on several processes here: update torch, or the driver"
+    rate, small = REDUCE_BYTES / 1e6 / found["large_seconds"], found["small_seconds"] * 1e3
+    slow = "ranks would wait for it: see what else runs here, or name a faster interface: GLOO_SOCKET_IFNAME=lo"
+    reduced = f"{rate:,.0f} MB/s for {REDUCE_BYTES >> 20} MiB, {small:.2f} ms for 4 bytes"
+    lost = found["lost_seconds"]
+    noticed = f"a rank that stays away is {'not ' if lost is None else ''}noticed within {NOTICED_SECONDS:g} s"
+    return [
+        Check("ranks", "fail" if wrong else "ok", f"{where}: sums are {'wrong' if wrong else 'right'}", wrong),
+        Check("all-reduce", "warn" if rate < 100 else "ok", reduced, slow if rate < 100 else "", rate),
+        Check("time-out", "fail" if lost is None else "ok", noticed, _CANNOT_MISS if lost is None else "", lost),
+    ]
 
 
 def check_disk(folder: Path) -> list[Check]:

@@ -1,0 +1,106 @@
+"""Two processes that meet, sum, and miss each other: what training on several of them needs of this machine.
+
+`measure_ranks` starts this file twice, as programs of their own: the caller may have threads or have touched a
+device, and neither survives a fork.
+"""
+
+import contextlib
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+REDUCE_BYTES = 64 << 20
+REDUCES = 3
+SMALL_REDUCES = 50
+JOIN_SECONDS = 10.0
+LOST_SECONDS = 0.5
+"""Time-out of the collective that one rank stays away from."""
+NOTICED_SECONDS = 2.0
+"""Within which the other must have noticed."""
+
+
+def measure_ranks(backend: str) -> dict[str, Any]:
+    """What rank 0 of two ranks measured, or `{"error": text}`; ends within about three times JOIN_SECONDS."""
+    with tempfile.TemporaryDirectory(prefix="hornbook-") as folder:
+        command = [sys.executable, "-m", __name__, backend, f"{folder}/store", str(REDUCE_BYTES)]
+        ranks = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=3 * JOIN_SECONDS) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer in {3 * JOIN_SECONDS:g} s"}
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+    for rank, (_, complaints) in zip(ranks, outputs, strict=True):
+        if rank.returncode:
+            return {"error": (complaints.strip().splitlines() or [f"exit code {rank.returncode}"])[-1]}
+    return json.loads(outputs[0][0])
+
+
+def take_part(backend: str, store: str, size_bytes: int, rank: int) -> dict[str, Any]:
+    """One of the two ranks: join, sum, measure, be missed."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    meeting = FileStore(store, 2)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+        store=PrefixStore("group", meeting),
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=JOIN_SECONDS),
+    )
+    numbers = torch.arange(1000, device=device, dtype=torch.float32)
+    total = numbers * (rank + 1)
+    dist.all_reduce(total)
+    small, large = torch.zeros(1, device=device), torch.zeros(size_bytes // 4, device=device)
+    return {
+        "right": bool(torch.equal(total, 3 * numbers)),
+        "small_seconds": statistics.median(_seconds(small) for _ in range(SMALL_REDUCES)),
+        "large_seconds": min(_seconds(large) for _ in range(REDUCES)),
+        "lost_seconds": _miss(rank, meeting),
+    }
+
+
+def _seconds(tensor: torch.Tensor) -> float:
+    wait: Callable[[], None] = torch.cuda.synchronize if tensor.is_cuda else lambda: None
+    wait()
+    begun = time.perf_counter()
+    dist.all_reduce(tensor)
+    wait()
+    return time.perf_counter() - begun
+
+
+def _miss(rank: int, store: Store) -> float | None:
+    """Seconds until rank 0 notices that rank 1 stays away; None if it does not."""
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=LOST_SECONDS))
+    if rank == 1:
+        with contextlib.suppress(RuntimeError):  # it has not noticed: the caller hears that from rank 0
+            store.wait(["noticed"], datetime.timedelta(seconds=NOTICED_SECONDS))
+        return None
+    begun = time.perf_counter()
+    try:
+        dist.all_reduce(torch.zeros(1), group=group)
+    except RuntimeError:
+        seconds = time.perf_counter() - begun
+        store.set("noticed", "")
+        return seconds if seconds < NOTICED_SECONDS else None
+    return None
+
+
+if __name__ == "__main__":
+    said = take_part(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(said), flush=True)
