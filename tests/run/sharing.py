@@ -1,0 +1,224 @@
+"""What ranks do in the tests of checkpoints across worlds: cases for `run_ranks`.
+
+The state is a function of names, so that every world begins with the same whole and holds its own parts of it.
+"""
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from hornbook.data.loader import Loader
+from hornbook.errors import HornbookError
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config import MLP, FullAttention, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config import AdamW
+from hornbook.optim.moments import read_moments
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import parallelize
+from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.parallel.pieces import Piece
+from hornbook.run.background import Background
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.config import CheckpointConfig, TrainConfig
+from hornbook.run.exchange import Exchange
+from hornbook.run.snapshot import Buffers, take_snapshot
+from hornbook.run.state import ModelSpec, State
+
+VOCAB = 70
+MODELS = {
+    "gpt2": ModelConfig(
+        layers=2,
+        width=20,
+        heads=2,
+        attention=FullAttention(bias=True, out_bias=True),
+        mlp=MLP(hidden=30),
+        norm=LayerNorm(),
+        position=LearnedPositions(length=7),
+    ),
+    "llama": ModelConfig(layers=2, width=20, heads=2, attention=FullAttention(kv_heads=1, head_dim=2)),
+}
+
+
+def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
+    """The whole tensor of a name at a step."""
+    if not shape:
+        return torch.tensor(float(step))
+    seed = int.from_bytes(f"{name} {step}".encode(), "little") % 2**63
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_state(mesh: Mesh, model: str, layout: dict[str, Any]) -> State:
+    """A state on this rank, all zeros."""
+    config = MODELS[model]
+    train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": 1})
+    parallel = ParallelConfig.model_validate({"data": mesh.size, **layout})
+    network = build_model(config, VOCAB, "meta")
+    engine = parallelize(network, parallel, train, mesh)
+    with torch.no_grad():
+        for piece in engine.pieces.values():
+            piece.tensor.zero_()
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), AdamW())
+    loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8))
+    loader.seek = lambda clock: setattr(loader, "clock", clock)
+    return State(engine, optimizer, cast(Loader, loader), ModelSpec(config, VOCAB, None))
+
+
+def parts(state: State, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What this rank holds of weights and moments, and what it should be at a step."""
+    held = [(name, piece, piece.tensor.detach()) for name, piece in state.engine.pieces.items()]
+    held += [(name, piece_of(state, name), moment) for name, moment in read_moments(state.optimizer).items()]
+    return [
+        (tensor, value(name, piece.shape, step)[piece.slices] if tensor.dim() else value(name, (), step))
+        for name, piece, tensor in held
+    ]
+
+
+def piece_of(state: State, moment: str) -> Piece:
+    return state.engine.pieces[moment.rpartition(".")[0]]
+
+
+def set_to(state: State, step: int) -> None:
+    """Let the state be that of a step."""
+    for tensor, expected in parts(state, step):
+        tensor.copy_(expected)
+    state.step, state.tokens = step, step * 16
+    state.loader.seek(step * 2)
+
+
+def is_at(state: State, step: int) -> bool:
+    """Whether the state is that of a step, to the bit."""
+    equal = all(torch.equal(tensor, expected) for tensor, expected in parts(state, step))
+    return equal and (state.step, state.tokens, state.clock) == (step, step * 16, step * 2)
+
+
+def run_case(
+    place: Place, layout: dict[str, Any], folder: str, act: Callable[[Mesh, Checkpoints], list[Any]]
+) -> list[Any]:
+    config = ParallelConfig.model_validate({"data": place.size, **layout})
+    with distributed(config, TrainConfig.model_validate({"device": "cpu", "threads": 1}), place) as mesh:
+        checkpoints = Checkpoints(Path(folder), CheckpointConfig(keep=5), Exchange(mesh.store, mesh.rank, mesh.size))
+        return act(mesh, checkpoints)
+
+
+def save(place: Place, model: str, layout: dict[str, Any], folder: str, steps: list[int]) -> list[Any]:
+    """Save in the background while the ranks meet in collectives and change everything; returns their sizes."""
+
+    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
+        state, sizes = make_state(mesh, model, layout), []
+        buffers = Buffers(mesh.device)
+        for step in steps:
+            set_to(state, step)
+            snapshot = take_snapshot(state, buffers)
+            sizes.append(sum(part.tensor.numel() for part in (snapshot.weights | snapshot.moments).values()))
+            written = Background(lambda snapshot=snapshot: checkpoints.save(snapshot))
+            set_to(state, 99)
+            while not mesh.agree([written.done])[0]:
+                mesh.barrier()
+            assert written.result().name == f"step-{step:08d}"
+        return sizes
+
+    return run_case(place, layout, folder, act)
+
+
+def restore(place: Place, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
+    """Read the newest checkpoint: its name, whether it is that of `step`, and what the ledger is to hear."""
+
+    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(mesh, model, layout)
+        try:
+            found = checkpoints.restore(state)
+        except HornbookError as error:
+            return [type(error).__name__, str(error)]
+        return [found and found.name, is_at(state, step), [note.kind for note in checkpoints.take_notes()]]
+
+    return run_case(place, layout, folder, act)
+
+
+def import_weights(place: Place, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
+    """Read the weights alone of a folder."""
+
+    def act(mesh: Mesh, _: Checkpoints) -> list[Any]:
+        state = make_state(mesh, model, layout)
+        state.read_weights(Path(folder))
+        pieces = state.engine.pieces.items()
+        return [all(torch.equal(piece.tensor, value(name, piece.shape, step)[piece.slices]) for name, piece in pieces)]
+
+    return run_case(place, layout, folder, act)
+
+
+def fail(place: Place, layout: dict[str, Any], folder: str, rank: int, call: str) -> list[Any]:
+    """Save step 1; save step 2 while a system call fails on one rank; save step 3."""
+
+    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
+        state, said = make_state(mesh, "gpt2", layout), []
+        really = getattr(os, call)
+        for step in (1, 2, 3):
+            set_to(state, step)
+            if step == 2 and mesh.rank == rank:
+                setattr(os, call, full)
+            try:
+                said.append(checkpoints.save(take_snapshot(state)).name)
+            except HornbookError as error:
+                said.append([type(error).__name__, str(error)])
+            setattr(os, call, really)
+            mesh.barrier()
+            if mesh.leads:
+                said.append(sorted(path.name for path in Path(folder).iterdir() if path.is_dir()))
+        return said
+
+    return run_case(place, layout, folder, act)
+
+
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def die(place: Place, layout: dict[str, Any], folder: str, rank: int, when: int) -> list[Any]:
+    """Save step 1; in the save of step 2 a rank is killed at its `when`-th write."""
+
+    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(mesh, "gpt2", layout)
+        set_to(state, 1)
+        checkpoints.save(take_snapshot(state))
+        mesh.barrier()
+        set_to(state, 2)
+        really, count = os.pwrite, 0
+
+        def counted(*words: Any) -> int:
+            nonlocal count
+            count += 1
+            if count == when and mesh.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return really(*words)
+
+        os.pwrite = counted
+        checkpoints.save(take_snapshot(state))
+        return []
+
+    return run_case(place, layout, folder, act)
+
+
+def leave(place: Place, folder: str) -> list[Any]:
+    """Rank 1 never takes part in a save: what does rank 0 say once it is told to leave?"""
+
+    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(mesh, "gpt2", {})
+        if mesh.leads:
+            threading.Timer(0.3, checkpoints.leave).start()
+            try:
+                checkpoints.save(take_snapshot(state))
+            except Exception as error:  # noqa: BLE001 - its kind is the answer
+                mesh.barrier()
+                return [type(error).__name__, sorted(os.listdir(folder))]
+        mesh.barrier()
+        return []
+
+    return run_case(place, {}, folder, act)
