@@ -19,7 +19,8 @@ from hornbook.errors import IntegrityError, StorageError, UsageError
 from hornbook.model.rectangles import Rectangle, Writer, create_file
 from hornbook.model.safetensors_folder import read_header as read_tensors
 from hornbook.run import commit as commit_module
-from hornbook.run.checkpoint import Checkpoints, checkpoint_path
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.manifest import MANIFEST, open_inside, read_manifest, verify_folder
 from hornbook.run.weights import check_weights, compare_bytes, list_tensors, read_header

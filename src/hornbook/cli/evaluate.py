@@ -37,7 +37,7 @@ def evaluate(
     from hornbook.model.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.engine import parallelize
-    from hornbook.run.checkpoint import checkpoint_path
+    from hornbook.run.checkpoint_path import checkpoint_path
 
     folder = checkpoint_path(target)
     recipe = _recipe(folder)

@@ -34,7 +34,7 @@ def export(
     """
     from hornbook.cli.out_folder import appearing, check_free, file_sizes
     from hornbook.model.hf import read_hf, write_hf
-    from hornbook.run.checkpoint import checkpoint_path
+    from hornbook.run.checkpoint_path import checkpoint_path
 
     if to != "hf":
         raise UsageError(f"--to {to}: the one format is hf")

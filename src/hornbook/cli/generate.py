@@ -45,7 +45,7 @@ def generate(
     from hornbook.model.load import load_model
     from hornbook.model.sampling import Sampling
     from hornbook.parallel.mesh import choose_device
-    from hornbook.run.checkpoint import checkpoint_path
+    from hornbook.run.checkpoint_path import checkpoint_path
 
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     loaded = load_model(checkpoint_path(target), device=choose_device(device))

@@ -29,7 +29,7 @@ def train(
     as_json: Json = False,
 ) -> Exit:
     """Train a model. SIGTERM, SIGUSR1 and Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
-    from hornbook.run.checkpoint import checkpoint_path
+    from hornbook.run.checkpoint_path import checkpoint_path
     from hornbook.run.launch import Start
     from hornbook.run.origin import Origin, adopt_model
     from hornbook.rundir import RunDir

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from hornbook.durable import storage_error, write_atomic
-from hornbook.errors import IntegrityError, StorageError, UsageError
+from hornbook.errors import IntegrityError, StorageError
+from hornbook.run.checkpoint_path import all_damaged, newest_verified
 from hornbook.run.commit import (
     BEST,
     LATEST,
@@ -30,9 +31,7 @@ from hornbook.run.commit import (
 )
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.exchange import Exchange, Fillable, SharedSave
-from hornbook.run.manifest import MANIFEST, Manifest, read_manifest, verify_folder
-from hornbook.run.weights import check_weights
-from hornbook.rundir import RunDir
+from hornbook.run.manifest import Manifest, read_manifest, verify_folder
 
 _NEEDED = {
     "*.safetensors": "the weights",
@@ -156,7 +155,7 @@ class Checkpoints:
             else:
                 return folder.name
         if damaged:
-            raise IntegrityError(_all_damaged(damaged))
+            raise IntegrityError(all_damaged(damaged))
         return ""
 
     def newest_verified(self) -> Path | None:
@@ -249,68 +248,6 @@ class Checkpoints:
         return held is None or score < held
 
 
-def newest_verified(directory: Path) -> Path | None:
-    """The newest checkpoint whose bytes are all as its manifest says, or None; damaged ones are logged."""
-    return _newest_whole(directory)[0]
-
-
-def _newest_whole(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest whole checkpoint, if any, and what is wrong with newer ones (logged if there is one to use)."""
-    damaged: list[tuple[Path, str]] = []
-    for folder in list_checkpoints(directory):
-        try:
-            verify_folder(folder)
-        except IntegrityError as error:
-            damaged.append((folder, str(error)))
-            continue
-        for _, problem in damaged:
-            _log.warning("%s; %s is used", problem, folder.name)
-        return folder, damaged
-    return None, damaged
-
-
-def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
-    """The verified checkpoint that a person means by a run, a checkpoint, or a pointer (`RUN/checkpoints/best`).
-
-    Of a run: the checkpoint of `step`, else the newest that verifies. A folder without a manifest (any Hugging Face
-    directory) is taken if its weights are safetensors. Raises UsageError where there is no such thing, IntegrityError
-    where it is damaged or holds a pickle.
-    """
-    path = Path(target)
-    if path.is_file() and path.name in (LATEST, BEST):
-        path = read_pointer(path.parent, path.name) or path
-    if not path.exists():
-        raise UsageError(f"{path}: no such run or checkpoint")
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a run or checkpoint directory")
-    directory = RunDir(path).checkpoints if RunDir(path).checkpoints.is_dir() else path
-    if directory != path or list_checkpoints(path):
-        return _choose(directory, step)
-    if step is not None:
-        raise UsageError(f"{path} is one checkpoint: a step can be chosen of a run only")
-    if (path / MANIFEST).exists():
-        verify_folder(path)
-    check_weights(path)
-    return path
-
-
-def _choose(directory: Path, step: int | None) -> Path:
-    there = list_checkpoints(directory)
-    if not there:
-        raise UsageError(f"{directory} has no checkpoint yet")
-    if step is None:
-        newest, damaged = _newest_whole(directory)
-        if newest is None:
-            raise IntegrityError(_all_damaged(damaged))
-        return newest
-    folder = directory / checkpoint_name(step)
-    if folder not in there:
-        steps = ", ".join(str(step_of(path)) for path in reversed(there))
-        raise UsageError(f"{directory} has no checkpoint of step {step}; there are: {steps}")
-    verify_folder(folder)
-    return folder
-
-
 def _size(folder: Path) -> int:
     try:
         return read_manifest(folder).total_bytes
@@ -322,11 +259,3 @@ def _unused(path: Path) -> Path:
     """The path, or the path with the first free number."""
     numbered = (path.with_name(f"{path.name}.{i}") for i in range(2, 10_000))
     return path if not path.exists() else next(candidate for candidate in numbered if not candidate.exists())
-
-
-def _all_damaged(damaged: list[tuple[Path, str]]) -> str:
-    lines = "".join(f"\n  {problem}" for _, problem in damaged)
-    return (
-        f"no checkpoint of this run can be used:{lines}\n"
-        "restore one from a copy, or begin again in another folder; nothing was deleted"
-    )

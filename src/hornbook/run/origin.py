@@ -16,7 +16,7 @@ from hornbook.model.config import ModelConfig
 from hornbook.model.hf import read_hf
 from hornbook.recipe import Recipe
 from hornbook.resolve import Resolved, leaves
-from hornbook.run.checkpoint import checkpoint_path
+from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.ledger import replay
 from hornbook.run.manifest import verify_folder
 from hornbook.run.state import State
