@@ -1,5 +1,8 @@
 """What a disk that is full or failing does to a run."""
 
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +10,10 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, StorageError
+from hornbook.run import train as train_module
+from hornbook.run.background import NICE, Background
 from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.manifest import verify_folder
 from hornbook.rundir import RunDir
 
 Launch = Callable[..., Exit]
@@ -71,3 +77,142 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
     monkeypatch.setattr(Checkpoints, "save", noted_save)
     launch_run(tmp_path / "run", "log.sync_seconds=1000")
     assert order[:6] == ["sync", "save"] * 3
+
+
+# In the background.
+
+
+def slow_save(monkeypatch: pytest.MonkeyPatch, step: int, until: threading.Event, order: list[str]) -> None:
+    """The save of a step takes until the event; `order` hears of every begin and end."""
+    original = Checkpoints.save
+
+    def save(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+        order.append(f"begin {state.step}")
+        if state.step == step:
+            assert until.wait(30)
+        folder = original(self, state, final, score)
+        order.append(f"end {state.step}")
+        return folder
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+
+
+def watch_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+    """Call `act` with the number of every step that begins."""
+    original = train_module.take_step
+
+    def take_step(job: Any, state: Any) -> Any:
+        act(state.step + 1)
+        return original(job, state)
+
+    monkeypatch.setattr(train_module, "take_step", take_step)
+
+
+def test_a_scheduled_save_is_written_while_steps_go_on(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    until = threading.Event()
+
+    def begins(step: int) -> None:
+        order.append(f"step {step}")
+        if step == 7:
+            until.set()
+
+    slow_save(monkeypatch, 4, until, order)
+    watch_steps(monkeypatch, begins)
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert order.index("begin 4") < order.index("step 7") < order.index("end 4") < order.index("begin 8")
+    assert [record["step"] for record in events(tmp_path / "run", "save")] == [4, 8, 12]
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "plain", "checkpoint.background=false") == Exit.DONE
+    for step in (4, 8, 12):
+        assert checkpoint_bytes(tmp_path / "run", step) == checkpoint_bytes(tmp_path / "plain", step)
+
+
+def checkpoint_bytes(run: Path, step: int) -> dict[str, bytes]:
+    folder = RunDir(run).checkpoints / f"step-{step:08d}"
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_next_save_waits_for_the_one_in_flight(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    until = threading.Event()
+    slow_save(monkeypatch, 4, until, order)
+
+    def begins(step: int) -> None:
+        order.append(f"step {step}")
+        if step == 8:
+            threading.Timer(0.4, until.set).start()
+
+    watch_steps(monkeypatch, begins)
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert order.index("step 8") < order.index("end 4") < order.index("begin 8") < order.index("end 8")
+    assert "step 9" not in order[: order.index("begin 8")]
+    first, second, _ = events(tmp_path / "run", "save")
+    assert first["seconds"] > 0.4
+    assert 0.3 < first["held_seconds"] < first["seconds"]
+    assert second["held_seconds"] < first["held_seconds"]
+
+
+def test_after_a_failure_the_loop_waits_for_its_save(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    watch_steps(monkeypatch, lambda step: order.append(f"step {step}"))
+    slow_save(monkeypatch, 0, threading.Event(), order)
+    working = Checkpoints.save
+
+    def failing(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+        if state.step == 4:
+            raise StorageError("no space left")
+        if state.step == 8:
+            time.sleep(0.3)  # in the background a step would begin before it is done
+        return working(self, state, final, score)
+
+    monkeypatch.setattr(Checkpoints, "save", failing)
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert order.index("end 8") < order.index("step 9")
+
+
+def test_an_error_in_the_loop_lets_the_save_in_flight_be_finished(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = threading.Event()
+    slow_save(monkeypatch, 4, until, [])
+
+    def fail(step: int) -> None:
+        if step == 6:
+            threading.Timer(0.3, until.set).start()
+            raise RuntimeError("as the test wishes")
+
+    watch_steps(monkeypatch, fail)
+    with pytest.raises(RuntimeError, match="as the test wishes"):
+        launch_run(tmp_path / "run")
+    checkpoints = RunDir(tmp_path / "run").checkpoints
+    assert verify_folder(checkpoints / "step-00000004").step == 4
+    assert not list(checkpoints.glob(".tmp-*"))
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "run", mode="resume") == Exit.DONE
+
+
+def test_a_thread_that_gives_way_has_a_lower_priority_of_its_own() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority()
+    assert Background(priority, gives_way=True).result() == min(before + NICE, 19)
+    assert Background(priority).result() == before == priority()
+
+
+def test_a_call_in_the_background_hands_over_its_error() -> None:
+    def fail() -> None:
+        raise StorageError("no space left")
+
+    call = Background(fail)
+    assert call.wait(30)
+    assert call.done
+    with pytest.raises(StorageError, match="no space left"):
+        call.result()

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 NICE = 10
-"""Priority of a thread that gives way."""
+"""Added to the niceness of a thread that gives way."""
 
 
 class Background(Generic[T]):
@@ -38,7 +38,8 @@ class Background(Generic[T]):
     def _run(self) -> None:
         if self._gives_way and sys.platform == "linux":  # elsewhere a priority is that of the whole process
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
         try:
             self._future.set_result(self._call())
         except BaseException as error:  # noqa: BLE001 - `result` raises it again
