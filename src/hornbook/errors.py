@@ -76,6 +76,12 @@ class InUseError(HornbookError):
     exit_code = Exit.IN_USE
 
 
+class RankLostError(HornbookError):
+    """Another rank of the run went away: started again together, they go on from the newest checkpoint."""
+
+    exit_code = Exit.RESUMABLE
+
+
 class RetriesSpentError(HornbookError):
     """What failed was tried again as often as allowed, without getting further."""
 

@@ -20,6 +20,7 @@ from hornbook.errors import (
     HornbookError,
     IntegrityError,
     InUseError,
+    RankLostError,
     RetriesSpentError,
     StorageError,
     UsageError,
@@ -48,6 +49,7 @@ def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
         (DivergedError, Exit.DIVERGED),
         (InUseError, Exit.IN_USE),
         (StorageError, Exit.STORAGE),
+        (RankLostError, Exit.RESUMABLE),
         (RetriesSpentError, Exit.RETRIES_SPENT),
     ],
 )
@@ -60,7 +62,16 @@ def test_our_errors_are_one_message_and_their_code(
 
 
 def test_every_kind_of_error_has_a_test() -> None:
-    tested = {UsageError, IntegrityError, DoesNotFitError, DivergedError, InUseError, StorageError, RetriesSpentError}
+    tested = {
+        UsageError,
+        IntegrityError,
+        DoesNotFitError,
+        DivergedError,
+        InUseError,
+        StorageError,
+        RankLostError,
+        RetriesSpentError,
+    }
     ours = {kind for kind in HornbookError.__subclasses__() if kind.__module__ == HornbookError.__module__}
     assert ours == tested
 

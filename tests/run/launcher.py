@@ -124,7 +124,8 @@ def start(request: dict[str, Any]) -> int:
         sys.argv = ["hornbook", *request["words"]]
         warnings.simplefilter("error")
         strike(request["faults"])
-        vars(hornbook.run.supervisor).update(request["constants"])
+        for name, value in request["constants"].items():
+            setattr(hornbook.run.supervisor, name, value)
         code = hornbook.cli.main.main(request["words"])
     finally:
         sys.stdout.flush()

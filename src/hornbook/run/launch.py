@@ -6,8 +6,8 @@ would mix two runs.
 
 import contextlib
 import dataclasses
-import functools
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +18,22 @@ from typing import Literal
 
 import torch
 
-from hornbook.durable import write_atomic
-from hornbook.errors import DoesNotFitError, Exit, UsageError
+from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.journal import read_records
 from hornbook.listing import toml_value
+from hornbook.parallel.mesh import SETUP_SECONDS, Place
 from hornbook.recipe import Recipe
 from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
+from hornbook.run.comparing import compare_ranks, rank_facts
 from hornbook.run.environment import check_data_lock
 from hornbook.run.job import Inputs, Job, open_inputs
+from hornbook.run.joining import joined_place
 from hornbook.run.ledger import At, Ledger, replay
+from hornbook.run.meeting import await_leader, leading, wait_until
 from hornbook.run.origin import Origin, check_tokenizer
+from hornbook.run.pulse import Pulse
+from hornbook.run.rank import Report
 from hornbook.run.requests import Inbox, refuse_if_held
 from hornbook.run.signals import StopSignals
 from hornbook.run.supervisor import Supervisor, preload
@@ -56,32 +61,90 @@ class Start:
 def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: Start) -> Exit:
     """Train `recipe` in the run directory; DONE when finished, RESUMABLE when stopped, INTERRUPTED on a second Ctrl-C.
 
-    `origins` tells where each value of the recipe came from. Raises UsageError (the directory holds something else, a
-    resume would change what must not change), InUseError, IntegrityError (data changed, every checkpoint damaged),
-    DivergedError, DoesNotFitError, StorageError.
+    `origins` tells where each value of the recipe came from. Where torchrun or Slurm started this process, it is one of
+    the ranks, else it starts them. Raises UsageError (the directory holds something else, a resume would change what
+    must not change, ranks differ), InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError,
+    DoesNotFitError, StorageError, RetriesSpentError, RankLostError.
     """
+    place = joined_place(os.environ, recipe.parallel.data)
+    if place is not None:
+        return _join(recipe, run, place, origins=origins, start=start)
+    changes, inputs = check_start(recipe, run, start), read_inputs(recipe, start)
+    if recipe.parallel.data > 1:
+        return _supervise(recipe, run, inputs, changes, origins=origins, start=start)
+    with StopSignals() as signals, RunLock(run.create()):
+        check_directory(run, start.mode)  # again: another start may have been faster
+        with open_job(run, inputs, signals, start, changes, origins=origins) as job:
+            return _train(job)
+
+
+def _supervise(
+    recipe: Recipe, run: RunDir, inputs: Inputs, changes: list[Change], *, origins: Mapping[str, str], start: Start
+) -> Exit:
+    """Start the ranks, and be their supervisor."""
+    check_supervision()
+    preload()
+
+    def next_job(again: bool) -> AbstractContextManager[Job]:
+        if not again:
+            return open_job(run, inputs, signals, start, changes, origins=origins)
+        # The recipe is written, and the ledger knows the origin, and perhaps the changes.
+        resumed = dataclasses.replace(start, mode="resume", origin=None)
+        return open_job(run, inputs, signals, resumed, changed_settings(run, recipe), origins=origins)
+
+    with StopSignals() as signals, RunLock(run.create(), shared=True):
+        check_directory(run, start.mode)
+        supervisor = Supervisor(run, recipe.guard, signals, quiet=start.quiet)
+        return supervisor.run(next_job, _train, recipe.parallel.data)
+
+
+def _join(recipe: Recipe, run: RunDir, place: Place, *, origins: Mapping[str, str], start: Start) -> Exit:
+    """Be one rank of a run whose ranks torchrun or Slurm started. Nothing is written before all are found equal."""
+    assert place.connect is not None
+    store, inputs = place.connect(), read_inputs(recipe, start)
+    facts = rank_facts(recipe, inputs.corpus.lock())
+    compare_ranks(store, place, facts | {"run directory": str(run.path.resolve()), "verb": start.mode})
+    with StopSignals() as signals, contextlib.ExitStack() as stack:
+        if place.leads:
+            with leading(store, place.size) as told:
+                changes = check_start(recipe, run, start)
+                stack.enter_context(RunLock(run.create()))
+                check_directory(run, start.mode)
+                job = stack.enter_context(open_job(run, inputs, signals, start, changes, origins=origins))
+                told["attempt"] = job.ledger.attempt
+        else:
+            told = await_leader(store)
+            job = _follow(recipe, run, inputs, signals, start, told["attempt"])
+        return _train(job.of_rank(place, Pulse(rank=place.rank)))
+
+
+def _follow(recipe: Recipe, run: RunDir, inputs: Inputs, signals: StopSignals, start: Start, attempt: int) -> Job:
+    """The job of a rank that does not lead, over the run directory that rank 0 holds; it writes nothing there.
+
+    Rank 0 writes nothing more until all ranks have joined, so both read the same ledger.
+    """
+    if not wait_until(run.recipe.is_file, SETUP_SECONDS):  # a network file system may be late to show it
+        raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
+    changes = changed_settings(run, recipe) if start.mode == "resume" else []
+    ledger = Ledger(run, silent=True)
+    ledger.attempt = attempt
+    inbox = Inbox(run, ledger, signals, leads=False)
+    return Job(run, inputs, ledger, inbox, start.mode, start.origin, changes)
+
+
+def check_start(recipe: Recipe, run: RunDir, start: Start) -> list[Change]:
+    """What a resume changes. Raises what stands in the way of this start in its directory, and writes nothing."""
     check_directory(run, start.mode)
     refuse_if_held(run)
-    size = recipe.parallel.data
-    changes = changed_settings(run, recipe) if start.mode == "resume" else []
+    return changed_settings(run, recipe) if start.mode == "resume" else []
+
+
+def read_inputs(recipe: Recipe, start: Start) -> Inputs:
+    """The data, which an origin's tokenizer must fit."""
     inputs = open_inputs(recipe)
     if start.origin is not None:
         check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
-    if size > 1:
-        check_supervision()
-    with StopSignals() as signals, RunLock(run.create(), shared=size > 1):
-        check_directory(run, start.mode)  # again: another start may have been faster
-        first = functools.partial(open_job, run, inputs, signals, origins=origins)
-        if size == 1:
-            with first(start, changes) as job:
-                return _train(job)
-        preload()
-        supervisor = Supervisor(run, recipe.guard, signals, quiet=start.quiet)
-
-        def next_job(again: bool) -> AbstractContextManager[Job]:
-            return first(_resumed(start), changed_settings(run, recipe)) if again else first(start, changes)
-
-        return supervisor.run(next_job, _train, size)
+    return inputs
 
 
 @contextlib.contextmanager
@@ -116,11 +179,6 @@ def open_job(
                 ledger.note("origin", At(), origin=start.origin.record(), windows=windows)
             job.write_recipe()
         yield job
-
-
-def _resumed(start: Start) -> Start:
-    """How the ranks of a later incarnation begin: the recipe is written, and the ledger knows the origin."""
-    return dataclasses.replace(start, mode="resume", origin=None)
 
 
 def check_supervision() -> None:
@@ -162,7 +220,7 @@ def lock_data(job: Job) -> None:
     if job.mode == "resume":
         check_data_lock(job.run.data_lock, current)
     else:
-        write_atomic(job.run.data_lock, json.dumps(current, indent=2) + "\n")
+        job.write(job.run.data_lock, json.dumps(current, indent=2) + "\n")
 
 
 def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
@@ -201,9 +259,11 @@ def _train(job: Job) -> Exit:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(error) from error
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise _does_not_fit(error) from error
+        if "can't allocate memory" in str(error):
+            raise _does_not_fit(error) from error
+        if job.place.size > 1 and Report.of(error).by_peer:
+            raise RankLostError(f"another rank went away: {error}. Start all ranks again") from error
+        raise
     finally:
         job.inputs.loader.close()
 

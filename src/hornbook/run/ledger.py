@@ -87,8 +87,9 @@ class SilentAppender:
 class Ledger:
     """Writer of one attempt's records; opens by cutting a torn tail and checking the chain."""
 
-    def __init__(self, run: RunDir, listeners: Iterable[Listener] = ()) -> None:
-        self._appender: Appender | SilentAppender = Appender(run.events, chained=True)
+    def __init__(self, run: RunDir, listeners: Iterable[Listener] = (), *, silent: bool = False) -> None:
+        """`silent`: for a rank that does not lead; the file is read, and not written."""
+        self._appender = SilentAppender() if silent else Appender(run.events, chained=True)
         verify_chain(run.events)
         self.past = replay(record for record, _ in read_records(run.events))
         self.attempt = self.past.attempt + 1

@@ -10,10 +10,11 @@ import faulthandler
 import json
 import os
 import re
+import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NoReturn
@@ -88,6 +89,11 @@ class Rank:
         return _content(self._stacks)
 
     @property
+    def words(self) -> str:
+        """Everything it had to say about its end."""
+        return self.stacks + (self.report.traceback if self.report is not None else "")
+
+    @property
     def stopped(self) -> bool:
         """Whether the system keeps it from running: stopped by a signal, or waiting for a device without an end."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
@@ -124,6 +130,15 @@ def fork_rank(pulse: Pulse, loop: Callable[[], Exit]) -> Rank:
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # here too: whoever comes first
     return Rank(pulse, pid, stacks, report)
+
+
+def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
+    """The ranks that have ended, as soon as one has or the time is over."""
+    poll = select.poll()
+    for rank in ranks:
+        poll.register(rank.pidfd, select.POLLIN)
+    ended = {descriptor for descriptor, _ in poll.poll(max(seconds, 0.0) * 1e3)}
+    return [rank for rank in ranks if rank.pidfd in ended]
 
 
 def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -> NoReturn:

@@ -10,37 +10,29 @@ import functools
 import importlib
 import itertools
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-import hornbook.errors
-from hornbook.durable import write_atomic
-from hornbook.errors import Exit, HornbookError, IntegrityError, RetriesSpentError, StorageError
+from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.model.cpu.team import load_kernels
 from hornbook.parallel.mesh import Place
 from hornbook.run.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
+from hornbook.run.failure import Failure, diagnose, diagnose_hang, keep_evidence
 from hornbook.run.job import Job
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.pulse import Beat, Pulse, shared_pulses
-from hornbook.run.rank import Rank, Report, fork_rank
+from hornbook.run.pulse import Pulse, shared_pulses
+from hornbook.run.rank import Rank, fork_rank, wait_for_ends
 from hornbook.run.signals import STOP_SIGNALS, StopSignals
 from hornbook.rundir import RunDir, Status
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; an end is seen at once."""
-GRACE_SECONDS = 1.0
-"""When ranks end because another went away: so long that one is waited for."""
-DUMP_SECONDS = 1.0
-"""For silent ranks to write their stacks."""
 LEAST_SILENCE, FIRST_SILENCE = 10.0, 300.0
 """Seconds: the shortest silence that is a hang, and the shortest in a phase that a rank was never through before."""
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
@@ -48,32 +40,6 @@ BACKOFF = (0.0, 1.0, 5.0, 30.0)
 
 OpenJob = Callable[[bool], AbstractContextManager[Job]]
 """Opens the job of the next incarnation; the argument says whether there was one before."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an incarnation ended."""
-
-    rank: int
-    cause: str
-    """What happened to the rank, as the end of a sentence that begins with it."""
-    beat: Beat
-    """Where it was."""
-    report: Report | None = None
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} {self.cause} (step {self.beat.step}, {self.beat.phase})"
-
-    def record(self) -> dict[str, Any]:
-        """For the ledger."""
-        return {"rank": self.rank, "cause": self.cause, "phase": self.beat.phase}
-
-    @property
-    def ours(self) -> HornbookError | None:
-        """The rank's own error, where trying again would not help."""
-        if self.report is None or not self.report.ours or self.report.by_peer:
-            return None
-        return getattr(hornbook.errors, self.report.kind, HornbookError)(self.report.text)
 
 
 class Supervisor:
@@ -123,31 +89,17 @@ class Supervisor:
             unrest = [rank for rank in ranks if rank not in running and not rank.peaceful]
             if unrest:
                 return diagnose(unrest, running)
-            hung = [rank for rank in running if silences[rank].lasts(self._guard.hang_seconds)]
-            if hung:
-                return self._hang(hung, running, silences)
+            lasting = {rank: silences[rank] for rank in running if silences[rank].lasts(self._guard.hang_seconds)}
+            if lasting:
+                return diagnose_hang({rank: silence.seconds for rank, silence in lasting.items()}, running)
             if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
                 return Exit.INTERRUPTED
         return Exit(max(rank.end.si_status for rank in ranks))
 
-    def _hang(self, hung: list[Rank], running: list[Rank], silences: "dict[Rank, Silence]") -> Failure:
-        """Have every rank write its stacks, and say which one the others wait for."""
-        stopped = [rank for rank in hung if rank.stopped]
-        culprit = max(stopped or hung, key=lambda rank: silences[rank].seconds)
-        what = "was stopped, and silent" if stopped else "was silent"
-        failure = Failure(culprit.number, f"{what} for {silences[culprit].seconds:.1f} s", culprit.pulse.read())
-        for rank in running:
-            rank.send(signal.SIGUSR2)
-            rank.send(signal.SIGCONT)  # a stopped process writes nothing
-        deadline = time.monotonic() + DUMP_SECONDS
-        while time.monotonic() < deadline and not all(rank.stacks for rank in running):
-            time.sleep(0.02)
-        return failure
-
     def _prepare_restart(self, failure: Failure) -> None:
         """Count, say and wait; or raise what a restart would not mend."""
-        if failure.ours is not None:
-            raise failure.ours
+        if failure.lasting is not None:
+            raise failure.lasting
         newest = newest_step(self._run)
         self._restarts = 1 if newest > self._newest else self._restarts + 1
         self._newest = newest
@@ -266,53 +218,6 @@ def stop_signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
-    """The ranks that have ended, as soon as one has or the time is over."""
-    poll = select.poll()
-    for rank in ranks:
-        poll.register(rank.pidfd, select.POLLIN)
-    ended = {descriptor for descriptor, _ in poll.poll(seconds * 1e3)}
-    return [rank for rank in ranks if rank.pidfd in ended]
-
-
-def diagnose(unrest: list[Rank], running: Sequence[Rank]) -> Failure:
-    """Which rank ended first: one that was killed or failed by itself, not those that lost it."""
-    deadline, running = time.monotonic() + GRACE_SECONDS, list(running)
-    while running and all(_blames(rank) > 1 for rank in unrest) and time.monotonic() < deadline:
-        ended = wait_for_ends(running, PERIOD)
-        running = [rank for rank in running if rank not in ended]
-        unrest = unrest + [rank for rank in ended if not rank.peaceful]
-    culprit = min(unrest, key=_blames)
-    return Failure(culprit.number, _cause(culprit), culprit.pulse.read(), culprit.report)
-
-
-def _blames(rank: Rank) -> int:
-    """0: it was killed; 1: it failed by itself; 2: it says that another went away."""
-    if rank.killed:
-        return 0
-    return 2 if rank.report is not None and rank.report.by_peer else 1
-
-
-def _cause(rank: Rank) -> str:
-    if rank.killed:
-        name = signal.Signals(rank.end.si_status).name
-        return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
-    if rank.report is None:
-        return f"ended with exit code {rank.end.si_status}"
-    return f"failed with {rank.report.kind}: {rank.report.text}"
-
-
-def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
-    """Write stacks and tracebacks into `incidents/ATTEMPT/rank-N.txt`; a full disk must not stop a restart."""
-    folder = run.incidents / str(attempt)
-    for rank in ranks:
-        ended = rank.report.traceback if rank.report is not None else ""
-        if text := rank.stacks + ended:
-            with contextlib.suppress(OSError, StorageError):
-                folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(folder / f"rank-{rank.number}.txt", text)
 
 
 def newest_step(run: RunDir) -> str:
