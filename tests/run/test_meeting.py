@@ -117,15 +117,15 @@ def test_the_others_wait_until_rank_0_is_ready():
     ready = threading.Event()
 
     def lead() -> None:
-        with leading(store, 2):
+        with leading(store, 2) as told:
             time.sleep(0.2)
             ready.set()
+            told["attempt"] = 7
 
-    def follow() -> bool:
-        await_leader(store)
-        return ready.is_set()
+    def follow() -> Any:
+        return await_leader(store), ready.is_set()
 
-    assert together(follow, lead) == [True, None]
+    assert together(follow, lead) == [({"attempt": 7}, True), None]
 
 
 def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all():

@@ -1,6 +1,7 @@
 """What train, resume and fork share: the summary of `-n`, and the answer when the run has ended."""
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
     """Launch the job, or under `dry_run` say what it would be."""
     import dataclasses
 
+    from hornbook.run.joining import joined_place
     from hornbook.run.launch import launch
 
     if dry_run:
@@ -25,6 +27,9 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
         return Exit.DONE
     start = dataclasses.replace(start, argv=tuple(sys.argv), quiet=people().quiet)
     code = launch(resolved.recipe, run, origins=resolved.origins, start=start)
+    place = joined_place(os.environ, resolved.recipe.parallel.data)
+    if place is not None and not place.leads:
+        return code  # rank 0 answers
     result = describe_result(run)
     if as_json:
         answer(result, as_json=True)

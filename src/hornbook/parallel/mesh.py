@@ -92,16 +92,8 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def distributed(
-    parallel: ParallelConfig,
-    train: TrainConfig,
-    place: Place | None = None,
-    check: Callable[[Store], None] | None = None,
-) -> Iterator[Mesh]:
-    """The mesh of this run; threads and numerics are set for the time it is open.
-
-    `check` sees the store where ranks meet before they join, and may refuse by raising.
-    """
+def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | None = None) -> Iterator[Mesh]:
+    """The mesh of this run; threads and numerics are set for the time it is open."""
     place = place or Place()
     assert place.size == parallel.data, (place.size, parallel.data)
     threads = torch.get_num_threads()
@@ -116,8 +108,6 @@ def distributed(
             return
         assert place.connect is not None
         store = place.connect()
-        if check is not None:
-            check(store)
         join(store, place, device)
         try:
             shape = (parallel.replicas, parallel.data // parallel.replicas)

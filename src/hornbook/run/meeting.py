@@ -1,11 +1,11 @@
 """Where ranks that a launcher started meet, and what they tell each other before the first collective.
 
-How to call it, in this order, on every rank:
+How it goes, in this order, on every rank (`run/launch.py` does it):
 
-    store = place.connect()                          the same store at every call; a rank that does not come is named
-    rank 0:  with leading(store, place.size): ...    takes the lock and writes the first files of the run directory
-    others:  await_leader(store)                     before they look at that directory; raises rank 0's error
-    distributed(..., check=lambda store: compare_ranks(store, place, rank_facts(recipe, lock)))
+    store = place.connect()                                the same store at every call
+    compare_ranks(store, place, rank_facts(recipe, lock))  nobody goes on before all have come this far
+    rank 0:  with leading(store, place.size) as told:      takes the lock, writes the first files of the run
+    others:  told = await_leader(store)                    before they look at the run directory
 
 The store is a TCPStore in rank 0's process, new at each start: no key of a rank that has died is in it. torchrun's
 agent keeps a store of its own at MASTER_PORT, which outlives its ranks and, on several machines, cannot even
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed import (
     DistError,  # pyright: ignore[reportPrivateImportUsage]
@@ -131,27 +132,31 @@ def _timeout() -> datetime.timedelta:
 
 
 @contextlib.contextmanager
-def leading(store: Store, size: int) -> Iterator[None]:
-    """What rank 0 does before the others may look at the run directory; they hear that it is done, or its error."""
+def leading(store: Store, size: int) -> Iterator[dict[str, Any]]:
+    """What rank 0 does before the others may look at the run directory.
+
+    They hear what was put into the dictionary, once the block has ended well; or the error that ended it.
+    """
+    told: dict[str, Any] = {}
     try:
-        yield
+        yield told
     except HornbookError as error:
-        store.set("leader", json.dumps([type(error).__name__, str(error)]))
+        store.set("leader", json.dumps({"error": type(error).__name__, "text": str(error)}))
         wait_until(lambda: store.add("heard", 0) >= size - 1, LINGER_SECONDS)
         raise
-    store.set("leader", "[]")
+    store.set("leader", json.dumps(told))
 
 
-def await_leader(store: Store) -> None:
-    """Return when rank 0 has the run directory. Raises the error that kept it from that, UsageError if it has gone."""
+def await_leader(store: Store) -> dict[str, Any]:
+    """What rank 0 told, once it has the run directory. Raises the error that kept it from that, or UsageError."""
     with held_by_leader():
         if not wait_until(lambda: store.check(["leader"]), SETUP_SECONDS):
             raise UsageError(f"rank 0 did not open the run directory in {SETUP_SECONDS:g} s: see what it says itself")
-        found = json.loads(store.get("leader"))
+        told = json.loads(store.get("leader"))
         store.add("heard", 1)
-    if found:
-        kind, text = found
-        raise getattr(hornbook.errors, kind, HornbookError)(f"rank 0: {text}")
+    if "error" in told:
+        raise getattr(hornbook.errors, told["error"], HornbookError)(f"rank 0: {told['text']}")
+    return told
 
 
 @contextlib.contextmanager
