@@ -1,0 +1,257 @@
+"""Ways to save and load the state of one model on some ranks: what `benchmarks.checkpoint` runs on each of them."""
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor
+
+from hornbook.data.batch import Batch
+from hornbook.data.loader import Loader
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config import ModelConfig
+from hornbook.model.init import initial_values
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config import AdamW
+from hornbook.optim.moments import read_moments
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import parallelize
+from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.run.background import Background
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.config import CheckpointConfig, TrainConfig
+from hornbook.run.exchange import Exchange
+from hornbook.run.snapshot import Buffers, take_snapshot
+from hornbook.run.state import ModelSpec, State
+
+LEARNING = AdamW.model_validate({"lr": 1e-4})
+
+
+class Pending(Protocol):
+    """A save that goes on."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Any: ...
+
+
+class Way(Protocol):
+    """One way to checkpoint."""
+
+    def save(self, folder: Path) -> Pending | None:
+        """Save into a new folder; what is returned, if anything, is still being written."""
+
+    def load(self, folder: Path) -> None: ...
+
+
+class Ours:
+    """A copy in memory, written in the background as Hugging Face files with a manifest; verified, then read."""
+
+    def __init__(self, state: State, mesh: Mesh) -> None:
+        self._state, self._mesh = state, mesh
+        self._buffers = Buffers(mesh.device)
+        take_snapshot(state, self._buffers)
+
+    def _checkpoints(self, folder: Path) -> Checkpoints:
+        store = self._mesh.store and dist.PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._mesh.store)
+        return Checkpoints(folder, CheckpointConfig(), Exchange(store, self._mesh.rank, self._mesh.size))
+
+    def save(self, folder: Path) -> Pending:
+        snapshot, checkpoints = take_snapshot(self._state, self._buffers), self._checkpoints(folder)
+        call = Background(lambda: checkpoints.save(snapshot), gives_way=True)
+        return cast(Pending, SimpleNamespace(done=lambda: call.done, result=call.result))
+
+    def load(self, folder: Path) -> None:
+        assert self._checkpoints(folder).restore(self._state) is not None
+
+
+class TorchDistributed:
+    """torch.distributed.checkpoint of the same tensors."""
+
+    def __init__(self, state: State, *, background: bool) -> None:
+        self._state, self._background = state, background
+        self._group = dist.new_group() if background else None  # on training's own group it deadlocks
+
+    def _tensors(self) -> dict[str, Any]:
+        parameters = dict(self._state.engine.model.named_parameters())
+        moments = read_moments(self._state.optimizer).items()
+        return parameters | {name: _as(parameters[name.rpartition(".")[0]], moment) for name, moment in moments}
+
+    def save(self, folder: Path) -> Pending | None:
+        if self._background:
+            return cast(Pending, dcp.async_save(self._tensors(), checkpoint_id=folder, process_group=self._group))
+        dcp.save(self._tensors(), checkpoint_id=folder)
+        return None
+
+    def load(self, folder: Path) -> None:
+        dcp.load(self._tensors(), checkpoint_id=folder)
+
+
+class TorchSave:
+    """torch.save of what each rank holds to a file of its own, then fsync."""
+
+    def __init__(self, state: State, mesh: Mesh) -> None:
+        self._state, self._rank = state, mesh.rank
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        weights = {name: piece.tensor.detach() for name, piece in self._state.engine.pieces.items()}
+        return weights | read_moments(self._state.optimizer)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / str(self._rank)).open("wb") as file:
+            torch.save(self._tensors(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def load(self, folder: Path) -> None:
+        stored, own = torch.load(folder / str(self._rank)), self._tensors()
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+
+
+def _as(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    """A moment cut as its parameter is."""
+    if not isinstance(parameter, DTensor) or moment.dim() == 0:
+        return moment
+    return DTensor.from_local(
+        moment, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+@contextmanager
+def prepared(place: Place, spec: dict[str, Any]) -> Iterator[tuple[Mesh, State, dict[str, Way]]]:
+    """The state of a model on this rank, and the ways to save it."""
+    parallel = ParallelConfig.model_validate({"data": place.size, "shard": "everything" if place.size > 1 else "none"})
+    train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": max(1, 2 // place.size)})
+    with distributed(parallel, train, place) as mesh:
+        if mesh.size == 1:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        config = ModelConfig.model_validate(spec["model"])
+        network = build_model(config, spec["vocab"], "meta")
+        engine = parallelize(network, parallel, train, mesh)
+        engine.load_stream(initial_values(network, config, 1))
+        optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), LEARNING)
+        loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8), seek=lambda _: None)
+        state = State(engine, optimizer, cast(Loader, loader), ModelSpec(config, spec["vocab"], None))
+        yield mesh, state, ways(state, mesh)
+
+
+def ways(state: State, mesh: Mesh) -> dict[str, Way]:
+    """All contenders."""
+    return {
+        "hornbook": Ours(state, mesh),
+        "dcp.async_save": TorchDistributed(state, background=True),
+        "dcp.save": TorchDistributed(state, background=False),
+        "torch.save": TorchSave(state, mesh),
+    }
+
+
+def saves(place: Place, spec: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of `rounds` saves of each way in turn, and of steps, beside a copy of as many bytes.
+
+    `held` and `durable` are of saves in which nothing else is done; `steps` and `writing` of steps without a save and
+    while one is written. The last folder of each way stays.
+    """
+    with prepared(place, spec) as (mesh, state, contenders):
+        snapshot = take_snapshot(state)
+        own = sum(part.tensor.nbytes for part in (snapshot.weights | snapshot.moments).values())
+        source, target = np.ones(own, np.uint8), np.ones(own, np.uint8)
+        batch, copies, steps = make_batch(spec, mesh), [], []
+        found = {name: {"held": [], "durable": [], "writing": []} for name in contenders}
+        for number in range(spec["rounds"] + 1):  # the first is for warming up
+            mesh.barrier()
+            copies.append(timed(lambda: np.copyto(target, source)))
+            steps.append(statistics.median(timed(lambda: step(state, batch, mesh)) for _ in range(spec["steps"])))
+            for name, way in contenders.items():
+                for kind in ("alone", "busy"):
+                    one = save_once(way, place_of(spec, name, mesh), mesh, state, batch if kind == "busy" else None)
+                    for key, value in one.items():
+                        found[name][key].append(value)
+            del number
+        return {"bytes": own, "copy": copies[1:], "steps": steps[1:], "ways": _without_first(found)}
+
+
+def _without_first(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
+    return {name: {key: values[1:] for key, values in each.items()} for name, each in found.items()}
+
+
+def place_of(spec: dict[str, Any], name: str, mesh: Mesh) -> Path:
+    """An empty place for a save; every rank asks for it."""
+    folder = Path(spec["folder"]) / name
+    mesh.barrier()
+    if mesh.leads:
+        shutil.rmtree(folder, ignore_errors=True)
+    mesh.barrier()
+    return folder
+
+
+def save_once(way: Way, folder: Path, mesh: Mesh, state: State, batch: Batch | None) -> dict[str, float]:
+    """One save; with a batch, steps are made while it is written, and their mean time is returned."""
+    begun = time.perf_counter()
+    pending = way.save(folder)
+    held = time.perf_counter() - begun
+    if batch is None:
+        if pending is not None:
+            pending.result()
+        mesh.barrier()
+        return {"held": held, "durable": time.perf_counter() - begun}
+    if pending is None:
+        return {}
+    steps = []
+    while not mesh.agree([pending.done()])[0]:  # a step that outlasts the save is counted too: it began within
+        steps.append(timed(lambda: step(state, batch, mesh)))
+    pending.result()
+    return {"writing": statistics.mean(steps)} if steps else {}
+
+
+def loads(place: Place, spec: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of `rounds` loads of each way in turn."""
+    with prepared(place, spec) as (mesh, _, contenders):
+        found: dict[str, list[float]] = {name: [] for name in spec["load"]}
+        for _ in range(spec["rounds"] + 1):
+            for name in spec["load"]:
+                mesh.barrier()
+                way = contenders[name]
+                found[name].append(timed(lambda way=way, name=name: way.load(Path(spec["folder"]) / name)))
+        return {name: seconds[1:] for name, seconds in found.items()}
+
+
+def timed(act: Callable[[], Any]) -> float:
+    """Seconds that a call takes."""
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+def step(state: State, batch: Batch, mesh: Mesh) -> None:
+    """One optimizer step."""
+    engine = state.engine
+    engine.zero_gradients()
+    engine.forward_backward([batch], float(batch.weights.sum()) * mesh.size)
+    engine.clip_gradients(1.0)
+    engine.step(state.optimizer)
+
+
+def make_batch(spec: dict[str, Any], mesh: Mesh) -> Batch:
+    """This rank's rows."""
+    rows, length = spec["rows"] // mesh.size, spec["sequence"]
+    tokens = torch.randint(0, spec["vocab"], (rows, length), generator=torch.Generator().manual_seed(mesh.rank))
+    return Batch(
+        tokens=tokens,
+        targets=tokens.roll(-1, 1),
+        weights=torch.ones(rows, length),
+        positions=torch.arange(length).expand(rows, -1),
+        lengths=[(length,)] * rows,
+        samples=torch.arange(rows),
+        sources=torch.zeros(rows, dtype=torch.int64),
+    )

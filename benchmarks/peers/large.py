@@ -1,0 +1,128 @@
+"""Contender at a recipe's full size, on a GPU if there is one: hornbook's Engine, transformers or litgpt.
+
+Usage: python benchmarks/peers/large.py '{"loop": "hornbook", "recipe": "llama-1b", ...}'. Weights are drawn at random
+in each library's own way: this compares speed and memory, not losses.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from worker import serve
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], float]:
+    """The calls of the training loop, with the recipe's own settings."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks.peers.batches import cut, make_batch
+    from hornbook.model.build import build_model, parameter_roles
+    from hornbook.model.cpu.memory import keep_freed_memory
+    from hornbook.model.init import initial_values
+    from hornbook.optim.build import build_optimizer
+    from hornbook.parallel.config import ParallelConfig
+    from hornbook.parallel.engine import parallelize
+    from hornbook.resolve import resolve
+    from hornbook.run.config import TrainConfig
+
+    recipe, shape = resolve(spec["recipe"], [], environ={}).recipe, spec["shape"]
+    keep_freed_memory()
+    model = build_model(recipe.model, shape["vocab"], device="meta")
+    parallel = ParallelConfig(recompute="block" if spec["recompute"] else "none")
+    engine = parallelize(model, parallel, TrainConfig(device=str(device), compile=spec["compile"]))
+    engine.load_stream(initial_values(model, recipe.model, 1))
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
+    count = shape["rows"] * shape["sequence"]
+
+    def step(tokens: Tensor) -> float:
+        engine.zero_gradients()
+        losses = engine.forward_backward([make_batch(rows) for rows in cut(tokens, spec["micro_batch"])], count)
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        return float(losses["loss"]) / count
+
+    return step
+
+
+def transformers_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch.nn.Module, Loss]:
+    """GPT-2 or LLaMA of transformers, scaled_dot_product_attention."""
+    import transformers
+
+    kind, keys = spec["transformers"]
+    config = getattr(transformers, f"{kind}Config")(**keys, use_cache=False)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    model.to(device).train()
+    if spec["recompute"]:
+        model.gradient_checkpointing_enable()
+    call = torch.compile(model) if spec["compile"] else model
+    return (
+        model,
+        lambda rows: call(input_ids=rows[:, :-1], labels=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss,
+    )
+
+
+def litgpt_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch.nn.Module, Loss]:
+    """litgpt's GPT with its chunked cross-entropy."""
+    litgpt = importlib.import_module("litgpt")
+    chunked_cross_entropy = importlib.import_module("litgpt.utils").chunked_cross_entropy
+    model = litgpt.GPT(litgpt.Config.from_name(spec["litgpt"])).to(device)
+    call = torch.compile(model) if spec["compile"] else model
+    return model, lambda rows: chunked_cross_entropy(call(rows[:, :-1]), rows[:, 1:])
+
+
+def plain_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], float]:
+    """Autocast, accumulate, clip, fused AdamW."""
+    model, loss_of = (transformers_loss if spec["loop"] == "transformers" else litgpt_loss)(spec, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step(tokens: Tensor) -> float:
+        optimizer.zero_grad()
+        parts, total = tokens.to(device).split(spec["micro_batch"]), 0.0
+        for rows in parts:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = loss_of(rows) / len(parts)
+            loss.backward()
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return total
+
+    return step
+
+
+def gemm_rate(device: torch.device, size: int, repeats: int = 5) -> float:
+    """FLOP/s of a square bf16 matrix product: the best of a few."""
+    import time
+
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        torch.mm(a, b)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 2 * size**3 / (time.perf_counter() - begun))
+    return best
+
+
+def main() -> None:
+    """Answer requests."""
+    spec = json.loads(sys.argv[1])
+    device = torch.device(spec["device"])
+    if spec["loop"] == "gemm":
+        serve(lambda _: gemm_rate(device, 8192 if device.type == "cuda" else 2048), spec["shape"])
+    else:
+        serve((hornbook_step if spec["loop"] == "hornbook" else plain_step)(spec, device), spec["shape"])
+
+
+main()
