@@ -9,6 +9,7 @@ from benchmarks.report import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
 MIB = 2**20
+FIGURES = ("losses", "norms", "weights")
 BOUND, OURS = "matrix products alone", "hornbook"
 
 
@@ -62,6 +63,43 @@ def loader(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def parallel(found: dict[str, Any]) -> list[str]:
+    """Many ranks beside one process."""
+    shown = [row for row in found["rows"] if row["world"] > 1]
+    rows = [
+        (
+            row["precision"],
+            row["layout"] + ("" if row["tied"] else ", untied"),
+            row["world"],
+            *row["difference"].values(),
+            "yes" if row["kept"] else "NO",
+        )
+        for row in shown
+    ]
+    limits = [(name, *(limit.get(figure, "") for figure in FIGURES)) for name, limit in found["limits"].items()]
+    orders = [(f"bf16, {name} order", *each.values()) for name, each in found["orders"].items()]
+    costs = [
+        (row["layout"], row["world"], row["plain_seconds"], row["exact_seconds"], row["ratio"], row["cpu_ratio"])
+        for row in found["cost"]
+    ]
+    equal = sum(row["equal"] for row in found["exact"])
+    return [
+        "## Parallel equals single",
+        "",
+        f"`python -m benchmarks.parallel`: {found['steps']} steps of a tiny model on forked ranks of one thread, against",
+        "one process: dropout, clipping that bites, microbatches of unequal weight, tied weights. Largest relative",
+        "differences of losses, norms before clipping and final weights (of a parameter's largest). The limit in bf16",
+        "is three times what two orders of the same microbatches make in one process: the order of the grid, and the",
+        "opposite order or the tree of the exact mode.",
+        *rows_of(["", "ranks", "losses", "norms", "weights", "kept"], [(f"{a}, {b}", *rest) for a, b, *rest in rows]),
+        *rows_of(["limit", *FIGURES], limits),
+        *rows_of(["two orders", *FIGURES], orders),
+        f"Exact mode: {equal} of {len(found['exact'])} layouts on 2 and 4 ranks have the losses, norms and weights of",
+        "one process to the bit. Its cost on a model of width 256: the best of interleaved steps, and processor time.",
+        *rows_of(["", "ranks", "plain, s", "exact, s", "exact / plain", "of processor time"], costs),
+    ]
+
+
 def kill(found: dict[str, Any]) -> list[str]:
     """Random kills and what was left of the run."""
     kills, trials = found["kills"], found["trials"]
@@ -94,7 +132,7 @@ def main() -> None:
         "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
         "",
     ]
-    for write in (throughput, loader, kill, quickstart):
+    for write in (throughput, loader, parallel, kill, quickstart):
         path = RESULTS / f"{write.__name__}.json"
         if path.exists():
             lines += write(json.loads(path.read_text()))

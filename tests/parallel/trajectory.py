@@ -85,6 +85,8 @@ class Result:
     weights: dict[str, Tensor]
     seconds: list[float]
     """Of each step, on the slowest rank."""
+    cpu_seconds: list[float]
+    """Of each step, of all ranks together."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def perform(run_ranks: Any, run: Run, folder: Path, limit: float = 60.0) -> Resu
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
     assert told == told[:1] * run.world, "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
-    return Result(**told[0], weights=assemble(folder, [rank["pieces"] for rank in ranks]), seconds=seconds)
+    cpu_seconds = [sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks), strict=True)]
+    weights = assemble(folder, [rank["pieces"] for rank in ranks])
+    return Result(**told[0], weights=weights, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def compare(found: Result, expected: Result) -> Difference:
@@ -159,7 +163,7 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh
 def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
     """Losses, norms and seconds of every step."""
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), OPTIMIZER)
-    told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds")}
+    told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
         grid = microbatches(step, run.microbatches, run.sequence)[:: -1 if run.backwards else 1]
         total = sum(float(batch.weights.sum()) for batch in grid)
@@ -167,13 +171,14 @@ def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
             grid[run.spoil[1]].weights[0, 0] = torch.nan
         mine = share(grid, mesh)
         mesh.barrier()
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         engine.zero_gradients()
         sums = engine.forward_backward(mine, total, (SEED, step))
         norm = engine.clip_gradients(CLIP)
         applied = engine.step(optimizer)
         scale = engine.scaler.scale if engine.scaler else 1.0
-        values = (float(sums["loss"]) / total, float(norm), float(applied), scale, time.perf_counter() - begun)
+        values = (float(sums["loss"]) / total, float(norm), float(applied), scale)
+        values += (time.perf_counter() - begun, time.process_time() - cpu_begun)
         for name, value in zip(told, values, strict=True):
             told[name].append(value)
     return told
