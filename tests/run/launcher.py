@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,16 @@ class Launcher:
         )
 
     def start(
-        self, words: Sequence[str], log: Path, faults: Sequence[dict[str, Any]] = (), **constants: Any
+        self,
+        words: Sequence[str],
+        log: Path,
+        faults: Sequence[dict[str, Any]] = (),
+        environ: Mapping[str, str] | None = None,
+        **constants: Any,
     ) -> Started:
         """Begin `hornbook WORDS`; `constants` are put in the place of those of `hornbook.run.supervisor`."""
         request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
+        request["environ"] = dict(environ or {})
         return Started(self, self.ask(do="start", **request), log)
 
     def ask(self, **request: Any) -> Any:
@@ -122,6 +128,7 @@ def start(request: dict[str, Any]) -> int:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         sys.argv = ["hornbook", *request["words"]]
+        os.environ |= request["environ"]
         warnings.simplefilter("error")
         strike(request["faults"])
         for name, value in request["constants"].items():
