@@ -13,7 +13,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
 from hornbook.data.batch import Batch
@@ -47,6 +49,9 @@ class Pending(Protocol):
 class Way(Protocol):
     """One way to checkpoint."""
 
+    background: bool
+    """Whether `save` returns before all is on disk."""
+
     def save(self, folder: Path) -> Pending | None:
         """Save into a new folder; what is returned, if anything, is still being written."""
 
@@ -56,13 +61,15 @@ class Way(Protocol):
 class Ours:
     """A copy in memory, written in the background as Hugging Face files with a manifest; verified, then read."""
 
+    background = True
+
     def __init__(self, state: State, mesh: Mesh) -> None:
         self._state, self._mesh = state, mesh
         self._buffers = Buffers(mesh.device)
         take_snapshot(state, self._buffers)
 
     def _checkpoints(self, folder: Path) -> Checkpoints:
-        store = self._mesh.store and dist.PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._mesh.store)
+        store = self._mesh.store and PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._mesh.store)
         return Checkpoints(folder, CheckpointConfig(), Exchange(store, self._mesh.rank, self._mesh.size))
 
     def save(self, folder: Path) -> Pending:
@@ -78,8 +85,8 @@ class TorchDistributed:
     """torch.distributed.checkpoint of the same tensors."""
 
     def __init__(self, state: State, *, background: bool) -> None:
-        self._state, self._background = state, background
-        self._group = dist.new_group() if background else None  # on training's own group it deadlocks
+        self._state, self.background = state, background
+        self._group = cast(dist.ProcessGroup, dist.new_group()) if background else None  # on training's it deadlocks
 
     def _tensors(self) -> dict[str, Any]:
         parameters = dict(self._state.engine.model.named_parameters())
@@ -87,17 +94,19 @@ class TorchDistributed:
         return parameters | {name: _as(parameters[name.rpartition(".")[0]], moment) for name, moment in moments}
 
     def save(self, folder: Path) -> Pending | None:
-        if self._background:
-            return cast(Pending, dcp.async_save(self._tensors(), checkpoint_id=folder, process_group=self._group))
-        dcp.save(self._tensors(), checkpoint_id=folder)
+        if self.background:
+            return cast(Pending, async_save(self._tensors(), checkpoint_id=folder, process_group=self._group))
+        save(self._tensors(), checkpoint_id=folder)
         return None
 
     def load(self, folder: Path) -> None:
-        dcp.load(self._tensors(), checkpoint_id=folder)
+        load(self._tensors(), checkpoint_id=folder)
 
 
 class TorchSave:
     """torch.save of what each rank holds to a file of its own, then fsync."""
+
+    background = False
 
     def __init__(self, state: State, mesh: Mesh) -> None:
         self._state, self._rank = state, mesh.rank
@@ -135,7 +144,7 @@ def prepared(place: Place, spec: dict[str, Any]) -> Iterator[tuple[Mesh, State, 
     train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": max(1, 2 // place.size)})
     with distributed(parallel, train, place) as mesh:
         if mesh.size == 1:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         config = ModelConfig.model_validate(spec["model"])
         network = build_model(config, spec["vocab"], "meta")
         engine = parallelize(network, parallel, train, mesh)
@@ -168,16 +177,14 @@ def saves(place: Place, spec: dict[str, Any]) -> dict[str, Any]:
         source, target = np.ones(own, np.uint8), np.ones(own, np.uint8)
         batch, copies, steps = make_batch(spec, mesh), [], []
         found = {name: {"held": [], "durable": [], "writing": []} for name in contenders}
-        for number in range(spec["rounds"] + 1):  # the first is for warming up
+        for _ in range(spec["rounds"] + 1):  # the first is for warming up
             mesh.barrier()
             copies.append(timed(lambda: np.copyto(target, source)))
             steps.append(statistics.median(timed(lambda: step(state, batch, mesh)) for _ in range(spec["steps"])))
             for name, way in contenders.items():
-                for kind in ("alone", "busy"):
-                    one = save_once(way, place_of(spec, name, mesh), mesh, state, batch if kind == "busy" else None)
-                    for key, value in one.items():
+                for work in (None, batch) if way.background else (None,):
+                    for key, value in save_once(way, place_of(spec, name, mesh), mesh, state, work).items():
                         found[name][key].append(value)
-            del number
         return {"bytes": own, "copy": copies[1:], "steps": steps[1:], "ways": _without_first(found)}
 
 
@@ -196,22 +203,18 @@ def place_of(spec: dict[str, Any], name: str, mesh: Mesh) -> Path:
 
 
 def save_once(way: Way, folder: Path, mesh: Mesh, state: State, batch: Batch | None) -> dict[str, float]:
-    """One save; with a batch, steps are made while it is written, and their mean time is returned."""
-    begun = time.perf_counter()
+    """One save; with a batch, steps are made while it is written, and only their mean time is returned."""
+    begun, steps = time.perf_counter(), []
     pending = way.save(folder)
     held = time.perf_counter() - begun
-    if batch is None:
-        if pending is not None:
-            pending.result()
-        mesh.barrier()
-        return {"held": held, "durable": time.perf_counter() - begun}
-    if pending is None:
-        return {}
-    steps = []
-    while not mesh.agree([pending.done()])[0]:  # a step that outlasts the save is counted too: it began within
-        steps.append(timed(lambda: step(state, batch, mesh)))
-    pending.result()
-    return {"writing": statistics.mean(steps)} if steps else {}
+    if batch is not None and pending is not None:
+        while not steps or mesh.agree([not pending.done()])[0]:  # one that outlasts the save began within it
+            steps.append(timed(lambda: step(state, batch, mesh)))
+    if pending is not None:
+        pending.result()
+    mesh.barrier()
+    durable = time.perf_counter() - begun
+    return {"writing": statistics.mean(steps)} if steps else {"held": held, "durable": durable}
 
 
 def loads(place: Place, spec: dict[str, Any]) -> dict[str, list[float]]:

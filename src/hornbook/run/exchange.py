@@ -14,7 +14,7 @@ from hornbook import errors
 from hornbook.durable import storage_error
 from hornbook.errors import HornbookError, StorageError
 
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.02
 
 
 class Fillable(Protocol):
