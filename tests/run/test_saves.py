@@ -1,6 +1,8 @@
 """What a disk that is full or failing does to a run."""
 
+import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -216,3 +218,14 @@ def test_a_call_in_the_background_hands_over_its_error() -> None:
     assert call.done
     with pytest.raises(StorageError, match="no space left"):
         call.result()
+
+
+def test_the_scale_of_fp16_goes_on(tmp_path: Path, launch_run: Launch) -> None:
+    run = tmp_path / "run"
+    assert launch_run(run, "train.precision=fp16") == Exit.DONE
+    expected = checkpoint_bytes(run, 12)
+    assert json.loads(expected["trainer/state.json"])["scale"]["good_steps"] == 12
+    for step in (8, 12):
+        shutil.rmtree(RunDir(run).checkpoints / f"step-{step:08d}")
+    assert launch_run(run, mode="resume") == Exit.DONE
+    assert checkpoint_bytes(run, 12) == expected
