@@ -23,9 +23,8 @@ from benchmarks import report
 from tests.parallel.trajectory import LAYOUTS, Difference, Result, Run, compare, perform, same_bits
 from tests.ranks import RankServer
 
-CASES = [(layout, world, True) for layout in LAYOUTS for world in ((4,) if layout == "hybrid" else (1, 2, 3, 4))] + [
-    ("everything", 4, False)
-]
+WORLDS = {layout: (4,) if layout == "hybrid" else (1, 2, 3, 4) for layout in LAYOUTS}
+CASES = [*((layout, world, True) for layout in LAYOUTS for world in WORLDS[layout]), ("everything", 4, False)]
 """Layout, ranks, tied weights."""
 EXACT = [("none", 2), ("none", 4), ("everything", 2), ("everything", 4), ("hybrid", 4)]
 COSTS = [("none", 1), ("none", 2), ("everything", 2)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import TreeSum, check_cut, check_world, exact_norm, leave_out_, tree_sum_
+from hornbook.parallel.exact import TreeSum, check_cut, exact_norm, leave_out_, tree_sum_
 from hornbook.parallel.mesh import Mesh
 from hornbook.parallel.pieces import Piece, whole_piece
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
@@ -189,13 +189,3 @@ def test_adamw_of_parts_that_are_cut_so_has_the_bits_of_the_whole(size: int, fir
         adamw(weight[rows], gradient[rows]) for rows in (slice(0, first), slice(first, size)) if weight[rows].numel()
     ]
     assert torch.equal(torch.cat(parts), adamw(weight, gradient))
-
-
-def test_ranks_are_a_power_of_two() -> None:
-    for world in (1, 2, 4, 8, 64):
-        check_world(world)
-    for world in (3, 6, 12):
-        with pytest.raises(
-            UsageError, match=rf"parallel.data is {world}: use --parallel.data {1 << world.bit_length() - 1}"
-        ):
-            check_world(world)

@@ -38,15 +38,6 @@ BLOCK_ELEMENTS = 2**20
 """Squares summed at once."""
 
 
-def check_world(world: int) -> None:
-    """Raise UsageError unless `world` ranks can compute the subtrees of one tree."""
-    if world & (world - 1):
-        raise UsageError(
-            f"parallel.exact needs a power of two of ranks and parallel.data is {world}: "
-            f"use --parallel.data {1 << (world.bit_length() - 1)}, or --parallel.exact false"
-        )
-
-
 def tree_sum_(parts: Sequence[Tensor]) -> Tensor:
     """Sum of tensors in the fixed tree, neighbours first; overwrites the parts and returns one of them."""
     while len(parts) > 1:
