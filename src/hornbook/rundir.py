@@ -125,8 +125,10 @@ class RunDir:
         write_atomic(self.state, json.dumps(finite(state)) + "\n", sync=False)
 
     def clean(self) -> list[str]:
-        """Delete what dead writers left in the run's own folder (only with the lock held); gives the names."""
-        litter = [entry for entry in self.path.iterdir() if entry.name.startswith(TEMPORARY) and entry.is_file()]
+        """Delete what dead writers left (only with the lock held); gives the names. Checkpoints have their own way."""
+        folders = [folder for folder in (self.path, self.samples, self.evals) if folder.is_dir()]
+        entries = [entry for folder in folders for entry in folder.iterdir()]
+        litter = [entry for entry in entries if entry.name.startswith(TEMPORARY) and entry.is_file()]
         for entry in litter:
             entry.unlink(missing_ok=True)
         return [entry.name for entry in litter]

@@ -54,6 +54,9 @@ def diagnose(ended: list[Rank], running: Sequence[Rank]) -> Failure:
         running = [rank for rank in running if rank not in newly]
         ended = ended + [rank for rank in newly if not rank.peaceful]
     first = min(ended, key=_order)
+    stopped = [rank for rank in running if rank.stopped]
+    if stopped and _order(first) == _LOST_ANOTHER:
+        return Failure(stopped[0].number, "was stopped, and the others gave up", stopped[0].pulse.read())
     return Failure(first.number, _cause(first), first.pulse.read(), first.report)
 
 

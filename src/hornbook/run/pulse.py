@@ -14,6 +14,8 @@ from hornbook.run.ledger import At, Position
 PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "save", "end")
 """What a rank can be busy with."""
 SLOT_BYTES = 64
+READS = 10_000
+"""A writer that was interrupted within a beat has some milliseconds to finish it."""
 _SLOT = struct.Struct("=8Q")
 
 
@@ -65,16 +67,18 @@ class Pulse:
         self._write(at)
 
     def _write(self, at: Position) -> None:
-        slowest = self._slowest[self._phase]
-        values = (self.incarnation, self._sequence, self._phase, at.step, at.tokens, self._entered, slowest, 0)
-        _SLOT.pack_into(self._memory, self._offset, *values)
+        first = last = self._sequence
+        where = (self.incarnation, self._phase, at.step, at.tokens, self._entered, self._slowest[self._phase])
+        _SLOT.pack_into(self._memory, self._offset, first, *where, last)
 
     def read(self) -> Beat:
-        """What the rank said last."""
-        values = None
-        while values != (again := _SLOT.unpack_from(self._memory, self._offset)):  # a beat may be half written
-            values = again
-        incarnation, sequence, phase, step, tokens, entered, slowest, _ = again
+        """What the rank said last. A beat that is half written is waited for, but one that died in it is not."""
+        values = _SLOT.unpack_from(self._memory, self._offset)
+        for _ in range(READS):
+            before, values = values, _SLOT.unpack_from(self._memory, self._offset)
+            if values == before and values[0] == values[-1]:
+                break
+        sequence, incarnation, phase, step, tokens, entered, slowest, _ = values
         return Beat(incarnation, sequence, PHASES[phase], step, tokens, entered, slowest)
 
 

@@ -19,10 +19,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NoReturn
 
-from hornbook.errors import Exit, HornbookError
+from hornbook.errors import Exit, HornbookError, StorageError
 from hornbook.run.pulse import Pulse
 from hornbook.run.signals import STOP_SIGNALS
 
+KILL_SECONDS = 30.0
+"""Time for a killed process to end; only one that waits in the kernel for a device takes longer."""
 _PR_SET_PDEATHSIG = 1
 _PEERS_FAULT = re.compile(
     r"(?i)closed by peer|reset by peer|broken pipe|connection refused|timed out|timeout|gloo|nccl"
@@ -112,7 +114,12 @@ class Rank:
         self.send(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Take the dead process off the system's list, and forget what it shared."""
+        """Take the killed process off the system's list, and forget what it shared. StorageError if it does not end."""
+        if not wait_for_ends([self], KILL_SECONDS):
+            raise StorageError(
+                f"rank {self.number} (process {self.pid}) cannot be killed: it waits for a disk or a network file "
+                "system that does not answer; see to that, then start again"
+            )
         os.waitpid(self.pid, 0)
         for descriptor in (self.pidfd, self._stacks, self._report):
             os.close(descriptor)
