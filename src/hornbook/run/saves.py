@@ -36,22 +36,8 @@ class _Save:
     """Seconds of the monotonic clock, like `durable`."""
     written: Background[tuple[Path, float]]
     """The checkpoint, and when it was durable."""
-    held: float
-    """Seconds for which the loop did nothing else."""
-
-
-def open_saves(job: Job, mesh: Mesh, observers: Observers) -> "Saves":
-    """The saves of this rank."""
-    exchange = Exchange(mesh.store, mesh.rank, mesh.size)
-    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange)
-    background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
-    return Saves(
-        checkpoints,
-        job.ledger,
-        observers,
-        background=background,
-        waiting=lambda at: job.pulse.enter("save", at),
-    )
+    held_seconds: float
+    """For which the loop did nothing else."""
 
 
 class Saves:
@@ -71,7 +57,8 @@ class Saves:
         self._background, self._waiting = background, waiting
         self._buffers: Buffers | None = None
         self._flying: _Save | None = None
-        self._held: int | None = None
+        self._saved_step: int | None = None
+        """The newest that is on disk."""
         self._failures = 0
 
     def __enter__(self) -> Self:
@@ -87,7 +74,7 @@ class Saves:
         """Read the newest checkpoint that verifies into the state; None if there is none."""
         folder = self._checkpoints.restore(state)
         if folder is not None:
-            self._held = state.step
+            self._saved_step = state.step
         if self._background:
             self._buffers = Buffers(state.engine.mesh.device)
             take_snapshot(state, self._buffers)  # the memory is taken here, not in the first save
@@ -96,14 +83,14 @@ class Saves:
     def save(self, state: State, *, final: bool = False) -> None:
         """Return when this step is on disk; StorageError if it cannot be written."""
         self._settle(state)
-        if self._held != state.step:
+        if self._saved_step != state.step:
             self._begin(state, None, final=final)
             self._end(state)
 
     def try_save(self, state: State) -> None:
         """A scheduled save: it is begun, and the first failure is noted and the run goes on."""
         self._settle(state)
-        if self._held == state.step:
+        if self._saved_step == state.step:
             return
         buffers = None if self._failures else self._buffers
         self._begin(state, buffers)
@@ -147,9 +134,9 @@ class Saves:
         save, self._flying, begun = self._flying, None, time.monotonic()
         while not save.written.wait(WAIT_SECONDS):
             self._waiting(state)
-        held = save.held + time.monotonic() - begun
+        held = save.held_seconds + time.monotonic() - begun
         folder, durable = save.written.result()
-        self._held, self._failures = save.snapshot.step, 0
+        self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": held}
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **seconds)
         self.pass_on_notes(state)
@@ -162,3 +149,17 @@ class Saves:
             self._ledger.note(note.kind, state, path=note.path, text=note.text)
             for tell in self._observers.notes:
                 tell(f"{note.path}: {note.text}")
+
+
+def open_saves(job: Job, mesh: Mesh, observers: Observers) -> Saves:
+    """The saves of this rank."""
+    exchange = Exchange(mesh.store, mesh.rank, mesh.size)
+    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange)
+    background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
+    return Saves(
+        checkpoints,
+        job.ledger,
+        observers,
+        background=background,
+        waiting=lambda at: job.pulse.enter("save", at),
+    )
