@@ -1,7 +1,11 @@
 """Heartbeats: what a rank writes, another process reads; and when silence is a hang."""
 
+import itertools
 import multiprocessing
 import os
+import signal
+import struct
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +14,7 @@ import pytest
 
 from hornbook.run import supervisor
 from hornbook.run.ledger import At
-from hornbook.run.pulse import PHASES, Pulse, shared_pulses
+from hornbook.run.pulse import PHASES, SLOT_BYTES, Pulse, shared_pulses
 from hornbook.run.supervisor import FIRST_SILENCE, LEAST_SILENCE, Silence
 from hornbook.run.train import longest_wait
 
@@ -59,16 +63,43 @@ def test_nothing_half_written_is_read() -> None:
     (pulse,) = shared_pulses(1, incarnation=0)
     writer = os.fork()
     if writer == 0:
-        for number in range(20_000):
+        for number in itertools.count():
             pulse.enter("data", At(number, 3 * number))
             sum(range(500))  # a phase of some microseconds
-        os._exit(0)
-    beats = []
-    while os.waitpid(writer, os.WNOHANG) == (0, 0):
-        beats.append(pulse.read())
-    assert all(beat.tokens == 3 * beat.step for beat in beats)
-    assert len({beat.step for beat in beats}) > 10
-    assert pulse.read().step == 19_999
+    try:
+        steps, deadline = set(), time.monotonic() + 60
+        while len(steps) < 200:
+            beat = pulse.read()
+            assert beat.tokens == 3 * beat.step
+            steps.add(beat.step)
+            assert time.monotonic() < deadline
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+
+
+def half_a_beat(memory: bytearray) -> None:
+    """As if the rank had been interrupted within its second beat: sequence and step are new, the rest is old."""
+    struct.pack_into("=Q", memory, 0, 2)
+    struct.pack_into("=Q", memory, 24, 9)
+
+
+def test_a_beat_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hornbook.run.pulse.READS", 10**9)
+    memory = bytearray(SLOT_BYTES)
+    pulse = Pulse(memory)
+    pulse.enter("data", At(1, 3))
+    half_a_beat(memory)
+    threading.Timer(0.1, pulse.enter, ("clip", At(9, 27))).start()
+    assert pulse.read().at == At(9, 27)
+
+
+def test_a_rank_that_died_within_a_beat_is_not_waited_for() -> None:
+    memory = bytearray(SLOT_BYTES)
+    pulse = Pulse(memory)
+    pulse.enter("data", At(1, 3))
+    half_a_beat(memory)
+    assert pulse.read().step == 9
 
 
 @pytest.fixture
