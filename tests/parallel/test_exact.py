@@ -1,6 +1,6 @@
 """Sums in the fixed tree: the same bits for any power of two of ranks, on real ranks and by a slow reference."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import TreeSum, check_cut, exact_norm, leave_out_, tree_sum_
+from hornbook.parallel.exact import TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
 from hornbook.parallel.mesh import Mesh
 from hornbook.parallel.pieces import Piece, whole_piece
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
@@ -134,18 +134,23 @@ def test_the_norm_is_the_norm(seed: int) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=0)
 
 
-def test_the_norm_does_not_depend_on_threads_or_neighbours() -> None:
-    """torch's own sum of a row of 40,000 does: it is cut among threads where the row is alone."""
-    one_row, rows = cut(HERE, [[1, 40_000]], 1, 7), cut(HERE, [[1, 40_000], [100, 40_000]], 1, 7)
-    before = torch.get_num_threads()
-    found = set()
+def one_by_one(sums: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    return torch.cat([sums(row[None]) for row in rows])
+
+
+def test_the_sum_of_a_row_does_not_depend_on_threads_or_neighbours() -> None:
+    """torch's own sum does: a row that is alone is cut among threads."""
+    rows = torch.randn(60, 40_000, generator=torch.Generator().manual_seed(7))
+    expected, before = _row_squares(rows), torch.get_num_threads()
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.add((float(exact_norm(one_row, HERE)), float(exact_norm(rows, HERE))))
+            assert torch.equal(_row_squares(rows), expected)
+            assert torch.equal(one_by_one(_row_squares, rows), expected)
+        squares = rows.double().square()
+        assert not torch.equal(one_by_one(lambda row: row.sum(1), squares), squares.sum(1))
     finally:
         torch.set_num_threads(before)
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
