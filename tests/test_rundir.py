@@ -196,8 +196,10 @@ def test_run_directory_is_made_probed_and_cleaned(tmp_path: Path):
     assert run.exists()
     assert run.name == "a"
     assert sorted(os.listdir(run.path)) == ["checkpoints", "control", "evals", "samples"]
-    (run.path / ".tmp-state.json-999").write_text("{")
-    assert run.clean() == [".tmp-state.json-999"]
+    for name in (".tmp-state.json-999", "evals/.tmp-step-1.json-999", "samples/.tmp-step-1.json-999"):
+        (run.path / name).write_text("{")
+    assert sorted(run.clean()) == [".tmp-state.json-999", ".tmp-step-1.json-999", ".tmp-step-1.json-999"]
+    assert not list(run.path.rglob(".tmp-*"))
     assert run.read_state() is None
     run.write_state({"attempt": 1, "step": 2, "tokens": 3, "status": "running", "heartbeat": 4.0})
     assert run.read_state() == {"attempt": 1, "step": 2, "tokens": 3, "status": "running", "heartbeat": 4.0}
