@@ -260,15 +260,15 @@ def test_ranks_that_outlive_their_supervisor_keep_the_run(tmp_path: Path, train:
     started = train(
         run, faults=[fault("orphan", **where), fault("SIGKILL", to="supervisor", **where), fault("SIGSTOP", **where)]
     )
-    assert started.wait() == -signal.SIGKILL
-    wait_until(lambda: len(processes_of(run)) == 1)
-    (orphan,) = processes_of(run)
     try:
+        assert started.wait() == -signal.SIGKILL
+        wait_until(lambda: len(processes_of(run)) == 1)
         second = launcher.start(["resume", str(run)], tmp_path / "second.txt")
         assert second.wait(20) == Exit.IN_USE
         assert f"is in use by process {started.pid} on" in second.text
     finally:
-        os.kill(orphan, signal.SIGKILL)
+        for orphan in processes_of(run):
+            os.kill(orphan, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
