@@ -29,3 +29,10 @@ def test_the_error_says_what_to_do() -> None:
     error = Guard(GuardConfig(max_skips=1)).error(Verdict(True, 2, True), 17)
     assert error.exit_code == Exit.DIVERGED
     assert "2 steps in a row, up to step 17" in str(error)
+
+
+def test_refusals_by_which_the_fp16_scale_finds_its_size_do_not_count() -> None:
+    guard = Guard(GuardConfig(max_skips=0))
+    verdict = guard.judge(False, 0, expected=True)
+    assert (verdict.skipped, verdict.in_a_row, verdict.exhausted) == (True, 0, False)
+    assert guard.judge(False, 0).exhausted

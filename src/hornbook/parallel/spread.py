@@ -146,6 +146,8 @@ class Sharded(Whole):
             self.pieces[name].tensor.grad = gradient._local_tensor
 
     def add_ranks(self, gradients: list[Tensor]) -> None:
+        if self._reduce_scatter.absent and self._grid["shard"].size() == 1:
+            leave_out_(gradients)  # torch has no reduce-scatter in a group of one
         if self._config.replicas > 1:
             exact_all_reduce_(gradients, self._grid["replica"].get_group())
 

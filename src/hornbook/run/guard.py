@@ -28,9 +28,12 @@ class Guard:
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
 
-    def judge(self, applied: bool, skips_before: int) -> Verdict:
-        """Judge a step by whether its update was applied; `skips_before`: refusals in a row before it."""
-        in_a_row = 0 if applied else skips_before + 1
+    def judge(self, applied: bool, skips_before: int, *, expected: bool = False) -> Verdict:
+        """Judge a step by whether its update was applied; `skips_before`: refusals in a row before it.
+
+        expected: a refusal is how the fp16 scale finds its size, and does not count.
+        """
+        in_a_row = 0 if applied else skips_before + (not expected)
         return Verdict(not applied, in_a_row, in_a_row > self._config.max_skips)
 
     def error(self, verdict: Verdict, step: int) -> DivergedError:

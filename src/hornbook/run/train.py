@@ -46,8 +46,9 @@ def train(job: Job) -> Exit:
                     saves.save(state)
                 if orders.stop:
                     return _stop(job, state, observers)
+                searching = engine.scaler is not None and not engine.scaler.spent
                 step = take_step(job, state)
-                verdict = guard.judge(not step.skipped, state.skips_in_a_row)
+                verdict = guard.judge(not step.skipped, state.skips_in_a_row, expected=searching)
                 state.skips_in_a_row = verdict.in_a_row
                 if verdict.skipped:
                     job.ledger.note("skip", state, in_a_row=verdict.in_a_row, **step.evidence())
