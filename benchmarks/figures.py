@@ -121,6 +121,50 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def ranks(found: dict[str, Any]) -> list[str]:
+    """Speed of two ranks beside one process and bare loops."""
+    lines = [
+        "## Two ranks",
+        "",
+        "`python -m benchmarks.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one thread;",
+        "bare loops wrap the same model in torch's DDP or fully_shard. Interleaved rounds, medians of ratios in a round.",
+    ]
+    for precision, speed in found["speed"].items():
+        rates = [(name, rate, speed["last_loss"][name]) for name, rate in speed["tokens_per_second"].items()]
+        lines += rows_of([precision, "tokens/s", "last loss"], rates)[:-1]
+        lines += rows_of([f"{precision}: speed of", "over", "x", ""], speed["ratios"])
+    return lines
+
+
+def kill_ranks(found: dict[str, Any]) -> list[str]:
+    """Random kills of ranks, and how soon the run goes on."""
+    kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
+    return [
+        "## Kills of ranks",
+        "",
+        "`python -m benchmarks.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
+        f"{kills} kills in {found['trials']} runs, {found['kills_in_saves']} of them inside a save.",
+        f"{found['equal']} runs ended with weights, moments and token hashes of the uninterrupted run, to the bit.",
+        "From a kill to the next step on record:",
+        f"p50 {found['recovery_p50_seconds']:.2f} s, p95 {found['recovery_p95_seconds']:.2f} s (goal 2 s).",
+        f"From SIGTERM to the end with everything on disk: {stops} s.",
+        "",
+    ]
+
+
+def large(found: dict[str, Any]) -> list[str]:
+    """Recipes at full size."""
+    lines = ["## Recipes at full size", "", f"`python -m benchmarks.large`, bf16, on: {found['device']}."]
+    for name, case in found["cases"].items():
+        rows = [
+            (peer, rate, case["mfu"][peer], case["ours_over"][peer], case["peak_bytes"][peer] / 2**30)
+            for peer, rate in case["tokens_per_second"].items()
+        ]
+        lines += rows_of([name, "tokens/s", "MFU", "hornbook is x", "peak GiB"], rows)
+        lines += [f"MFU is of {case['peak_flops'] / 1e12:.3g} TFLOP/s (the measured matrix product on a CPU).", ""]
+    return lines
+
+
 def kill(found: dict[str, Any]) -> list[str]:
     """Random kills and what was left of the run."""
     kills, trials = found["kills"], found["trials"]
@@ -153,7 +197,7 @@ def main() -> None:
         "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
         "",
     ]
-    for write in (throughput, loader, parallel, checkpoint, kill, quickstart):
+    for write in (throughput, large, loader, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
         path = RESULTS / f"{write.__name__}.json"
         if path.exists():
             lines += write(json.loads(path.read_text()))
