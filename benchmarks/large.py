@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from benchmarks import report
-from benchmarks.throughput import PEERS, Contender, Process, peer_environment
+from benchmarks.throughput import PEERS, Contender, Process, interleave, peer_environment
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.resolve import resolve
 
@@ -63,12 +63,7 @@ def measure(case: dict[str, Any], device: str, rounds: int, steps: int) -> dict[
     shape = {"rows": case["rows"], "sequence": case["sequence"], "vocab": model.vocab}
     spec = {"shape": shape, "device": device, "recompute": False, **case}
     processes = [Process(each, spec | {"loop": each.name}) for each in map(compiled(device), contenders(case))]
-    answers: dict[str, list[dict[str, Any]]] = {process.name: [] for process in processes}
-    for number in range(rounds + 1):
-        for process in processes:
-            answers[process.name].append(process.ask(seed=number, steps=steps))
-    for process in processes:
-        process.close()
+    answers = interleave(processes, rounds, steps)
     gemm = max(max(answer["losses"]) for answer in answers.pop("gemm"))
     tokens = shape["rows"] * shape["sequence"] * steps
     return summarize(answers, tokens, flops_per_token(case["recipe"], case["sequence"]), gemm)

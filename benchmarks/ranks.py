@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.throughput import SHAPE, Contender, Process, weights
+from benchmarks.throughput import SHAPE, Contender, Process, interleave, weights
 
 COMMAND = [sys.executable, "-m", "benchmarks.peers.ranks"]
 ALONE = {"loop": "ours", "world": 1, "threads": 2, "shard": "none", "exact": False, "micro_batch": 8}
@@ -39,12 +39,7 @@ def speed(precision: str, rounds: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": SHAPE, "precision": precision, **weights(Path(folder), SHAPE)}
         processes = [Process(Contender(name, COMMAND), spec | own) for name, own in CONTENDERS.items()]
-        answers: dict[str, list[dict[str, Any]]] = {process.name: [] for process in processes}
-        for number in range(rounds + 1):
-            for process in processes:
-                answers[process.name].append(process.ask(seed=number, steps=steps))
-        for process in processes:
-            process.close()
+        answers = interleave(processes, rounds, steps)
     tokens = SHAPE["rows"] * SHAPE["sequence"] * steps
     seconds = {name: [answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
     ratios = [

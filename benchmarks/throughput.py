@@ -127,6 +127,17 @@ class Process:
         return json.loads(line)
 
 
+def interleave(processes: list[Process], rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Answers of each process to a first round that does not count, and so many more, in turn; then all are ended."""
+    answers: dict[str, list[dict[str, Any]]] = {process.name: [] for process in processes}
+    for number in range(rounds + 1):
+        for process in processes:
+            answers[process.name].append(process.ask(seed=number, steps=steps))
+    for process in processes:
+        process.close()
+    return answers
+
+
 def weights(folder: Path, shape: dict[str, int]) -> dict[str, str]:
     """Write one set of initial weights under both naming schemes."""
     model = build_model(model_config(shape), shape["vocab"]).to_empty(device="cpu")
@@ -148,12 +159,7 @@ def speed(
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
         processes = [Process(contender, spec) for contender in contenders(peer_environment())]
-        answers: dict[str, list[dict[str, Any]]] = {process.name: [] for process in processes}
-        for number in range(rounds + 1):
-            for process in processes:
-                answers[process.name].append(process.ask(seed=number, steps=steps))
-        for process in processes:
-            process.close()
+        answers = interleave(processes, rounds, steps)
     tokens = shape["rows"] * shape["sequence"] * steps
     seconds = {name: [answer[clock] for answer in found[1:]] for name, found in answers.items()}
     return {
