@@ -127,7 +127,7 @@ def ranks(found: dict[str, Any]) -> list[str]:
         "## Two ranks",
         "",
         "`python -m benchmarks.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one thread;",
-        "bare loops wrap the same model in torch's DDP or fully_shard. Interleaved rounds, medians of ratios in a round.",
+        "bare loops wrap the same model in torch's DDP or fully_shard. Rounds in turn, medians of ratios within one.",
     ]
     for precision, speed in found["speed"].items():
         rates = [(name, rate, speed["last_loss"][name]) for name, rate in speed["tokens_per_second"].items()]
