@@ -108,3 +108,24 @@ def test_never_all_logits_at_once() -> None:
     with Watch():
         head.loss(hidden, targets, torch.ones(targets.shape)).backward()
     assert largest == rows * 4000
+
+
+@pytest.mark.parametrize("total", [8192.0, 8100.0, 5_450_000.0])
+def test_all_gradients_are_scaled_by_the_same_factor(total: float) -> None:
+    """A factor rounded to bfloat16 scaled what lies below the head by 0.9964 of what it should (divisor 8100).
+
+    Rounding each element instead changes the norm by some 1e-4.
+    """
+    torch.manual_seed(0)
+    head = Head(32, 16, None)
+    torch.nn.init.normal_(head.weight)
+    hidden, targets = torch.randn(1, 64, 16), torch.randint(0, 32, (1, 64))
+    norms = []
+    for divisor in (1.0, total):
+        leaf = hidden.bfloat16().requires_grad_()
+        head.weight.grad = None
+        (head.loss(leaf, targets, torch.ones(1, 64)) / divisor).backward()
+        assert leaf.grad is not None
+        assert head.weight.grad is not None
+        norms.append((float(leaf.grad.double().norm()) * divisor, float(head.weight.grad.double().norm()) * divisor))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)

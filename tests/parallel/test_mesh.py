@@ -31,3 +31,22 @@ def test_threads_are_set_for_the_run_only() -> None:
     assert torch.get_num_threads() == before
     with distributed(ParallelConfig(), TrainConfig(threads=0, device="cpu")):
         assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "local_rank", "device"), [("auto", 1, "cuda:1"), ("cuda", 0, "cuda:0"), ("cuda:1", 0, "cuda:1")]
+)
+def test_each_rank_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, name: str, local_rank: int, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device(name, local_rank) == torch.device(device)
+
+
+@pytest.mark.parametrize(("name", "local_rank"), [("auto", 2), ("cuda", 2), ("cuda:0", 1)])
+def test_ranks_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, local_rank: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match=f"rank {local_rank} of this machine would share a GPU"):
+        choose_device(name, local_rank)

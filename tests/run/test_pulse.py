@@ -30,6 +30,12 @@ def test_a_beat_says_where_the_rank_is() -> None:
     assert before.entered <= beat.entered <= time.monotonic_ns()
 
 
+def test_what_came_before_the_first_phase_is_no_measure_of_it() -> None:
+    pulse = Pulse()
+    pulse.enter("setup", At())
+    assert pulse.read().slowest == 0  # so that a long set-up has FIRST_SILENCE, not some microseconds times five
+
+
 def test_a_phase_is_known_by_its_longest_time() -> None:
     pulse = Pulse()
     for seconds in (0.02, 0.0):

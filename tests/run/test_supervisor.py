@@ -305,6 +305,33 @@ def test_restarts_without_progress_are_counted(tmp_path: Path, train: Train, eve
     verify_chain(RunDir(run).events)
 
 
+def test_a_stop_between_two_incarnations_is_a_stop(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
+) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6)], BACKOFF=[30.0])
+    wait_until(lambda: started.log.exists() and "restart 1 of" in started.text)
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait(10) == Exit.RESUMABLE
+    assert [(record["kind"], record["step"]) for record in events(run)][-1] == ("stop", 6)
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+def test_an_interrupt_that_reaches_ranks_twice_is_one(
+    tmp_path: Path, train: Train, same: Callable[[Path], None]
+) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGSTOP", rank=0, phase="clip", step=6)])
+    wait_until(lambda: started.children() and is_stopped(started.children()[0]))
+    for pid in (started.pid, *started.children()):
+        os.kill(pid, signal.SIGINT)
+    os.kill(started.children()[0], signal.SIGCONT)
+    assert started.wait() == Exit.RESUMABLE
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
 @pytest.mark.parametrize(("error", "code"), [("UsageError", 2), ("DivergedError", 5)])
 def test_an_error_that_stays_is_not_tried_again(
     tmp_path: Path, train: Train, events: Events, error: str, code: int

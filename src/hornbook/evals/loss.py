@@ -81,7 +81,7 @@ def evaluate(engine: Evaluator, batches: Iterable[Batch], token_bytes: Int[Tenso
 
 def _score(engine: Evaluator, batch: Batch, token_bytes: Tensor) -> tuple[float, float, int]:
     """Nats, tokens and bytes of one batch."""
-    losses = engine.evaluate(batch).double().cpu()
+    losses = engine.evaluate(batch).cpu().double()
     nats = float((losses * batch.weights.double()).sum())
     num_bytes = int(token_bytes[batch.targets[batch.weights > 0]].sum())
     return nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes

@@ -102,7 +102,8 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         grad_hidden, grad_matrix = ctx.saved_tensors
-        return grad_hidden * grads[0].to(grad_hidden.dtype), grad_matrix * grads[0], None, None, None, None
+        # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
+        return grad_hidden * grads[0], grad_matrix * grads[0], None, None, None, None
 
 
 def loss_and_grad_(

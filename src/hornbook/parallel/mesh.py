@@ -88,7 +88,9 @@ class Mesh:
     def limit(self, seconds: float) -> None:
         """From now on a collective that waits longer fails."""
         if self.size > 1:
-            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds))
+            assert self.grid is not None
+            for group in (None, *self.grid.get_all_groups()):
+                dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
 @contextlib.contextmanager
@@ -156,6 +158,13 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise UsageError(f"train.device is {name!r}: write auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
         raise UsageError(f"train.device is {name!r}, but this torch sees no {kind} device: use --train.device cpu")
-    if kind == "cuda" and not index and torch.cuda.device_count() > 1:
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
-    return torch.device(name)
+    if kind != "cuda":
+        return torch.device(name)
+    count = torch.cuda.device_count()
+    if local_rank and (index or local_rank >= count > 1):  # a launcher may show each rank one GPU, its own
+        there = f"train.device {name}" if index else f"{count} on this machine"
+        raise UsageError(
+            f"rank {local_rank} of this machine would share a GPU with another ({there}): lower --parallel.data to the "
+            "number of GPUs, or use --train.device cpu"
+        )
+    return torch.device(name) if index else torch.device("cuda", local_rank if count > 1 else 0)

@@ -75,11 +75,12 @@ class Exchange:
     def hear(self, *keys: str) -> tuple[str, Any]:
         """The first of the keys that some rank has told, and its value; waits for it."""
         assert self._store is not None
-        while not self._leaving.wait(POLL_SECONDS):
+        while True:
             for key in keys:
                 if self._store.check([key]):
                     return key, json.loads(self._store.get(key))
-        raise Cancelled
+            if self._leaving.wait(POLL_SECONDS):
+                raise Cancelled
 
     def decide(self, action: Callable[[], str]) -> str:
         """Let the leader act; every rank gets its answer, or raises its `HornbookError`."""

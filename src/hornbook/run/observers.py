@@ -167,14 +167,13 @@ class Samples:
 
     def _sample(self, step: Step) -> None:
         prompt = self._job.recipe.eval.prompt
-        self._job.pulse.enter("evaluate", step)
-        text = self._continue(prompt)
+        text = self._continue(prompt, step)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
         self._job.write(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
         for console in self._show:
             console.note(f"sample {prompt}{text}")
 
-    def _continue(self, prompt: str) -> str:
+    def _continue(self, prompt: str, step: Step) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
             made = generate(
@@ -188,7 +187,12 @@ class Samples:
                 vocab=tokenizer.vocab_size,
                 length=recipe.model.position.length,
             )
-            return tokenizer.decode(list(made))
+            tokens = []
+            self._job.pulse.enter("sample", step)
+            for token in made:
+                self._job.pulse.enter("sample", step)
+                tokens.append(token)
+            return tokenizer.decode(tokens)
 
 
 def is_due(step: int, every: int) -> bool:

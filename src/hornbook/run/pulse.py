@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hornbook.run.ledger import At, Position
 
-PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "save", "end")
+PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "sample", "save", "end")
 """What a rank can be busy with."""
 SLOT_BYTES = 64
 READS = 10_000
@@ -61,7 +61,8 @@ class Pulse:
     def enter(self, phase: str, at: Position) -> None:
         """Say what is done next, and where the run is; the phase before is over."""
         now = time.monotonic_ns()
-        self._slowest[self._phase] = max(self._slowest[self._phase], now - self._entered)
+        if self._sequence:  # before the first call there was no phase, only the time until the rank was there
+            self._slowest[self._phase] = max(self._slowest[self._phase], now - self._entered)
         self._phase, self._entered = PHASES.index(phase), now
         self._sequence += 1
         self._write(at)

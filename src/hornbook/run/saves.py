@@ -68,7 +68,8 @@ class Saves:
         if self._flying is None or kind is KeyboardInterrupt:
             return
         self._checkpoints.leave()  # other ranks may have gone, but what this one can finish, it does
-        self._flying.written.wait()
+        while not self._flying.written.wait(WAIT_SECONDS):
+            self._waiting(self._flying.snapshot)
 
     def restore(self, state: State) -> Path | None:
         """Read the newest checkpoint that verifies into the state; None if there is none."""

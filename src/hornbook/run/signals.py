@@ -21,6 +21,8 @@ class StopSignals:
         """Name of the first stop signal, once there was one."""
         self.pass_on: Callable[[int], None] | None = None
         """Called with every stop signal, in the handler: for other processes that should stop too."""
+        self.patient = False
+        """A second SIGINT means no more than the first: in a rank, which its supervisor ends if it should."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -35,7 +37,7 @@ class StopSignals:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if number == signal.SIGINT and self.received == "SIGINT":
+        if number == signal.SIGINT and self.received == "SIGINT" and not self.patient:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number).name
         if number == signal.SIGINT:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -60,6 +61,8 @@ class Supervisor:
                     return self._leave(outcome)
                 failure = outcome
                 self._prepare_restart(failure)
+                if self._signals.received is not None:  # another incarnation could only stop where this one began
+                    return self._stop(failure.beat.at)
             raise AssertionError
         except KeyboardInterrupt:
             return self._leave(Exit.INTERRUPTED)
@@ -127,6 +130,13 @@ class Supervisor:
                 sys.stderr.write(shown + line)
                 sys.stderr.flush()
 
+    def _stop(self, at: At) -> Exit:
+        """Someone asked to stop while no rank was there to do so: the newest checkpoint is what there is."""
+        self._note("stop", at, reason=self._signals.received)
+        self._set_status("stopped")
+        self._tell(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
+        return Exit.RESUMABLE
+
     def _leave(self, code: Exit) -> Exit:
         if code == Exit.INTERRUPTED:
             self._set_status("stopped")
@@ -136,9 +146,13 @@ class Supervisor:
         """What the ledger and the heartbeat say of a run that ends with an error."""
         with contextlib.suppress(StorageError, IntegrityError):
             self._set_status("failed")
-            ledger = Ledger(self._run)
+            self._note("fail", at, error=type(error).__name__, text=str(error))
+
+    def _note(self, kind: str, at: At, **fields: Any) -> None:
+        """Write into the ledger, as part of the attempt that has ended."""
+        with Ledger(self._run) as ledger:
             ledger.attempt = max(ledger.past.attempt, 1)
-            ledger.note("fail", at, error=type(error).__name__, text=str(error))
+            ledger.note(kind, at, **fields)
 
     def _set_status(self, status: Status) -> None:
         state = self._run.read_state()
@@ -193,7 +207,7 @@ def running_ranks(
         with stop_signals_blocked():
             for pulse in shared_pulses(size, incarnation):
                 place = Place(pulse.rank, size, pulse.rank, connect)
-                ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse)))
+                ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse, signals)))
             signals.pass_on = pass_on
         yield ranks
     finally:
@@ -205,7 +219,8 @@ def running_ranks(
         os.close(store)
 
 
-def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Pulse) -> Exit:
+def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Pulse, signals: StopSignals) -> Exit:
+    signals.patient = True
     pulse.enter("setup", At())
     return loop(job.of_rank(place, pulse))
 

@@ -29,6 +29,7 @@ def train(job: Job) -> Exit:
     """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
     recipe, horizon = job.recipe, job.inputs.horizon
     with distributed(recipe.parallel, recipe.train, job.place) as mesh:
+        mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
         optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
