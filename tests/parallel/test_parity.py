@@ -63,9 +63,9 @@ def test_half_precision_differs_as_two_orders_of_the_same_microbatches_do(
 ) -> None:
     run = Run(world, **LAYOUTS[layout], precision=precision, steps=STEPS)
     expected = done(run.alone)
-    orders = [
-        compare(done(order), expected) for order in (replace(run.alone, backwards=True), replace(run.alone, exact=True))
-    ]
+    others = [replace(run.alone, backwards=True), replace(run.alone, exact=True)]
+    others += [replace(run.alone, rotated=first) for first in (3, 6, 9)]
+    orders = [compare(done(other), expected) for other in others]
     difference = compare(done(run), expected)
     assert difference.losses < 3 * max(order.losses for order in orders)
     assert difference.norms < 3 * max(order.norms for order in orders)

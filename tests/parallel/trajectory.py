@@ -46,6 +46,8 @@ class Run:
     tied: bool = True
     backwards: bool = False
     """Take the microbatches in the opposite order."""
+    rotated: int = 0
+    """Begin with this microbatch; those before it come last."""
     steps: int = 20
     microbatches: int = 12
     """Of a step, over all ranks."""
@@ -166,6 +168,7 @@ def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
         grid = microbatches(step, run.microbatches, run.sequence)[:: -1 if run.backwards else 1]
+        grid = grid[run.rotated :] + grid[: run.rotated]
         total = sum(float(batch.weights.sum()) for batch in grid)
         if run.spoil is not None and run.spoil[0] == step:
             grid[run.spoil[1]].weights[0, 0] = torch.nan
