@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from hornbook.data.batch import rank_share
+from hornbook.parallel import mesh as mesh_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, leave_out_
 from hornbook.parallel.mesh import Mesh, Place, distributed
@@ -30,6 +31,21 @@ def parallel(place: Place, **settings: Any) -> ParallelConfig:
 def say(place: Place, *words: Any) -> dict[str, Any]:
     """Answer with one's place and arguments, and what the process looks like."""
     return {"rank": place.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}
+
+
+def enter(place: Place, late: int) -> list[float]:
+    """When this rank had done its part of setting up, and when it was let in; the rank `late` is slow."""
+    real, done = mesh_module.init_device_mesh, []
+
+    def slow(*args: Any, **settings: Any) -> Any:
+        grid = real(*args, **settings)
+        time.sleep(0.5 * (place.rank == late))
+        done.append(time.monotonic())
+        return grid
+
+    mesh_module.init_device_mesh = slow
+    with distributed(parallel(place), CPU, place):
+        return [*done, time.monotonic()]
 
 
 def fail(place: Place, rank: int, how: str) -> None:

@@ -1,5 +1,7 @@
 """Devices and threads."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -50,3 +52,9 @@ def test_ranks_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, lo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match=f"rank {local_rank} of this machine would share a GPU"):
         choose_device(name, local_rank)
+
+
+def test_no_rank_goes_on_before_all_have_met(run_ranks: Callable[..., list[list[float]]]) -> None:
+    # One that went on, had nothing to say and left took its connections along while others were still opening theirs.
+    done, entered = zip(*run_ranks("tests/parallel/cases.py:enter", 3, 1), strict=True)
+    assert max(done) <= min(entered)

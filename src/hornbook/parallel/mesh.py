@@ -114,7 +114,9 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | Non
         try:
             shape = (parallel.replicas, parallel.data // parallel.replicas)
             grid = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
-            yield Mesh(device, place.rank, place.size, grid, store)
+            mesh = Mesh(device, place.rank, place.size, grid, store)
+            mesh.barrier()  # a rank that went on and left would close connections the others have yet to see open
+            yield mesh
         finally:
             dist.destroy_process_group()
     finally:

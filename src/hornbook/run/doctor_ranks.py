@@ -22,7 +22,7 @@ from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[r
 REDUCE_BYTES = 64 << 20
 REDUCES = 3
 SMALL_REDUCES = 50
-JOIN_SECONDS = 10.0
+JOIN_SECONDS = 20.0
 LOST_SECONDS = 0.5
 """Time-out of the collective that one rank stays away from."""
 NOTICED_SECONDS = 2.0
@@ -86,7 +86,9 @@ def _seconds(tensor: torch.Tensor) -> float:
 
 def _miss(rank: int, store: Store) -> float | None:
     """Seconds until rank 0 notices that rank 1 stays away; None if it does not."""
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=LOST_SECONDS))
+    group = dist.new_group(backend="gloo")
+    dist.barrier(group)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=LOST_SECONDS), group)
     if rank == 1:
         with contextlib.suppress(RuntimeError):  # it has not noticed: the caller hears that from rank 0
             store.wait(["noticed"], datetime.timedelta(seconds=NOTICED_SECONDS))
