@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 
