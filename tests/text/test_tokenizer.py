@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Raw
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.bpe import save_tokenizer, train_bpe
 from hornbook.text.config import BPE
-from hornbook.text.tokenizer import Tokenizer, find_delimiters, read_settings
+from hornbook.text.tokenizer import Tokenizer, choose_delimiters, read_settings
 
 TEXTS = [
     "the model reads a page and says it again",
@@ -107,7 +107,7 @@ def tokenizer(kind: str, definitions: dict[str, str]) -> Tokenizer:
 
 
 def load(definition: str) -> Tokenizer:
-    return Tokenizer(definition, *find_delimiters(json.loads(definition), {}))
+    return Tokenizer(definition, *choose_delimiters(json.loads(definition), {}))
 
 
 def special_ids(tokenizer: Tokenizer) -> set[int]:
@@ -129,7 +129,7 @@ def test_a_text_that_spells_a_special_token_is_ordinary_text(tokenizer: Tokenize
 def test_the_library_itself_would_produce_them(definitions: dict[str, str], kind: str):
     """The cases above are real: without care, every one of these tokenizers makes a special token of the text."""
     raw = Raw.from_str(definitions[kind])
-    end = find_delimiters(json.loads(definitions[kind]), {})[1]
+    end = choose_delimiters(json.loads(definitions[kind]), {})[1]
     raw_ids = raw.encode(f"a {end}", add_special_tokens=False).ids
     assert raw.token_to_id(end) in raw_ids
     if kind in ("byte_level_reachable", "merged_into_special", "unigram"):
@@ -174,19 +174,22 @@ def test_documents_get_their_delimiters(definitions: dict[str, str]):
         (["<s>", "</s>"], {"bos_token": None, "eos_token": "</s>"}, None, (None, "</s>")),
         (["<b>", "<e>"], {"bos_token": {"content": "<b>"}, "eos_token": {"content": "<e>"}}, None, ("<b>", "<e>")),
         (["<|begin_of_text|>", "<|end_of_text|>"], {}, None, ("<|begin_of_text|>", "<|end_of_text|>")),
-        (["[CLS]", "[SEP]"], {}, "[SEP]", (None, "[SEP]")),
+        (["<b>", "<e>"], {}, "<e>", (None, "<e>")),
+        (["[CLS]", "[SEP]"], {}, None, ("[CLS]", "[SEP]")),
+        (["<|endoftext|>", "[CLS]", "[SEP]"], {"cls_token": "[CLS]", "sep_token": "[SEP]"}, None, ("[CLS]", "[SEP]")),
+        (["<s>", "</s>", "<c>"], {"eos_token": "</s>", "cls_token": "<c>", "sep_token": "<s>"}, None, (None, "</s>")),
     ],
 )
 def test_how_the_delimiters_are_found(
     added: Sequence[str], config: dict[str, object], override: str | None, expected: tuple[str | None, str]
 ):
     data = {"added_tokens": [{"content": token} for token in added]}
-    assert find_delimiters(data, config, override) == expected
+    assert choose_delimiters(data, config, override) == expected
 
 
 def test_a_tokenizer_without_known_end_asks_for_it():
     with pytest.raises(UsageError, match="end_of_text"):
-        find_delimiters({"added_tokens": [{"content": "[SEP]"}]}, {})
+        choose_delimiters({"added_tokens": [{"content": "[X]"}]}, {})
 
 
 def test_token_bytes_count_every_byte_of_a_byte_level_text(definitions: dict[str, str]):

@@ -8,7 +8,8 @@ uses the tokenizer as it is.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.pieces import Cutter, can_cut
+from hornbook.text.special_tokens import find_delimiters, find_special_tokens
 
 _BATCH = 1 << 20
 END_OF_TEXT = "<|endoftext|>"
-_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>")
-_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>")
 _UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
 """Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
@@ -30,8 +30,8 @@ _UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
 class Tokenizer:
     """Encodes documents with their delimiters, and text without."""
 
-    def __init__(self, definition: str, begin: str | None, end: str) -> None:
-        """`definition` is the JSON of a tokenizer.json; `begin` and `end` name its special tokens.
+    def __init__(self, definition: str, begin: str | None, end: str, settings: Mapping[str, Any] | None = None) -> None:
+        """`definition` is the JSON of a tokenizer.json; `begin` and `end` name its delimiters, `settings` other tokens.
 
         Raises IntegrityError where the JSON is no tokenizer, UsageError where it lacks the named tokens.
         """
@@ -46,7 +46,13 @@ class Tokenizer:
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
-        self._encoder = _without_special_tokens(self._data, {self.begin, self.end})
+        self.special = replace(
+            find_special_tokens(self._data, settings),
+            begin=self._special_id(begin) if begin else None,
+            end=self.end_id,
+        )
+        """Ids of the tokens that objectives need."""
+        self._encoder = _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
         self._cutter = _cutter(self._data, self._encoder)
         unknown = self._data["model"].get("unk_token")
         self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
@@ -56,8 +62,8 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str], end_of_text: str | None = None) -> "Tokenizer":
         """Read a tokenizer.json, or the folder that holds one.
 
-        The delimiters are those of tokenizer_config.json beside it (bos_token, eos_token) where there is one, else
-        known spellings; `end_of_text` names the end token where neither finds it.
+        The delimiters are those of tokenizer_config.json beside it (bos_token and eos_token, or cls_token and
+        sep_token) where there is one, else known spellings; `end_of_text` names the end token where neither finds it.
         """
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
@@ -73,7 +79,8 @@ class Tokenizer:
         if not isinstance(data, dict) or "model" not in data:
             raise IntegrityError(f"{file} is not a tokenizer.json: it has no model")
         try:
-            return cls(definition, *find_delimiters(data, read_settings(file.parent), end_of_text))
+            settings = read_settings(file.parent)
+            return cls(definition, *choose_delimiters(data, settings, end_of_text), settings)
         except UsageError as error:
             raise UsageError(f"{file}: {error}") from error
         except IntegrityError as error:
@@ -122,7 +129,7 @@ class Tokenizer:
         sizes = np.zeros(self.vocab_size, dtype=np.int32)
         byte_level = '"ByteLevel"' in json.dumps([self._data.get("pre_tokenizer"), self._data.get("decoder")])
         added = {token["id"]: token for token in self._data.get("added_tokens", [])}
-        specials = {self.delimiter_id, self.end_id} | {number for number, each in added.items() if each["special"]}
+        specials = self.special.ids | {number for number, each in added.items() if each["special"]}
         for token, number in self._decoder.get_vocab(with_added_tokens=True).items():
             if number not in specials:
                 plain = not byte_level or number in added
@@ -174,33 +181,25 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def find_delimiters(
-    data: dict[str, Any], settings: dict[str, Any], end_of_text: str | None = None
+def choose_delimiters(
+    data: dict[str, Any], settings: Mapping[str, Any], end_of_text: str | None = None
 ) -> tuple[str | None, str]:
-    """(begin-of-text token or None, end-of-text token) of a tokenizer.json and its tokenizer_config.json."""
-    known = [token["content"] for token in data.get("added_tokens", [])]
-    begin, end = (_name(settings.get(key)) for key in ("bos_token", "eos_token"))
-    end = end_of_text or end or next((token for token in _ENDS if token in known), None)
+    """(begin-of-text token or None, end-of-text token); UsageError where no end is known and none is named."""
+    begin, end = find_delimiters(data, settings)
+    end = end_of_text or end
     if end is None:
+        known = [token["content"] for token in data.get("added_tokens") or []]
         raise UsageError(
             f'no end-of-text token is known among {known[:12]}; name it: text.tokenizer.end_of_text = "..."'
         )
-    if not settings:
-        begin = next((token for token in _BEGINS if token in known), None)
     return begin, end
 
 
-def _name(token: Any) -> str | None:
-    """A special token in tokenizer_config.json is a string, or an object with its `content`."""
-    name = token.get("content") if isinstance(token, dict) else token
-    return name if isinstance(name, str) and name else None
-
-
-def _without_special_tokens(data: dict[str, Any], delimiters: set[str]) -> tokenizers.Tokenizer:
-    """A clone with equal ids in which the special tokens are spelled as no text is."""
+def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> tokenizers.Tokenizer:
+    """A clone with equal ids in which the special tokens, and those with a role, are spelled as no text is."""
     clone = json.loads(json.dumps(data))
     added = clone.get("added_tokens") or []
-    specials = delimiters | {token["content"] for token in added if token["special"]}
+    specials = delimiters | {token["content"] for token in added if token["special"] or token["id"] in roles}
     renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
     for token in added:
         if token["content"] in renamed:

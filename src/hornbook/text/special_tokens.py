@@ -1,0 +1,128 @@
+"""Which token of a tokenizer plays which part: mask, sentinels, fill-in-the-middle, modes, padding, delimiters.
+
+One table holds the spellings that published tokenizers use for each role, the first known spelling of a role being
+the one that counts. tokenizer.json alone is enough; tokenizer_config.json, where it names a token, goes first.
+
+Sources of the spellings: BERT (arXiv:1810.04805), RoBERTa, T5 (arXiv:1910.10683), UL2 (arXiv:2205.05131) and its
+released checkpoints, fill-in-the-middle of StarCoder, CodeLlama, DeepSeek-Coder and Codestral.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>", "[SEP]"),
+    "begin": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>", "[CLS]"),
+    "pad": ("<|pad|>", "[PAD]", "<pad>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "cls": ("[CLS]", "<cls>", "<|cls|>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "<|sep|>", "</s>"),
+    "mask": ("<|mask|>", "[MASK]", "<mask>"),
+    "prefix": (
+        *("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "\u2581<PRE>", "<PRE>", "[PREFIX]"),
+        "<\uff5cfim\u2581begin\uff5c>",
+    ),
+    "suffix": (
+        *("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "\u2581<SUF>", "<SUF>", "[SUFFIX]"),
+        "<\uff5cfim\u2581hole\uff5c>",
+    ),
+    "middle": (
+        *("<|fim_middle|>", "<fim_middle>", "<fim-middle>", "\u2581<MID>", "<MID>", "[MIDDLE]"),
+        "<\uff5cfim\u2581end\uff5c>",
+    ),
+    "R": ("<|R|>", "[R]", "[NLU]"),
+    "S": ("<|S|>", "[S]", "[S2S]"),
+    "X": ("<|X|>", "[X]", "[NLG]"),
+}
+"""Role -> spellings. R, S and X are UL2's modes: regular, sequential and extreme denoising."""
+
+SENTINELS = tuple(re.compile(p) for p in (r"<extra_id_(\d+)>", r"<\|sentinel_(\d+)\|>", r"<sentinel_(\d+)>"))
+"""Numbered spellings, one family after the other; the number says in which order sentinels are used."""
+
+_MODES = ("R", "S", "X")
+_NAMED = ("pad", "cls", "sep", "mask")
+"""Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Token ids by role; None, empty where the tokenizer has no such token."""
+
+    begin: int | None
+    """Begin of text; where it is None, documents are delimited by `end`."""
+    end: int | None
+    pad: int | None
+    cls: int | None
+    sep: int | None
+    mask: int | None
+    sentinels: tuple[int, ...]
+    """In the order of use: T5's <extra_id_0> first, whatever its id; as many as there are without a gap."""
+    prefix: int | None
+    """Fill-in-the-middle: what follows is the text before the hole."""
+    suffix: int | None
+    """Fill-in-the-middle: what follows is the text after the hole."""
+    middle: int | None
+    """Fill-in-the-middle: what follows is the text of the hole."""
+    modes: dict[str, int]
+    """UL2's mode tokens by name: R, S, X."""
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All of them."""
+        single = (self.begin, self.end, self.pad, self.cls, self.sep, self.mask, self.prefix, self.suffix, self.middle)
+        return frozenset({*self.sentinels, *self.modes.values(), *(each for each in single if each is not None)})
+
+
+def find_special_tokens(
+    definition: str | Mapping[str, Any], settings: Mapping[str, Any] | None = None
+) -> SpecialTokens:
+    """The special tokens of a tokenizer.json (its text, or the object in it).
+
+    `settings`: the tokenizer_config.json beside it, whose `mask_token`, `cls_token` and so on go before the table.
+    Only tokens listed in `added_tokens` are found: others may come out of ordinary text.
+    """
+    data: Mapping[str, Any] = json.loads(definition) if isinstance(definition, str) else definition
+    settings = settings or {}
+    known = {token["content"]: int(token["id"]) for token in data.get("added_tokens") or []}
+    names = {role: _known(role, known) for role in SPELLINGS}
+    named = {role: token_name(settings.get(f"{role}_token")) for role in _NAMED}
+    names |= {role: name for role, name in named.items() if name in known}
+    names["begin"], names["end"] = find_delimiters(data, settings)
+    ids = {role: known.get(name) if name else None for role, name in names.items()}
+    modes = {mode: number for mode in _MODES if (number := ids.pop(mode)) is not None}
+    return SpecialTokens(**ids, modes=modes, sentinels=_find_sentinels(known))
+
+
+def find_delimiters(data: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(begin-of-text token, end-of-text token) of a tokenizer.json and its tokenizer_config.json, None where unknown.
+
+    Where the settings name no eos_token, as BERT's, their cls_token and sep_token enclose a text.
+    """
+    known = [token["content"] for token in data.get("added_tokens") or []]
+    begin, end, cls, sep = (token_name(settings.get(f"{name}_token")) for name in ("bos", "eos", "cls", "sep"))
+    if end is None and sep is not None:
+        begin, end = begin or cls, sep
+    return begin if settings else _known("begin", known), end or _known("end", known)
+
+
+def token_name(token: Any) -> str | None:
+    """A special token in tokenizer_config.json is a string, or an object with its `content`."""
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) and name else None
+
+
+def _known(role: str, known: Container[str]) -> str | None:
+    return next((token for token in SPELLINGS[role] if token in known), None)
+
+
+def _find_sentinels(known: Mapping[str, int]) -> tuple[int, ...]:
+    for family in SENTINELS:
+        matches = ((family.fullmatch(token), number) for token, number in known.items())
+        numbered = {int(match[1]): number for match, number in matches if match}
+        if 0 in numbered:
+            without_gap = itertools.takewhile(numbered.__contains__, itertools.count())
+            return tuple(numbered[place] for place in without_gap)
+    return ()
