@@ -21,6 +21,13 @@ END = "<|endoftext|>"
 WORDS = ("the", "a", "model", "learns", "to", "read", "one", "two", "letters", "from", "its", "page", "and", "says")
 
 
+@pytest.fixture(autouse=True)
+def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's -v or -q, which travels in the environment, ends with it: later tests look at what a run says."""
+    for name in ("HORNBOOK_VERBOSE", "HORNBOOK_QUIET"):
+        monkeypatch.setenv(name, "")
+
+
 def write_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer without merges: 256 bytes and one special token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

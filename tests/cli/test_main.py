@@ -25,12 +25,6 @@ DESIGN_VERBS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HORNBOOK_VERBOSE", "HORNBOOK_QUIET"):
-        monkeypatch.setenv(name, "")
-
-
 def test_the_verbs_are_those_of_the_design() -> None:
     assert list(VERBS) == DESIGN_VERBS.split()
 

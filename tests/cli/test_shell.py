@@ -34,12 +34,6 @@ def raising(error: BaseException) -> Callable[[], Any]:
     return act
 
 
-@pytest.fixture(autouse=True)
-def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HORNBOOK_VERBOSE", "HORNBOOK_QUIET"):
-        monkeypatch.setenv(name, "")
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
