@@ -58,6 +58,7 @@ def test_a_signal_finishes_the_step_saves_and_stops(
 def test_a_second_interrupt_leaves_at_once(
     tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = signal.getsignal(signal.SIGINT)
     send_in_step(monkeypatch, 7, signal.SIGINT, signal.SIGINT)
     assert launch_run(tmp_path / "run", "checkpoint.background=false") == Exit.INTERRUPTED
     run = RunDir(tmp_path / "run")
@@ -65,7 +66,7 @@ def test_a_second_interrupt_leaves_at_once(
     state = run.read_state()
     assert state is not None
     assert (state["status"], state["step"]) == ("stopped", 6)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
     launch_run(tmp_path / "whole")
