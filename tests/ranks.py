@@ -11,8 +11,6 @@ which keeps every bit of a float; tensors go through safetensors files in a fold
 Whatever happens, nothing is left behind: a rank dies with the server, the server with pytest, and both at the limit.
 """
 
-import contextlib
-import ctypes
 import faulthandler
 import functools
 import importlib.util
@@ -20,7 +18,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,7 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, Server, answer, die_with
+
 PRELOADED = (
     "hornbook.model.build",
     "hornbook.model.init",
@@ -40,14 +38,14 @@ PRELOADED = (
     "safetensors.torch",
     "torch._dynamo",  # fully_shard imports it when it is first used, which takes seconds
 )
-LIMIT_SECONDS = 60.0
-"""Of one call, by default."""
-GRACE_SECONDS = 2.0
+LIMIT_SECONDS = 180.0
+"""Of one call, by default: machines that tests run on stand still for seconds."""
+GRACE_SECONDS = 10.0
 """After the first rank failed, for the others to fail too and say why."""
-START_SECONDS = 120.0
+SLACK_SECONDS = 30.0
+"""For the server to say that the limit has passed."""
 LOST_PEER = "by peer"
 """In gloo's words when another rank is gone: a consequence, which is told after the causes."""
-PR_SET_PDEATHSIG = 1
 
 
 class RankError(AssertionError):
@@ -58,54 +56,20 @@ class RankServer:
     """Forks ranks on request. Call it: `server(address, world, *arguments, limit=seconds) -> [result of each rank]`."""
 
     def __init__(self) -> None:
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | one,
-            start_new_session=True,  # Ctrl-C is pytest's; the server ends when pytest closes the pipe or dies
-        )
-        try:
-            self._read(START_SECONDS)
-        except BaseException:
-            self.close()
-            raise
+        threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        self._server = Server("tests.ranks", dict.fromkeys(threads, "1"))
 
     def __call__(self, address: str, world: int, *arguments: Any, limit: float = LIMIT_SECONDS) -> list[Any]:
         """The JSON results of `world` ranks, in their order; RankError if any failed or the limit (seconds) passed."""
-        assert self._process.stdin is not None
         request = {"address": address, "world": world, "arguments": arguments, "limit": limit}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        reply = self._read(limit + 2 * GRACE_SECONDS + 10.0)
+        reply = self._server.ask(request, limit + SLACK_SECONDS)
         if "errors" in reply:
             raise RankError(f"{address} on {world} ranks\n" + "\n".join(reply["errors"]))
         return reply["results"]
 
-    def _read(self, seconds: float) -> Any:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
-        line = self._process.stdout.readline() if ready else ""
-        if not line:
-            self.close()
-            raise RankError(f"the server of ranks said nothing for {seconds:.0f} s or ended")
-        return json.loads(line)
-
     def close(self) -> None:
         """End the server and with it every rank."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._server.close()
 
 
 def serve(parent: int) -> None:
@@ -118,31 +82,26 @@ def serve(parent: int) -> None:
     torch.set_num_threads(1)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == threading.active_count() == 1, f"a fork would lose {threads - 1} threads"
-    answer(ready=True)
+    answer("ready")
     for line in sys.stdin:
         request = json.loads(line)
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-            answer(**call(Path(folder), **request))
+            answer(call(Path(folder), **request))
     os._exit(0)  # nothing is open; tearing torch down would take a second
-
-
-def answer(**reply: Any) -> None:
-    """Write one line to whoever asked."""
-    print(json.dumps(reply), flush=True)
 
 
 def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float) -> dict[str, Any]:
     """Fork the ranks, wait for them, read what they wrote."""
     deadline = time.monotonic() + limit
     pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
-    failed = wait(pids, deadline)
+    failed = wait(folder, pids, deadline)
     if failed:
         errors = [complaint(folder, rank, status) for rank, status in failed.items()]
         return {"errors": sorted(errors, key=lambda error: LOST_PEER in error)}
     return {"results": [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
 
 
-def wait(pids: list[int], deadline: float) -> dict[int, int | None]:
+def wait(folder: Path, pids: list[int], deadline: float) -> dict[int, int | None]:
     """Reap all; gives the wait status of the ranks that failed in the order of their ends, None: over the limit."""
     pidfds = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}
     failed: dict[int, int | None] = {}
@@ -153,7 +112,8 @@ def wait(pids: list[int], deadline: float) -> dict[int, int | None]:
         ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
         if not ended:
             failed |= dict.fromkeys((rank for rank in pidfds.values() if rank not in failed), None)
-            dump_and_kill([pids[rank] for rank in pidfds.values()])
+            left = list(pidfds.values())
+            dump_and_kill([pids[rank] for rank in left], [folder / f"{rank}.log" for rank in left])
             deadline = time.monotonic() + GRACE_SECONDS
         for pidfd, _ in ended:
             poll.unregister(pidfd)
@@ -166,13 +126,22 @@ def wait(pids: list[int], deadline: float) -> dict[int, int | None]:
     return failed
 
 
-def dump_and_kill(pids: list[int]) -> None:
+def dump_and_kill(pids: list[int], logs: list[Path]) -> None:
     """Make each write its stacks, then kill it."""
+    before = {log: size(log) for log in logs}
     for pid in pids:
         os.kill(pid, signal.SIGUSR2)
-    time.sleep(0.2)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(size(log) == before[log] for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)  # the first lines are there; the last ones are soon
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def size(log: Path) -> int:
+    """Bytes of a file that may not be there yet."""
+    return log.stat().st_size if log.exists() else 0
 
 
 def complaint(folder: Path, rank: int, status: int | None) -> str:
@@ -206,13 +175,6 @@ def fork_rank(folder: Path, rank: int, world: int, address: str, arguments: list
         sys.stderr.flush()
     finally:
         os._exit(status)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def redirect(log: Path) -> None:

@@ -63,8 +63,9 @@ def fail(place: Place, rank: int, how: str) -> None:
 def orphan(place: Place, folder: str) -> None:
     """Kill the server; then write to the folder for as long as one lives."""
     (Path(folder) / f"{place.rank}").write_text(str(os.getpid()))
-    time.sleep(0.2)
     if place.rank == 0:
+        while not (Path(folder) / "1").exists() or not (Path(folder) / "1").read_text():
+            time.sleep(0.01)
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 

@@ -8,14 +8,11 @@ import torch. Faults strike in the ranks themselves, at the moment a phase is en
 step. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
-import ctypes
 import json
 import os
 import select
 import signal
-import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +22,12 @@ from typing import Any
 import hornbook.cli.main
 import hornbook.run.launch
 import hornbook.run.supervisor
+from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 
-LIMIT_SECONDS = 60.0
-PR_SET_PDEATHSIG = 1
+LIMIT_SECONDS = 120.0
+"""Of a run of a second or two; machines that tests run on stand still for seconds."""
+SLACK_SECONDS = 30.0
+"""For the server to answer."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Started:
 
     def wait(self, seconds: float = LIMIT_SECONDS) -> int:
         """Its exit code, negative for a signal; fails (and kills it) after so many seconds."""
-        code = self.launcher.ask(do="wait", pid=self.pid, seconds=seconds)
+        code = self.launcher.wait(self.pid, seconds)
         assert code is not None, f"still running after {seconds} s:\n{self.text}"
         return code
 
@@ -59,13 +59,7 @@ class Launcher:
     """The test's side of the server."""
 
     def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._server = Server("tests.run.launcher")
 
     def start(
         self,
@@ -77,38 +71,33 @@ class Launcher:
     ) -> Started:
         """Begin `hornbook WORDS`; `constants` are put in the place of those of `hornbook.run.supervisor`."""
         request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
-        request["environ"] = dict(environ or {})
-        return Started(self, self.ask(do="start", **request), log)
+        request |= {"do": "start", "environ": dict(environ or {})}
+        return Started(self, self._server.ask(request, SLACK_SECONDS), log)
 
-    def ask(self, **request: Any) -> Any:
-        """Send a line, read a line."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        line = self._server.stdout.readline()
-        assert line, "the launcher ended"
-        return json.loads(line)
+    def wait(self, pid: int, seconds: float) -> int | None:
+        """Exit code of a run, None if it had to be killed."""
+        return self._server.ask({"do": "wait", "pid": pid, "seconds": seconds}, seconds + SLACK_SECONDS)
 
     def close(self) -> None:
         """End the server, and every run with it."""
-        self._server.communicate(timeout=LIMIT_SECONDS)
+        self._server.close()
 
 
 def serve(parent: int) -> None:
     """Answer until the input ends."""
     die_with(parent)
     hornbook.run.supervisor.preload()
+    answer("ready")
     pids: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "start":
-            answer = start(request)
-            pids.add(answer)
+            said = start(request)
+            pids.add(said)
         else:
-            answer = wait(request["pid"], request["seconds"])
+            said = wait(request["pid"], request["seconds"])
             pids.discard(request["pid"])
-        print(json.dumps(answer), flush=True)
+        answer(said)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -154,26 +143,34 @@ def wait(pid: int, seconds: float) -> int | None:
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault waits for it there."""
     from hornbook.run.pulse import Pulse
+    from hornbook.run.signals import StopSignals
 
-    original = Pulse.enter
+    original, catch_really = Pulse.enter, StopSignals._catch
+
+    caught: list[int] = []
 
     def enter(self: Pulse, phase: str, at: Any) -> None:
         original(self, phase, at)
         for fault in faults:
             wanted = {"rank": self.rank, "incarnation": self.incarnation, "phase": phase, "step": at.step}
             if all(fault.get(key, value) == value for key, value in wanted.items()):
-                act(fault)
+                act(fault, caught)
 
-    Pulse.enter = enter
+    def catch(self: StopSignals, number: int, frame: Any) -> None:
+        catch_really(self, number, frame)
+        caught.append(number)
+
+    Pulse.enter, StopSignals._catch = enter, catch
 
 
-def act(fault: dict[str, Any]) -> None:
+def act(fault: dict[str, Any], caught: list[int]) -> None:
     """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
 
-    `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor.
+    `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
+    signals that reached this process.
     """
     if fault["do"] == "orphan":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+        outlive_parent()
         return
     if "after" in fault:
         signal.setitimer(signal.ITIMER_REAL, fault["after"])
@@ -185,16 +182,10 @@ def act(fault: dict[str, Any]) -> None:
 
         kind = getattr(hornbook.errors, fault["do"], None) or getattr(builtins, fault["do"])
         raise kind(fault.get("text", "as the test wishes"))
-    for number in [signal.Signals[fault["do"]]] * fault.get("times", 1):
-        os.kill(os.getppid() if fault.get("to") == "supervisor" else os.getpid(), number)
-        time.sleep(0.05)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    number, upwards = signal.Signals[fault["do"]], fault.get("to") == "supervisor"
+    os.kill(os.getppid() if upwards else os.getpid(), number)
+    if upwards:  # the run goes on once the supervisor has passed it on; if it dies of it, this rank does too
+        wait_until(lambda: caught)
 
 
 if __name__ == "__main__":

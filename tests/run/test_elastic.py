@@ -1,6 +1,6 @@
 """One run on 4, then 2, then 1, then 3 ranks: the same global batches; and with exact sums the same bits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,6 @@ SETTINGS = (
     "checkpoint.every=0",
 )
 """11 steps of 12 microbatches and one of 9, which neither 2 nor 4 ranks can share evenly."""
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    server = Launcher()
-    yield server
-    server.close()
 
 
 @pytest.fixture

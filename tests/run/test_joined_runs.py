@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
+from tests.processes import wait_until
 from tests.run.launcher import Launcher, Started
 
-Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
 Begin = Callable[..., Started]
 
@@ -42,13 +41,6 @@ def by_slurm(rank: int, job: int, size: int = 2) -> dict[str, str]:
     return {"SLURM_STEP_NODELIST": "localhost", **{name: str(number) for name, number in numbers.items()}}
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    server = Launcher()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def begin(launcher: Launcher, tmp_path: Path) -> Begin:
     """begin(words, variables) starts one rank; what it says is a file of its own."""
@@ -61,24 +53,9 @@ def begin(launcher: Launcher, tmp_path: Path) -> Begin:
 
 
 @pytest.fixture(scope="module")
-def whole(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(train_whole: Callable[..., Path]) -> Path:
     """The same run on two ranks that hornbook starts itself."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    started = launcher.start(["train", "--out", str(folder), *tiny_settings, *TWO], folder.with_name("output.txt"))
-    assert started.wait() == 0, started.text
-    return folder
-
-
-@pytest.fixture
-def same(whole: Path, branch: Branch) -> Callable[[Path], None]:
-    """Asserts that a run made what the whole one made."""
-
-    def check(folder: Path) -> None:
-        assert branch(folder) == branch(whole)
-        weights = [RunDir(run).checkpoints / "step-00000012" / "model.safetensors" for run in (folder, whole)]
-        assert weights[0].read_bytes() == weights[1].read_bytes()
-
-    return check
+    return train_whole(*TWO)
 
 
 @pytest.fixture
@@ -110,12 +87,10 @@ def test_ranks_of_torchrun_and_its_restart_after_a_kill(tmp_path: Path, words: l
     saved = RunDir(tmp_path / "run").checkpoints / "step-00000004"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not saved.exists() and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_until(saved.exists)
             ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             os.kill(int(ranks[-1]), signal.SIGKILL)
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=180)
         finally:
             process.terminate()  # the agent takes its ranks along
     assert process.returncode == 0, said
@@ -137,9 +112,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     port, run = free_port(), tmp_path / "run"
     long = [*words, "train.tokens=5M", "checkpoint.every=0"]
     ranks = [begin(long, by_hand(rank, port)) for rank in range(2)]
-    deadline = time.monotonic() + 60
-    while not RunDir(run).metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(RunDir(run).metrics.exists)
     os.kill(ranks[1].pid, signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [Exit.RESUMABLE] * 2, ranks[0].text + ranks[1].text
     assert [event["kind"] for event in events(run, "save", "stop")] == ["save", "stop"]

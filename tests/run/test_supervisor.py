@@ -4,8 +4,7 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,14 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.journal import verify_chain
 from hornbook.rundir import RunDir
+from tests.processes import state_of, wait_until
 from tests.run.launcher import Launcher, Started
 
-Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
 Train = Callable[..., Started]
 
 PHASES = ("data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "save")
 TWO = ("parallel.data=2", "eval.every=6", "model.dropout=0.1", "checkpoint.background=false")
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    server = Launcher()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -43,33 +35,20 @@ def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def whole(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(train_whole: Callable[..., Path]) -> Path:
     """The same run without any interruption."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    words = ["train", "--out", str(folder), *tiny_settings, *TWO]
-    started = launcher.start(words, folder.with_name("output.txt"))
-    assert started.wait() == 0, started.text
-    return folder
+    return train_whole(*TWO)
 
 
 @pytest.fixture
-def same(whole: Path, branch: Branch) -> Callable[[Path], None]:
-    """Asserts that a run has the losses and the last bytes of the whole one, a sound ledger, and left nothing."""
+def same(same: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Asserts what it does elsewhere, and that no process of the run is left."""
 
     def check(folder: Path) -> None:
-        assert branch(folder) == branch(whole)
-        assert last_checkpoint(folder) == last_checkpoint(whole)
-        verify_chain(RunDir(folder).events)
-        assert not list(folder.rglob(".tmp-*"))
+        same(folder)
         assert not processes_of(folder)
 
     return check
-
-
-def last_checkpoint(folder: Path) -> dict[str, bytes]:
-    """Contents of the tensors of the last step."""
-    checkpoint = RunDir(folder).checkpoints / "step-00000012"
-    return {str(path.relative_to(checkpoint)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))}
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -84,13 +63,6 @@ def processes_of(folder: Path) -> list[int]:
             if any(name.startswith(str(folder)) for name in files):
                 found.append(int(entry.name))
     return found
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_two_ranks_train_and_leave_one_run_directory(whole: Path, events: Events) -> None:
@@ -214,11 +186,11 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, train: Train, same:
     run = tmp_path / "run"
     slow = [fault("SIGSTOP", rank=0, phase="clip", step=6)]  # nothing else would end this step
     started = train(run, faults=slow)
-    wait_until(lambda: any(is_stopped(pid) for pid in started.children()))
-    for _ in range(2):
-        os.kill(started.pid, signal.SIGINT)
-        time.sleep(0.3)
-    assert started.wait(5) == 130, started.text
+    wait_until(lambda: any(state_of(pid) == "T" for pid in started.children()))
+    os.kill(started.pid, signal.SIGINT)
+    wait_until(lambda: any(is_pending(signal.SIGINT, pid) for pid in started.children()))  # the first was passed on
+    os.kill(started.pid, signal.SIGINT)
+    assert started.wait() == 130, started.text
     assert not processes_of(run)
     state = RunDir(run).read_state()
     assert state is not None
@@ -227,18 +199,17 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, train: Train, same:
     same(run)
 
 
-def is_stopped(pid: int) -> bool:
-    path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] == "T"
+def is_pending(number: int, pid: int) -> bool:
+    """Whether a signal was sent to a process and waits for it to go on."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("ShdPnd:")[1].split()[0], 16) >> (number - 1) & 1)
 
 
 def test_ranks_die_with_their_supervisor(tmp_path: Path, train: Train, same: Callable[[Path], None]) -> None:
     run = tmp_path / "run"
     started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6, to="supervisor")])
     assert started.wait() == -signal.SIGKILL
-    killed = time.monotonic()
-    wait_until(lambda: not processes_of(run), seconds=5)
-    assert time.monotonic() - killed < 5
+    wait_until(lambda: not processes_of(run))
     assert train(run, resume=True).wait() == 0
     same(run)
 
@@ -246,12 +217,12 @@ def test_ranks_die_with_their_supervisor(tmp_path: Path, train: Train, same: Cal
 def test_a_second_launcher_is_refused(tmp_path: Path, train: Train, launcher: Launcher) -> None:
     run = tmp_path / "run"
     first = train(run, faults=[fault("SIGSTOP", rank=1, phase="clip", step=2)])
-    wait_until(lambda: any(is_stopped(pid) for pid in first.children()))
+    wait_until(lambda: any(state_of(pid) == "T" for pid in first.children()))
     second = launcher.start(["resume", str(run)], tmp_path / "second.txt")
-    assert second.wait(10) == Exit.IN_USE
+    assert second.wait() == Exit.IN_USE
     assert f"is in use by process {first.pid} on" in second.text
     os.kill(first.pid, signal.SIGKILL)
-    assert first.wait(5) == -signal.SIGKILL
+    assert first.wait() == -signal.SIGKILL
 
 
 def test_ranks_that_outlive_their_supervisor_keep_the_run(tmp_path: Path, train: Train, launcher: Launcher) -> None:
@@ -264,7 +235,7 @@ def test_ranks_that_outlive_their_supervisor_keep_the_run(tmp_path: Path, train:
         assert started.wait() == -signal.SIGKILL
         wait_until(lambda: len(processes_of(run)) == 1)
         second = launcher.start(["resume", str(run)], tmp_path / "second.txt")
-        assert second.wait(20) == Exit.IN_USE
+        assert second.wait() == Exit.IN_USE
         assert f"is in use by process {started.pid} on" in second.text
     finally:
         for orphan in processes_of(run):
@@ -276,14 +247,12 @@ def test_a_stopped_rank_is_found_and_replaced(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, rank: int
 ) -> None:
     run = tmp_path / "run"
-    began = time.monotonic()
-    started = train(run, "guard.hang_seconds=1", faults=[fault("SIGSTOP", rank=rank, phase="forward_backward", step=7)])
+    started = train(run, "guard.hang_seconds=4", faults=[fault("SIGSTOP", rank=rank, phase="forward_backward", step=7)])
     assert started.wait() == 0, started.text
-    assert time.monotonic() - began < 20
     same(run)
     (restart,) = events(run, "restart")
     assert (restart["rank"], restart["step"], restart["phase"]) == (rank, 7, "forward_backward")
-    assert re.match(r"was stopped, and silent for 1\.\d s", restart["cause"])
+    assert re.match(r"was stopped, and silent for 4\.\d s", restart["cause"])
     for number in (0, 1):
         stacks = (RunDir(run).incidents / "1" / f"rank-{number}.txt").read_text()
         assert "in take_step" in stacks
@@ -312,7 +281,7 @@ def test_a_stop_between_two_incarnations_is_a_stop(
     started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6)], BACKOFF=[30.0])
     wait_until(lambda: started.log.exists() and "restart 1 of" in started.text)
     os.kill(started.pid, signal.SIGTERM)
-    assert started.wait(10) == Exit.RESUMABLE
+    assert started.wait() == Exit.RESUMABLE
     assert [(record["kind"], record["step"]) for record in events(run)][-1] == ("stop", 6)
     assert train(run, resume=True).wait() == 0
     same(run)
@@ -323,7 +292,7 @@ def test_an_interrupt_that_reaches_ranks_twice_is_one(
 ) -> None:
     run = tmp_path / "run"
     started = train(run, faults=[fault("SIGSTOP", rank=0, phase="clip", step=6)])
-    wait_until(lambda: started.children() and is_stopped(started.children()[0]))
+    wait_until(lambda: started.children() and state_of(started.children()[0]) == "T")
     for pid in (started.pid, *started.children()):
         os.kill(pid, signal.SIGINT)
     os.kill(started.children()[0], signal.SIGCONT)

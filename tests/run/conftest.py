@@ -1,0 +1,57 @@
+"""Fixtures of runs on many processes: a launcher of them, a run without interruption, and what is equal to it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.journal import verify_chain
+from hornbook.rundir import RunDir
+from tests.run.launcher import Launcher
+
+Branch = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """Starts command lines as forks of a process that has hornbook loaded."""
+    server = Launcher()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def train_whole(
+    launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """train_whole("key=value", ...) -> the folder of the tiny run, trained without any interruption."""
+
+    def train(*words: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        started = launcher.start(
+            ["train", "--out", str(folder), *tiny_settings, *words], folder.with_name("output.txt")
+        )
+        assert started.wait() == 0, started.text
+        return folder
+
+    return train
+
+
+@pytest.fixture
+def same(whole: Path, branch: Branch) -> Callable[[Path], None]:
+    """Asserts that a run has the losses and the last bytes of the module's `whole`, a sound ledger, and no litter."""
+
+    def check(folder: Path) -> None:
+        assert branch(folder) == branch(whole)
+        assert last_tensors(folder) == last_tensors(whole)
+        verify_chain(RunDir(folder).events)
+        assert not list(folder.rglob(".tmp-*"))
+
+    return check
+
+
+def last_tensors(folder: Path) -> dict[str, bytes]:
+    """Files of weights and moments of the last step of the tiny run."""
+    checkpoint = RunDir(folder).checkpoints / "step-00000012"
+    return {str(path.relative_to(checkpoint)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))}
