@@ -12,7 +12,7 @@ import pytest
 from hornbook.errors import Exit, IntegrityError, StorageError
 from hornbook.resolve import resolve
 from hornbook.run.console import Console, Header
-from hornbook.run.origin import Origin, fork_origin
+from hornbook.run.origin import fork_origin
 from hornbook.run.requests import Request, write_request
 from hornbook.rundir import RunDir
 
@@ -32,37 +32,38 @@ def parent(tmp_path: Path, launch_run: Launch) -> RunDir:
     return RunDir(tmp_path / "parent")
 
 
-def origin_of(parent: RunDir) -> Origin:
-    recipe = resolve(str(parent.recipe), environ={}).recipe
-    return fork_origin(parent, 4, recipe, recipe)
+@pytest.fixture
+def fork_killed_at(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """fork_killed_at("a.dotted.method") forks `parent` at step 4 into `child`, which dies when the method is called."""
 
-
-def test_a_fork_killed_before_it_has_its_weights_resumes_from_its_origin(
-    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def die(*_: object) -> None:
         raise Killed
 
-    origin = origin_of(parent)
-    with monkeypatch.context() as patch:
-        patch.setattr(Origin, "give", die)
-        with pytest.raises(Killed):
-            launch_run(tmp_path / "child", origin=origin)
+    def fork(method: str) -> None:
+        recipe = resolve(str(parent.recipe), environ={}).recipe
+        origin = fork_origin(parent, 4, recipe, recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(method, die)
+            with pytest.raises(Killed):
+                launch_run(tmp_path / "child", origin=origin)
+
+    return fork
+
+
+def test_a_fork_killed_before_it_has_its_weights_resumes_from_its_origin(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, fork_killed_at: Callable[[str], None]
+) -> None:
+    fork_killed_at("hornbook.run.origin.Origin.give")
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
     assert branch(tmp_path / "child") == branch(parent.path)[4:]
 
 
 def test_what_a_dead_start_left_does_not_reach_the_next(
-    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, fork_killed_at: Callable[[str], None]
 ) -> None:
-    def die(*_: object) -> None:
-        raise Killed
-
-    origin = origin_of(parent)
-    with monkeypatch.context() as patch:
-        patch.setattr("hornbook.run.job.Job.write_recipe", die)
-        with pytest.raises(Killed):
-            launch_run(tmp_path / "child", origin=origin)
+    fork_killed_at("hornbook.run.job.Job.write_recipe")
     assert launch_run(tmp_path / "child") == Exit.DONE
     assert branch(tmp_path / "child") == branch(parent.path)
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +21,10 @@ LOCK = {"shards": {"tokens/train/a/00000": "0123"}, "tokenizer": "4567", "finger
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "SETUP_SECONDS", 1.0)
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that is not needed would be noticed."""
+    monkeypatch.setattr(comparing, "SETUP_SECONDS", 1e6)
+    monkeypatch.setattr(comparing, "LINGER_SECONDS", 1e6)
 
 
 def recipe(*words: str) -> Recipe:
@@ -42,21 +43,17 @@ def compare(facts: list[dict[str, str]], size: int = 0, store: Store | None = No
         return ""
 
     with ThreadPoolExecutor(len(facts)) as pool:
-        return [future.result(20) for future in [pool.submit(one, rank) for rank in range(len(facts))]]
+        return [future.result(120) for future in [pool.submit(one, rank) for rank in range(len(facts))]]
 
 
 def test_equal_ranks_go_on():
-    begun = time.monotonic()
     assert compare([rank_facts(recipe(), LOCK)] * 4) == [""] * 4
-    assert time.monotonic() - begun < 1
 
 
-def test_what_differs_is_named_on_every_rank_within_a_second():
+def test_what_differs_is_named_on_every_rank_without_a_wait():
     ours = rank_facts(recipe(), LOCK)
     other = rank_facts(recipe("optim.lr=0.5"), LOCK) | {"torch": "2.12.0"}
-    begun = time.monotonic()
     said = compare([ours, ours, other, ours])
-    assert time.monotonic() - begun < 1
     assert len(set(said)) == 1
     lines = said[0].splitlines()
     assert lines[0] == "the ranks of this run are not equal"
@@ -107,10 +104,11 @@ def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest
     assert len(set(digests)) == 3
 
 
-def test_ranks_that_do_not_come_are_named_by_all_that_did():
+def test_ranks_that_do_not_come_are_named_by_all_that_did(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(comparing, "SETUP_SECONDS", 3.0)
     facts = rank_facts(recipe(), LOCK)
     said = compare([facts] * 2, size=5)
-    assert all(text.startswith("ranks 2-4 of 5 did not arrive in 1 s") for text in said)
+    assert all(text.startswith("ranks 2-4 of 5 did not arrive in 3 s") for text in said)
 
 
 def test_a_rank_that_is_there_twice_belongs_to_another_job():
@@ -132,5 +130,5 @@ def test_rank_0_holds_the_store_until_the_others_have_read():
     thread.join(0.3)
     assert thread.is_alive()
     other.add("read", 1)
-    thread.join(1)
+    thread.join(60)
     assert not thread.is_alive()

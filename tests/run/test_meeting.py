@@ -15,8 +15,9 @@ from hornbook.run import meeting
 from hornbook.run.meeting import Address, await_leader, leading, open_store
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for."""
     monkeypatch.setattr(meeting, "SETUP_SECONDS", 1.0)
 
 
@@ -42,7 +43,7 @@ def together(*functions: Callable[[], Any]) -> list[Any]:
             return error
 
     with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(20) for future in [pool.submit(result, function) for function in functions]]
+        return [future.result(120) for future in [pool.submit(result, function) for function in functions]]
 
 
 def test_rank_0_opens_the_store_and_the_others_find_it_whoever_comes_first():
@@ -63,12 +64,11 @@ def test_a_port_in_use_is_named(listener: socket.socket):
         open_store(Address("localhost", port, ours=True))
 
 
+@pytest.mark.usefixtures("short")
 def test_a_rank_0_that_does_not_come_is_named():
     port = free_port()
-    begun = time.monotonic()
     with pytest.raises(UsageError, match=f"rank 0 did not arrive in 1 s: nothing answers at localhost:{port}"):
         open_store(Address("localhost", port, ours=False))
-    assert time.monotonic() - begun < 3
 
 
 def test_a_host_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -80,6 +80,7 @@ def test_a_host_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyP
         open_store(Address("nohost", 29400, ours=False))
 
 
+@pytest.mark.usefixtures("short")
 def test_a_stranger_at_the_port_who_says_nothing_is_told(listener: socket.socket):
     """torch's client would wait for ever. Its thread ends when the stranger hangs up."""
     port = listener.getsockname()[1]
@@ -106,6 +107,7 @@ def test_the_agent_of_torchrun_tells_the_port_and_a_store_of_the_dead_is_passed_
     assert not agent.check(["key"])
 
 
+@pytest.mark.usefixtures("short")
 def test_a_rank_0_that_tells_the_agent_nothing_is_named():
     agent = agent_store()
     with pytest.raises(UsageError, match="rank 0 did not arrive in 1 s on localhost"):
@@ -128,21 +130,21 @@ def test_the_others_wait_until_rank_0_is_ready():
     assert together(follow, lead) == [({"attempt": 7}, True), None]
 
 
-def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all():
+def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(meeting, "LINGER_SECONDS", 1e6)  # rank 0 stays only until all have heard
     store = HashStore()
 
     def lead() -> None:
         with leading(store, 3):
             raise InUseError("runs/a is in use by process 7")
 
-    begun = time.monotonic()
     first, second, third = together(lead, lambda: await_leader(store), lambda: await_leader(store))
-    assert time.monotonic() - begun < 1  # rank 0 stays only until all have heard
     assert str(first) == "runs/a is in use by process 7"
     assert [type(error) for error in (first, second, third)] == [InUseError] * 3
     assert str(second) == str(third) == "rank 0: runs/a is in use by process 7"
 
 
+@pytest.mark.usefixtures("short")
 def test_a_rank_0_that_never_gets_the_directory_is_named():
     with pytest.raises(UsageError, match="rank 0 did not open the run directory in 1 s"):
         await_leader(HashStore())

@@ -38,13 +38,16 @@ def test_what_came_before_the_first_phase_is_no_measure_of_it() -> None:
 
 def test_a_phase_is_known_by_its_longest_time() -> None:
     pulse = Pulse()
-    for seconds in (0.02, 0.0):
-        pulse.enter("data", At())
-        time.sleep(seconds)
-        pulse.enter("clip", At())
+    began = time.monotonic_ns()
+    pulse.enter("data", At())
+    time.sleep(0.02)
+    pulse.enter("clip", At())
+    ended = time.monotonic_ns()
+    pulse.enter("data", At())
+    pulse.enter("clip", At())
     assert pulse.read().phase == "clip"
     pulse.enter("data", At())
-    assert 0.02e9 <= pulse.read().slowest < 0.2e9
+    assert 0.02e9 <= pulse.read().slowest <= max(ended - began, time.monotonic_ns() - ended)
     assert pulse.slowest_seconds >= 0.02
 
 
@@ -58,7 +61,7 @@ def test_other_processes_see_the_beats_of_each_rank() -> None:
     for rank in range(3):
         worker = context.Process(target=beat, args=(rank,))
         worker.start()
-        worker.join(10)
+        worker.join(60)
         assert worker.exitcode == 0
     assert [(b.phase, b.step, b.tokens, b.sequence) for b in (pulse.read() for pulse in pulses)] == [
         (PHASES[rank], rank, 10 * rank, 1) for rank in range(3)

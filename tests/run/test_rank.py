@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
+from hornbook.run import failure as failure_module
 from hornbook.run import rank as ranks
 from hornbook.run.failure import diagnose, diagnose_hang
 from hornbook.run.launch import check_supervision
 from hornbook.run.pulse import Pulse
 from hornbook.run.rank import Rank, Report, fork_rank, wait_for_ends
+from tests.processes import wait_until
 
 Fork = Callable[..., Rank]
 
@@ -47,10 +49,12 @@ def sleep() -> Exit:
 def wait_until_up(*started: Rank) -> None:
     """Until each catches the signal on which it writes its stacks."""
     for rank in started:
-        caught = 0
-        while not caught >> (signal.SIGUSR2 - 1) & 1:
-            time.sleep(0.01)
-            caught = int(Path(f"/proc/{rank.pid}/status").read_text().split("SigCgt:")[1].split()[0], 16)
+        wait_until(lambda rank=rank: caught_signals(rank) >> (signal.SIGUSR2 - 1) & 1)
+
+
+def caught_signals(rank: Rank) -> int:
+    """A bit for each signal that a rank has a handler for."""
+    return int(Path(f"/proc/{rank.pid}/status").read_text().split("SigCgt:")[1].split()[0], 16)
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -83,7 +87,7 @@ def test_a_report_knows_whose_fault_it_was(error: Exception, *, ours: bool, by_p
 
 def test_a_rank_leaves_with_the_code_of_its_loop(fork: Fork) -> None:
     rank = fork(lambda: Exit.RESUMABLE)
-    assert wait_for_ends([rank], 10) == [rank]
+    assert wait_for_ends([rank], 60) == [rank]
     assert (rank.peaceful, rank.killed, rank.end.si_status, rank.report) == (True, False, Exit.RESUMABLE, None)
 
 
@@ -110,20 +114,27 @@ def test_what_a_rank_started_dies_with_it(fork: Fork) -> None:
 
 def test_an_error_is_reported_with_its_traceback(fork: Fork) -> None:
     rank = fork(lambda: fail(UsageError("write it otherwise")))
-    assert wait_for_ends([rank], 10) == [rank]
+    assert wait_for_ends([rank], 60) == [rank]
     assert rank.report is not None
     assert (rank.report.kind, rank.report.text, rank.report.ours) == ("UsageError", "write it otherwise", True)
     assert "in fail" in rank.words
 
 
-def test_the_first_to_fail_is_to_blame_even_if_it_ends_last(fork: Fork) -> None:
+def test_the_first_to_fail_is_to_blame_even_if_it_ends_last(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_module, "GRACE_SECONDS", 60.0)
+    read, write = os.pipe()
+
     def late() -> Exit:
+        os.read(read, 1)
         time.sleep(0.3)
         raise ValueError("the cause")
 
     victim, culprit = fork(lambda: fail(LOST), 0), fork(late, 1)
-    (first,) = wait_for_ends([victim, culprit], 10)
+    (first,) = wait_for_ends([victim, culprit], 60)
     assert first is victim
+    os.write(write, b"x")
+    os.close(read)
+    os.close(write)
     failure = diagnose([victim], [culprit])
     assert str(failure) == "rank 1 failed with ValueError: the cause (step 0, setup)"
     assert failure.lasting is None
@@ -134,27 +145,27 @@ def test_a_killed_rank_comes_before_one_that_failed(fork: Fork) -> None:
     wait_until_up(culprit)
     culprit.send(signal.SIGSEGV)
     for rank in (victim, culprit):
-        assert wait_for_ends([rank], 10)
+        assert wait_for_ends([rank], 60)
     assert diagnose([victim, culprit], []).cause == "was killed by SIGSEGV"
     assert "in sleep" in culprit.words  # a crash leaves its stacks
 
 
 def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.run.failure.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(failure_module, "GRACE_SECONDS", 0.1)
     victim, culprit = fork(lambda: fail(RuntimeError("timed out")), 0), fork(sleep, 1)
     culprit.send(signal.SIGSTOP)
-    assert wait_for_ends([victim], 10)
-    while not culprit.stopped:
-        time.sleep(0.01)
+    assert wait_for_ends([victim], 60)
+    wait_until(lambda: culprit.stopped)
     assert str(diagnose([victim], [culprit])) == "rank 1 was stopped, and the others gave up (step 0, setup)"
 
 
-def test_silent_ranks_write_their_stacks(fork: Fork) -> None:
+def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_module, "DUMP_SECONDS", 60.0)  # it ends as soon as all have begun
     one, other = fork(sleep, 0), fork(sleep, 1)
     wait_until_up(one, other)
     failure = diagnose_hang({one: 11.0, other: 12.0}, [one, other])
     assert (failure.rank, failure.cause) == (1, "was silent for 12.0 s")
-    assert all("in sleep" in rank.words for rank in (one, other))
+    wait_until(lambda: all("in sleep" in rank.words for rank in (one, other)))
 
 
 def test_a_process_that_cannot_be_killed_is_named(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.resolve import resolve
 from hornbook.run.launch import Start, launch
 from hornbook.rundir import RunDir
+from tests.processes import wait_until
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -113,10 +113,9 @@ def run_until_step_ten(tiny_settings: tuple[str, ...], folder: Path, number: int
     words = [sys.executable, "-m", "hornbook", "train", "--out", str(folder), *tiny_settings, *LONG]
     worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     metrics = folder / "metrics.jsonl"
-    while worker.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 10):
-        time.sleep(0.02)
+    wait_until(lambda: worker.poll() is not None or (metrics.exists() and metrics.read_bytes().count(b"\n") >= 10))
     worker.send_signal(number)
-    return worker.wait(60)
+    return worker.wait(120)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
