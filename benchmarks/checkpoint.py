@@ -31,14 +31,7 @@ FULL = {
     "steps": 2,
     "rounds": 3,
 }
-QUICK = {
-    "model": {"layers": 4, "width": 256, "heads": 4},
-    "vocab": 8192,
-    "rows": 4,
-    "sequence": 64,
-    "steps": 3,
-    "rounds": 2,
-}
+QUICK = FULL | {"model": {"layers": 4, "width": 256, "heads": 4}, "vocab": 8192, "steps": 3, "rounds": 2}
 LIMIT_SECONDS = 900.0
 Numbers = dict[str, Any]
 

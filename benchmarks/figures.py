@@ -19,13 +19,17 @@ def rows_of(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str
     return ["", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)), ""]
 
 
+def section(title: str, *lines: str) -> list[str]:
+    """Lines under a heading."""
+    return [f"## {title}", "", *lines]
+
+
 def throughput(found: dict[str, Any]) -> list[str]:
     """Speed and memory beside transformers and the bound."""
-    lines = [
-        "## Training throughput on a CPU",
-        "",
+    lines = section(
+        "Training throughput on a CPU",
         "`python -m benchmarks.throughput`: the 13M LLaMA shape, 8 rows of 512",
-    ]
+    )
     lines += [
         "tokens, AdamW, clipping, interleaved rounds; `hornbook is x` is the median of the ratios within a round.",
         "",
@@ -52,15 +56,14 @@ def loader(found: dict[str, Any]) -> list[str]:
     """Tokens per CPU second beside torch's DataLoader."""
     ratios = found["ratio_to_dataloader"]
     rows = [(name, rate, ratios[name]) for name, rate in found["million_tokens_per_cpu_second"].items()]
-    return [
-        "## Loader",
-        "",
+    return section(
+        "Loader",
         "`python -m benchmarks.loader`: one thread, the same memory map, rows of 2,048 tokens, 8 a step unless said",
         "(goal 2 x).",
         *rows_of(["", "million tokens per CPU second", "x DataLoader"], rows),
         f"Seek to sample one billion: {found['seek_to_sample_1e9_milliseconds']:.3f} ms (goal: under 10).",
         "",
-    ]
+    )
 
 
 def parallel(found: dict[str, Any]) -> list[str]:
@@ -83,9 +86,8 @@ def parallel(found: dict[str, Any]) -> list[str]:
         for row in found["cost"]
     ]
     equal = sum(row["equal"] for row in found["exact"])
-    return [
-        "## Parallel equals single",
-        "",
+    return section(
+        "Parallel equals single",
         f"`python -m benchmarks.parallel`: {found['steps']} steps of a tiny model on forked ranks of one thread,",
         "against one process: dropout, clipping that bites, microbatches of unequal weight, tied weights. Largest",
         "relative differences of losses, norms before clipping and final weights (of a parameter's largest). The limit",
@@ -97,18 +99,17 @@ def parallel(found: dict[str, Any]) -> list[str]:
         f"Exact mode: {equal} of {len(found['exact'])} layouts on 2 and 4 ranks have the losses, norms and weights of",
         "one process to the bit. Its cost on a model of width 256: the best of interleaved steps, and processor time.",
         *rows_of(["", "ranks", "plain, s", "exact, s", "exact / plain", "of processor time"], costs),
-    ]
+    )
 
 
 def checkpoint(found: dict[str, Any]) -> list[str]:
     """Saves and loads beside torch's own."""
-    lines = [
-        "## Checkpoints",
-        "",
+    lines = section(
+        "Checkpoints",
         "`python -m benchmarks.checkpoint`: weights and Adam's moments in float32, one process of two threads and two",
         "ranks of one with everything sharded; all to disk (fsync), in turn, medians of the slowest rank. hornbook's",
         "bytes are hashed when written and checked when loaded. Goal: the loop is held at most 1.5 x a memcpy.",
-    ]
+    )
     header = ["", "loop held, s", "x memcpy", "durable after, s", "a step takes x while writing", "load, s"]
     for world, each in found["worlds"].items():
         rows = [
@@ -123,12 +124,11 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
 
 def ranks(found: dict[str, Any]) -> list[str]:
     """Speed of two ranks beside one process and bare loops."""
-    lines = [
-        "## Two ranks",
-        "",
+    lines = section(
+        "Two ranks",
         "`python -m benchmarks.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one thread;",
         "bare loops wrap the same model in torch's DDP or fully_shard. Rounds in turn, medians of ratios within one.",
-    ]
+    )
     for precision, speed in found["speed"].items():
         rates = [(name, rate, speed["last_loss"][name]) for name, rate in speed["tokens_per_second"].items()]
         lines += rows_of([precision, "tokens/s", "last loss"], rates)[:-1]
@@ -139,9 +139,8 @@ def ranks(found: dict[str, Any]) -> list[str]:
 def kill_ranks(found: dict[str, Any]) -> list[str]:
     """Random kills of ranks, and how soon the run goes on."""
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
-    return [
-        "## Kills of ranks",
-        "",
+    return section(
+        "Kills of ranks",
         "`python -m benchmarks.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
         f"{kills} kills in {found['trials']} runs, {found['kills_in_saves']} of them inside a save.",
         f"{found['equal']} runs ended with weights, moments and token hashes of the uninterrupted run, to the bit.",
@@ -149,12 +148,12 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
         f"p50 {found['recovery_p50_seconds']:.2f} s, p95 {found['recovery_p95_seconds']:.2f} s (goal 2 s).",
         f"From SIGTERM to the end with everything on disk: {stops} s.",
         "",
-    ]
+    )
 
 
 def large(found: dict[str, Any]) -> list[str]:
     """Recipes at full size."""
-    lines = ["## Recipes at full size", "", f"`python -m benchmarks.large`, bf16, on: {found['device']}."]
+    lines = section("Recipes at full size", f"`python -m benchmarks.large`, bf16, on: {found['device']}.")
     for name, case in found["cases"].items():
         rows = [
             (peer, rate, case["mfu"][peer], case["ours_over"][peer], case["peak_bytes"][peer] / 2**30)
@@ -168,15 +167,14 @@ def large(found: dict[str, Any]) -> list[str]:
 def kill(found: dict[str, Any]) -> list[str]:
     """Random kills and what was left of the run."""
     kills, trials = found["kills"], found["trials"]
-    return [
-        "## Kills",
-        "",
+    return section(
+        "Kills",
         f"`python -m benchmarks.kill --kills {kills}`: kill -9 of `hornbook train` at random moments, then resume.",
         f"{found['kills_survived']} of {kills} kills survived, {found['kills_in_saves']} of them inside a save.",
         f"{found['equal']} of {trials} runs ended with weights, moments and token hashes of the uninterrupted run,",
         "to the bit.",
         "",
-    ]
+    )
 
 
 def quickstart(found: dict[str, Any]) -> list[str]:
@@ -186,7 +184,7 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     rows += [(f"{name.replace('_', ' ')}, bits per byte", value) for name, value in figures["baselines"].items()]
     rows += [("seconds, three runs (limit 180)", ", ".join(f"{seconds:.0f}" for seconds in found["seconds"]))]
     rows += [("same size and seed, same numbers", "yes" if found["same_numbers"] else "NO")]
-    return ["## Quickstart", "", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows)]
+    return section("Quickstart", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows))
 
 
 def main() -> None:
