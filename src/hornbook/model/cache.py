@@ -26,6 +26,15 @@ class KVCache:
         """Positions every layer holds."""
         self._capacity = max(capacity, 1)
         self._buffers: list[Tensor | None] = [None] * layers
+        self._fixed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def fixed(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of what a decoder's layer looks at besides itself, if it has computed them."""
+        return self._fixed.get(layer)
+
+    def fix(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the keys and values of what a layer looks at besides itself: they serve every later call."""
+        self._fixed[layer] = key, value
 
     def append(
         self,
