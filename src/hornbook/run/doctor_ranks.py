@@ -88,6 +88,7 @@ def _seconds(tensor: torch.Tensor) -> float:
 def _miss(rank: int, store: Store) -> float | None:
     """Seconds until rank 0 notices that rank 1 stays away; None if it does not."""
     group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
     dist.barrier(group)
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=LOST_SECONDS), group)
     if rank == 1:
