@@ -40,8 +40,10 @@ PRELOADED = (
 )
 LIMIT_SECONDS = 180.0
 """Of one call, by default: machines that tests run on stand still for seconds."""
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 2.0
 """After the first rank failed, for the others to fail too and say why."""
+STACK_SECONDS = 10.0
+"""For a rank to write its stacks."""
 SLACK_SECONDS = 30.0
 """For the server to say that the limit has passed."""
 LOST_PEER = "by peer"
@@ -59,10 +61,17 @@ class RankServer:
         threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         self._server = Server("tests.ranks", dict.fromkeys(threads, "1"))
 
-    def __call__(self, address: str, world: int, *arguments: Any, limit: float = LIMIT_SECONDS) -> list[Any]:
+    def __call__(
+        self,
+        address: str,
+        world: int,
+        *arguments: Any,
+        limit: float = LIMIT_SECONDS,
+        grace: float = GRACE_SECONDS,
+    ) -> list[Any]:
         """The JSON results of `world` ranks, in their order; RankError if any failed or the limit (seconds) passed."""
-        request = {"address": address, "world": world, "arguments": arguments, "limit": limit}
-        reply = self._server.ask(request, limit + SLACK_SECONDS)
+        request = {"address": address, "world": world, "arguments": arguments, "limit": limit, "grace": grace}
+        reply = self._server.ask(request, limit + grace + SLACK_SECONDS)
         if "errors" in reply:
             raise RankError(f"{address} on {world} ranks\n" + "\n".join(reply["errors"]))
         return reply["results"]
@@ -90,18 +99,18 @@ def serve(parent: int) -> None:
     os._exit(0)  # nothing is open; tearing torch down would take a second
 
 
-def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float) -> dict[str, Any]:
+def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float, grace: float) -> dict[str, Any]:
     """Fork the ranks, wait for them, read what they wrote."""
     deadline = time.monotonic() + limit
     pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
-    failed = wait(folder, pids, deadline)
+    failed = wait(folder, pids, deadline, grace)
     if failed:
         errors = [complaint(folder, rank, status) for rank, status in failed.items()]
         return {"errors": sorted(errors, key=lambda error: LOST_PEER in error)}
     return {"results": [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
 
 
-def wait(folder: Path, pids: list[int], deadline: float) -> dict[int, int | None]:
+def wait(folder: Path, pids: list[int], deadline: float, grace: float) -> dict[int, int | None]:
     """Reap all; gives the wait status of the ranks that failed in the order of their ends, None: over the limit."""
     pidfds = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids)}
     failed: dict[int, int | None] = {}
@@ -122,7 +131,7 @@ def wait(folder: Path, pids: list[int], deadline: float) -> dict[int, int | None
             _, status = os.waitpid(pids[rank], 0)
             if status and rank not in failed:
                 failed[rank] = status
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                deadline = min(deadline, time.monotonic() + grace)
     return failed
 
 
@@ -131,7 +140,7 @@ def dump_and_kill(pids: list[int], logs: list[Path]) -> None:
     before = {log: size(log) for log in logs}
     for pid in pids:
         os.kill(pid, signal.SIGUSR2)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + STACK_SECONDS
     while any(size(log) == before[log] for log in logs) and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.2)  # the first lines are there; the last ones are soon

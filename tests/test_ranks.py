@@ -27,7 +27,7 @@ def test_the_rank_that_failed_is_named_first_with_its_traceback(run_ranks: RankS
     with pytest.raises(
         RankError, match=r"on 3 ranks\nrank 1 failed:\n(.*\n)+.*in fail\n(.*\n)+.*the rank has"
     ) as caught:
-        run_ranks(f"{CASES}:fail", 3, 1, "raise")
+        run_ranks(f"{CASES}:fail", 3, 1, "raise", grace=60.0)
     assert "rank 0 failed" in str(caught.value)
     with pytest.raises(RankError, match=r"on 2 ranks\nrank 1 died of SIGKILL"):
         run_ranks(f"{CASES}:fail", 2, 1, "die")

@@ -8,6 +8,8 @@ import torch. Faults strike in the ranks themselves, at the moment a phase is en
 step. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
+import builtins
+import importlib
 import json
 import os
 import select
@@ -19,7 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import hornbook.cli.main
+import hornbook.errors
+import hornbook.model.generate
 import hornbook.run.launch
 import hornbook.run.supervisor
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
@@ -69,7 +75,7 @@ class Launcher:
         environ: Mapping[str, str] | None = None,
         **constants: Any,
     ) -> Started:
-        """Begin `hornbook WORDS`; `constants` are put in the place of those of `hornbook.run.supervisor`."""
+        """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `hornbook.run`."""
         request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
         request |= {"do": "start", "environ": dict(environ or {})}
         return Started(self, self._server.ask(request, SLACK_SECONDS), log)
@@ -121,7 +127,8 @@ def start(request: dict[str, Any]) -> int:
         warnings.simplefilter("error")
         strike(request["faults"])
         for name, value in request["constants"].items():
-            setattr(hornbook.run.supervisor, name, value)
+            module, constant = name.split("__")
+            setattr(importlib.import_module(f"hornbook.run.{module}"), constant, value)
         code = hornbook.cli.main.main(request["words"])
     finally:
         sys.stdout.flush()
@@ -167,19 +174,21 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
     """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
 
     `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
-    signals that reached this process.
+    signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
     """
     if fault["do"] == "orphan":
         outlive_parent()
+        return
+    if fault["do"] == "one GPU":
+        torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+        return
+    if fault["do"] == "end token":
+        hornbook.model.generate.choose_token = lambda *_: fault["id"]
         return
     if "after" in fault:
         signal.setitimer(signal.ITIMER_REAL, fault["after"])
         return
     if not fault["do"].startswith("SIG"):
-        import builtins
-
-        import hornbook.errors
-
         kind = getattr(hornbook.errors, fault["do"], None) or getattr(builtins, fault["do"])
         raise kind(fault.get("text", "as the test wishes"))
     number, upwards = signal.Signals[fault["do"]], fault.get("to") == "supervisor"

@@ -46,8 +46,8 @@ def begin(launcher: Launcher, tmp_path: Path) -> Begin:
     """begin(words, variables) starts one rank; what it says is a file of its own."""
     logs = (tmp_path / f"output-{number}.txt" for number in itertools.count())
 
-    def start(words: Sequence[str], variables: dict[str, str]) -> Started:
-        return launcher.start(words, next(logs), environ=variables)
+    def start(words: Sequence[str], variables: dict[str, str], **how: Any) -> Started:
+        return launcher.start(words, next(logs), environ=variables, **how)
 
     return start
 
@@ -116,6 +116,23 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     os.kill(ranks[1].pid, signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [Exit.RESUMABLE] * 2, ranks[0].text + ranks[1].text
     assert [event["kind"] for event in events(run, "save", "stop")] == ["save", "stop"]
+
+
+@pytest.mark.parametrize(("rank", "do"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")])
+def test_a_rank_that_is_lost_in_a_save_is_not_waited_for_without_end(
+    tmp_path: Path, words: list[str], begin: Begin, same: Any, rank: int, do: str
+):
+    port = free_port()
+    fault = {"do": do, "rank": rank, "phase": "save", "step": 8}
+    ranks = [begin(words, by_hand(each, port), faults=[fault], saves__LEAST_SECONDS=3.0) for each in range(2)]
+    other = ranks[1 - rank]
+    assert other.wait() == Exit.RESUMABLE, other.text
+    assert "rank 1 did not do its part of a checkpoint" in other.text or rank == 0
+    os.kill(ranks[rank].pid, signal.SIGKILL)
+    ranks[rank].wait()
+    again = [begin(["resume", str(tmp_path / "run")], by_hand(each, port)) for each in range(2)]
+    assert [each.wait() for each in again] == [Exit.DONE] * 2, again[0].text + again[1].text
+    same(tmp_path / "run")
 
 
 def test_ranks_with_other_recipes_are_named_before_anything_is_written(tmp_path: Path, words: list[str], begin: Begin):

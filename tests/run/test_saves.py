@@ -16,7 +16,7 @@ from hornbook.run import train as train_module
 from hornbook.run.background import NICE, Background
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.manifest import verify_folder
-from hornbook.run.saves import WAIT_SECONDS
+from hornbook.run.saves import LEAST_SECONDS, SLOW_DISK, WAIT_SECONDS, Saves
 from hornbook.rundir import RunDir
 
 Launch = Callable[..., Exit]
@@ -163,6 +163,27 @@ def test_the_next_save_waits_for_the_one_in_flight(
     first, second, _ = events(tmp_path / "run", "save")
     assert 3 * WAIT_SECONDS <= first["held_seconds"] < first["seconds"], "the copy and three waits in vain"
     assert second["held_seconds"] <= second["seconds"]
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_a_disk_that_never_answers_ends_the_run(
+    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, background: str
+) -> None:
+    monkeypatch.setattr("hornbook.run.saves.LEAST_SECONDS", 1.0)
+    until = threading.Event()
+    slow_save(monkeypatch, 8, until, [])
+    with pytest.raises(StorageError, match=r"the save of step 8 was given up after 1 s: the disk does not answer"):
+        launch_run(tmp_path / "run", f"checkpoint.background={background}")
+    assert [record["step"] for record in events(tmp_path / "run", "save")] == [4]
+    assert events(tmp_path / "run", "warning") == [], "no second try beside a thread that may write for ever"
+    until.set()
+
+
+def test_how_long_a_save_may_take() -> None:
+    saves = Saves(None, None, None, background=True, waiting=lambda _: None)  # pyright: ignore[reportArgumentType]
+    assert saves._limit_seconds == LEAST_SECONDS
+    saves._slowest = 84e9 / SLOW_DISK  # seven billion parameters with their moments
+    assert saves._limit_seconds == pytest.approx(5 * 84e9 / 50e6)
 
 
 def test_after_a_failure_the_loop_waits_for_its_save(

@@ -120,5 +120,6 @@ def test_a_rank_killed_while_writing_leaves_the_older_checkpoint(
 
 
 def test_a_rank_that_leaves_waits_for_nobody(run_ranks: Ranks, tmp_path: Path) -> None:
-    said, _ = run_ranks(f"{CASES}:leave", 2, str(tmp_path))
-    assert said == ["Cancelled", []]
+    leader, other = run_ranks(f"{CASES}:leave", 2, str(tmp_path))
+    assert leader == ["RankLostError", "rank 1 did not do its part of a checkpoint", []]
+    assert other == ["RankLostError", leader[1]], "the leader tells the others, whenever they hear it"

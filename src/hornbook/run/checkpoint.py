@@ -81,7 +81,7 @@ class Checkpoints:
 
         `score` is the validation loss measured at this very step; the lowest becomes `best`. Raises StorageError
         (disk full, failing, read-only) on every rank: older checkpoints are then untouched, training may go on and
-        try again.
+        try again. RankLostError after `leave`, if it waits for another rank.
         """
         shared = SharedSave(self._exchange, state)
         if not self._exchange.leads:
@@ -90,7 +90,7 @@ class Checkpoints:
         try:
             folder = self._commit(shared, state, final, score)
         except BaseException as error:
-            shared.end(str(error) or type(error).__name__)
+            shared.end(error)
             raise
         shared.end()
         return folder

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hornbook import errors
 from hornbook.durable import storage_error
-from hornbook.errors import HornbookError, StorageError
+from hornbook.errors import HornbookError, RankLostError
 
 POLL_SECONDS = 0.02
 
@@ -39,10 +39,6 @@ class Values(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-class Cancelled(Exception):
-    """This rank is leaving: it waits for others no more."""
-
-
 class Exchange:
     """Where the ranks of a run meet over its checkpoints. All make the same calls in the same order."""
 
@@ -59,7 +55,7 @@ class Exchange:
         return self.rank == 0
 
     def cancel(self) -> None:
-        """End whatever waits for another rank, in whichever thread, with `Cancelled`."""
+        """End whatever waits for another rank, in whichever thread, with a RankLostError that names it."""
         self._leaving.set()
 
     def next_key(self) -> str:
@@ -72,21 +68,24 @@ class Exchange:
         if self._store is not None:
             self._store.set(key, json.dumps(value))
 
-    def hear(self, *keys: str) -> tuple[str, Any]:
-        """The first of the keys that some rank has told, and its value; waits for it."""
+    def hear(self, rank: int, *keys: str) -> tuple[str, Any]:
+        """The first of the keys that a rank has told, and its value; waits for it until it is there or `cancel`."""
         assert self._store is not None
         while True:
             for key in keys:
                 if self._store.check([key]):
                     return key, json.loads(self._store.get(key))
             if self._leaving.wait(POLL_SECONDS):
-                raise Cancelled
+                raise RankLostError(
+                    f"rank {rank} did not do its part of a checkpoint: it died or hangs. Start all ranks again: they "
+                    "go on from the newest checkpoint"
+                )
 
     def decide(self, action: Callable[[], str]) -> str:
         """Let the leader act; every rank gets its answer, or raises its `HornbookError`."""
         key = self.next_key()
         if not self.leads:
-            _, (kind, text) = self.hear(key)
+            _, (kind, text) = self.hear(0, key)
             if kind:
                 raise getattr(errors, kind)(text)
             return text
@@ -113,22 +112,24 @@ class SharedSave:
         self._exchange.tell(self._stage, stage.name)
         self._state.fill(stage)
         for rank in range(1, self._exchange.size):
-            _, problem = self._exchange.hear(self._rank.format(rank))
+            _, problem = self._exchange.hear(rank, self._rank.format(rank))
             if problem:
-                raise StorageError(f"rank {rank}: {problem}")
+                raise errors.StorageError(f"rank {rank}: {problem}")
 
-    def end(self, problem: str = "") -> None:
+    def end(self, error: BaseException | None = None) -> None:
         """For the leader: tell the others that the checkpoint is published, or why it is not."""
-        self._exchange.tell(self._end, problem)
+        kind = type(error).__name__ if isinstance(error, HornbookError) else "StorageError"
+        self._exchange.tell(self._end, error and (kind, str(error) or type(error).__name__))
 
     def follow(self, parent: Path) -> None:
-        """For the others: fill in what this rank holds, and wait for the end. StorageError if the save failed."""
-        key, value = self._exchange.hear(self._end, self._stage)
+        """For the others: fill in what this rank holds, and wait for the end. Raises the leader's error."""
+        key, value = self._exchange.hear(0, self._end, self._stage)
         if key == self._stage:
             self._fill(parent / value)
-            _, value = self._exchange.hear(self._end)
+            _, value = self._exchange.hear(0, self._end)
         if value:
-            raise StorageError(value)
+            kind, text = value
+            raise getattr(errors, kind)(text)
 
     def _fill(self, stage: Path) -> None:
         mine, problem = self._rank.format(self._exchange.rank), "it ended"

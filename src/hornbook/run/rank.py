@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NoReturn
 
-from hornbook.errors import Exit, HornbookError, StorageError
+from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
 from hornbook.run.pulse import Pulse
 from hornbook.run.signals import STOP_SIGNALS
 
@@ -49,7 +49,8 @@ class Report:
     def of(cls, error: BaseException) -> "Report":
         """What is to be said of an error."""
         first = list(_chain(error))[-1]
-        by_peer = isinstance(first, RuntimeError) and bool(_PEERS_FAULT.search(str(first)))
+        failed = isinstance(first, RuntimeError) and bool(_PEERS_FAULT.search(str(first)))
+        by_peer = failed or isinstance(error, RankLostError)
         whole = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, str(error), whole, isinstance(error, HornbookError), by_peer)
 

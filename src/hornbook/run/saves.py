@@ -4,8 +4,13 @@ A scheduled save is copied in memory and written while training goes on; one is 
 for it, so that checkpoints are of the steps the recipe says, on every rank. A save that someone asked for, and the
 last, is waited for. A scheduled save that fails is noted, and the loop waits for the next one; older checkpoints are
 untouched. The second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
+
+Whoever waits for a save beats, so the supervisor sees no hang in it. A save has a deadline of its own instead: some
+times what the slowest took so far, or what a slow disk would. It ends the run at once, since a thread of it may write
+for ever: with exit code 75 if another rank did not do its part, else with 7.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +29,14 @@ from hornbook.run.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.state import State
 
 WAIT_SECONDS = 0.05
+LEAST_SECONDS = 300.0
+"""No save that takes less is given up."""
+SLOW_DISK = 50e6
+"""Bytes per second of a disk that is taken for the slowest so far before the first save."""
+PATIENCE = 5
+"""Times the slowest save so far that one may take."""
+GRACE_SECONDS = 0.5
+"""For a save that is given up to say which rank it waits for."""
 
 
 @dataclass
@@ -59,6 +72,8 @@ class Saves:
         self._flying: _Save | None = None
         self._saved_step: int | None = None
         """The newest that is on disk."""
+        self._slowest = 0.0
+        """Seconds of the save that took longest, or would on a slow disk."""
         self._failures = 0
 
     def __enter__(self) -> Self:
@@ -68,8 +83,7 @@ class Saves:
         if self._flying is None or kind is KeyboardInterrupt:
             return
         self._checkpoints.leave()  # other ranks may have gone, but what this one can finish, it does
-        while not self._flying.written.wait(WAIT_SECONDS):
-            self._waiting(self._flying.snapshot)
+        self._wait(self._flying, self._flying.snapshot)
 
     def restore(self, state: State) -> Path | None:
         """Read the newest checkpoint that verifies into the state; None if there is none."""
@@ -106,6 +120,7 @@ class Saves:
     def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
         """Copy the state, or without buffers let it stand still, and have it written."""
         started = time.monotonic()
+        self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
         self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
         snapshot, score = take_snapshot(state, buffers), self._observers.score(state.step)
 
@@ -118,6 +133,7 @@ class Saves:
     def _settle(self, state: State) -> None:
         """Have nothing in flight; the first failure is noted, a second in a row is raised."""
         at = self._flying.snapshot if self._flying is not None else state
+        self._await(state)
         try:
             self._end(state)
         except StorageError as error:
@@ -130,19 +146,49 @@ class Saves:
 
     def _end(self, state: State) -> None:
         """Wait for what is in flight, and say that it is saved; StorageError if it is not."""
+        self._await(state)
         if self._flying is None:
             return
-        save, self._flying, begun = self._flying, None, time.monotonic()
-        while not save.written.wait(WAIT_SECONDS):
-            self._waiting(state)
-        held = save.held_seconds + time.monotonic() - begun
+        save, self._flying = self._flying, None
         folder, durable = save.written.result()
         self._saved_step, self._failures = save.snapshot.step, 0
-        seconds = {"seconds": durable - save.started, "held_seconds": held}
+        seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
+        self._slowest = max(self._slowest, seconds["seconds"])
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **seconds)
         self.pass_on_notes(state)
         for tell in self._observers.notes:
             tell(f"saved {folder.name}")
+
+    def _await(self, state: State) -> None:
+        """Wait until nothing is being written; RankLostError or StorageError if that takes too long."""
+        save, begun = self._flying, time.monotonic()
+        if save is None:
+            return
+        ended = self._wait(save, state)
+        save.held_seconds += time.monotonic() - begun
+        if ended:
+            return
+        self._flying = None
+        self._checkpoints.leave()
+        if save.written.wait(GRACE_SECONDS):
+            save.written.result()
+        raise StorageError(
+            f"the save of step {save.snapshot.step:,} was given up after {self._limit_seconds:.0f} s: the disk does "
+            "not answer, or far too slowly. Older checkpoints are untouched: see to it, then `hornbook resume` goes on"
+        )
+
+    def _wait(self, save: _Save, at: Position) -> bool:
+        """Whether a save has ended before its deadline. Time in which this process could not run does not count."""
+        for _ in range(math.ceil(self._limit_seconds / WAIT_SECONDS)):
+            if save.written.wait(WAIT_SECONDS):
+                return True
+            self._waiting(at)
+        return False
+
+    @property
+    def _limit_seconds(self) -> float:
+        """For which a save may be waited for."""
+        return max(LEAST_SECONDS, PATIENCE * self._slowest)
 
     def pass_on_notes(self, state: State) -> None:
         """Write what happened to checkpoints (damage, litter, removals) into the ledger."""
@@ -150,6 +196,11 @@ class Saves:
             self._ledger.note(note.kind, state, path=note.path, text=note.text)
             for tell in self._observers.notes:
                 tell(f"{note.path}: {note.text}")
+
+
+def num_bytes(state: State) -> int:
+    """About what a checkpoint of all ranks holds: weights and moments in float32."""
+    return 4 * (state.engine.num_parameters + sum(math.prod(shape) for shape in state.moment_shapes().values()))
 
 
 def open_saves(job: Job, mesh: Mesh, observers: Observers) -> Saves:
