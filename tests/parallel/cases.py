@@ -33,6 +33,12 @@ def say(place: Place, *words: Any) -> dict[str, Any]:
     return {"rank": place.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}
 
 
+def follow(place: Place) -> int:
+    """What each rank goes on with, where each would say something else."""
+    with distributed(parallel(place), CPU, place) as mesh:
+        return mesh.of_leader(7 + place.rank)
+
+
 def enter(place: Place, late: int) -> list[float]:
     """When this rank had done its part of setting up, and when it was let in; the rank `late` is slow."""
     real, done = mesh_module.init_device_mesh, []

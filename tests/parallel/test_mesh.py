@@ -54,6 +54,25 @@ def test_ranks_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, lo
         choose_device(name, local_rank)
 
 
+@pytest.mark.parametrize(
+    ("local_rank", "same_devices", "device"), [(1, False, "cuda:0"), (0, True, "cuda:0"), (1, True, None)]
+)
+def test_one_gpu_may_be_one_of_several_only_where_a_launcher_shows_each_rank_its_own(
+    monkeypatch: pytest.MonkeyPatch, local_rank: int, same_devices: bool, device: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if device is not None:
+        assert choose_device("auto", local_rank, same_devices) == torch.device(device)
+        return
+    with pytest.raises(UsageError, match=r"rank 1 .* would share a GPU with another \(1 on this machine\)"):
+        choose_device("auto", local_rank, same_devices)
+
+
+def test_what_rank_0_says_goes_for_all(run_ranks: Callable[..., list[int]]) -> None:
+    assert run_ranks("tests/parallel/cases.py:follow", 3) == [7, 7, 7]
+
+
 def test_no_rank_goes_on_before_all_have_met(run_ranks: Callable[..., list[list[float]]]) -> None:
     # One that went on, had nothing to say and left took its connections along while others were still opening theirs.
     done, entered = zip(*run_ranks("tests/parallel/cases.py:enter", 3, 1), strict=True)

@@ -118,7 +118,10 @@ def test_a_death_while_a_save_is_written(
 ) -> None:
     run = tmp_path / "run"
     started = train(
-        run, "checkpoint.background=true", faults=[fault("SIGKILL", rank=1, phase=phase, step=4)], BACKOFF=[0.0]
+        run,
+        "checkpoint.background=true",
+        faults=[fault("SIGKILL", rank=1, phase=phase, step=4)],
+        supervisor__BACKOFF=[0.0],
     )
     assert started.wait() == 0, started.text
     same(run)
@@ -149,7 +152,7 @@ def test_five_deaths_in_a_row(tmp_path: Path, train: Train, same: Callable[[Path
         fault("SIGKILL", incarnation=number, rank=number % 2, phase=phase, step=step)
         for number, (phase, step) in enumerate(places)
     ]
-    started = train(tmp_path / "run", "guard.max_restarts=5", faults=faults, BACKOFF=[0.0])
+    started = train(tmp_path / "run", "guard.max_restarts=5", faults=faults, supervisor__BACKOFF=[0.0])
     assert started.wait() == 0, started.text
     same(tmp_path / "run")
     assert [(record["phase"], record["restarts"]) for record in events(tmp_path / "run", "restart")] == [
@@ -261,7 +264,7 @@ def test_a_stopped_rank_is_found_and_replaced(
 def test_restarts_without_progress_are_counted(tmp_path: Path, train: Train, events: Events) -> None:
     run = tmp_path / "run"
     deaths = [fault("SIGKILL", incarnation=number, rank=1, phase="clip", step=7) for number in range(9)]
-    started = train(run, "guard.max_restarts=2", faults=deaths, BACKOFF=[0.0])
+    started = train(run, "guard.max_restarts=2", faults=deaths, supervisor__BACKOFF=[0.0])
     assert started.wait() == Exit.RETRIES_SPENT
     assert re.search(r"error rank 1 was killed by SIGKILL.*\(step 7, clip\).*guard\.max_restarts", started.text)
     assert len(events(run, "restart")) == 2
@@ -278,7 +281,7 @@ def test_a_stop_between_two_incarnations_is_a_stop(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
 ) -> None:
     run = tmp_path / "run"
-    started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6)], BACKOFF=[30.0])
+    started = train(run, faults=[fault("SIGKILL", rank=1, phase="clip", step=6)], supervisor__BACKOFF=[30.0])
     wait_until(lambda: started.log.exists() and "restart 1 of" in started.text)
     os.kill(started.pid, signal.SIGTERM)
     assert started.wait() == Exit.RESUMABLE
@@ -315,6 +318,24 @@ def test_an_error_that_stays_is_not_tried_again(
     assert not events(run, "restart")
     (fail,) = events(run, "fail")
     assert (fail["error"], fail["text"], fail["attempt"]) == (error, "what is wrong: the remedy", 1)
+
+
+def test_ranks_that_would_share_a_gpu_are_told_at_once(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    started = train(run, "train.device=auto", faults=[{"do": "one GPU", "rank": 1, "phase": "setup"}])
+    assert started.wait() == Exit.USAGE, started.text
+    assert "rank 1 of this machine would share a GPU with another (1 on this machine)" in started.text
+    assert not events(run, "restart")
+
+
+def test_ranks_that_choose_other_tokens_go_on_with_those_of_rank_0(tmp_path: Path, train: Train) -> None:
+    run = RunDir(tmp_path / "run")
+    settings = ("parallel.shard=everything", "eval.prompt=the", "eval.sample_tokens=5", "train.tokens=300")
+    other = {"do": "end token", "id": 0, "rank": 1, "phase": "sample"}
+    started = train(run.path, *settings, faults=[other])
+    assert started.wait() == Exit.DONE, started.text
+    (sample,) = run.samples.iterdir()
+    assert json.loads(sample.read_text())["text"] != ""
 
 
 @pytest.mark.parametrize("rank", [0, 1])

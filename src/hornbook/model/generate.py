@@ -5,7 +5,7 @@ anew from position 0, and the cache has room for as many again. So a long text c
 computation, and what lies further back than the window is forgotten.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -34,18 +34,22 @@ def generate(
     stop: Collection[int] = (),
     vocab: int | None = None,
     length: int | None = None,
+    agree: Callable[[int], int] | None = None,
 ) -> Iterator[int]:
     """Ids that continue `tokens`, as they come; ends after `max_tokens` or before an id of `stop`.
 
     tokens: at least one id; a document begins with the tokenizer's delimiter. vocab: ids from here on are never chosen
     (rows of the embedding that pad it). length: positions to use at most, by default those the model has vectors
-    for, else no limit. Errors: UsageError.
+    for, else no limit. agree: what ranks that hold the model together make of the id that each has chosen, so that
+    none goes on alone where the last bits of their logits differ. Errors: UsageError.
     """
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     if not tokens:
         raise UsageError("there is no token to continue: begin with the tokenizer's delimiter")
     room = _room(model, length)
-    return _continue(model, list(tokens), sampling, max_tokens=max_tokens, stop=stop, vocab=vocab, room=room)
+    return _continue(
+        model, list(tokens), sampling, max_tokens=max_tokens, stop=stop, vocab=vocab, room=room, agree=agree
+    )
 
 
 def _room(model: Transformer, length: int | None) -> int | None:
@@ -62,6 +66,7 @@ def _continue(
     stop: Collection[int],
     vocab: int | None,
     room: int | None,
+    agree: Callable[[int], int] | None,
 ) -> Iterator[int]:
     cache, pending = KVCache(len(model.blocks)), history
     for index in range(max_tokens):
@@ -71,6 +76,8 @@ def _continue(
         if vocab is not None:
             logits[vocab:] = REMOVED
         token = choose_token(logits, sampling, index)
+        if agree is not None:
+            token = agree(token)
         if token in stop:
             return
         yield token

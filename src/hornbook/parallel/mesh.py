@@ -35,6 +35,8 @@ class Place:
     """Rank among those of this machine: the number of its device."""
     connect: Callable[[], Store] | None = None
     """Opens the store where ranks meet; None in a world of one."""
+    same_devices: bool = False
+    """The ranks of this machine see the same devices; a launcher may show each its own."""
 
     @property
     def leads(self) -> bool:
@@ -81,6 +83,14 @@ class Mesh:
         dist.all_gather(parts, tensor.contiguous())
         return parts
 
+    def of_leader(self, value: int) -> int:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value)
+        dist.broadcast(tensor, 0)
+        return int(tensor)
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.agree([0])
@@ -101,7 +111,7 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | Non
     threads = torch.get_num_threads()
     if train.threads:
         torch.set_num_threads(train.threads)
-    device = choose_device(train.device, place.local_rank)
+    device = choose_device(train.device, place.local_rank, place.same_devices)
     if device.type == "cpu":
         keep_freed_memory()
     try:
@@ -147,10 +157,11 @@ def join(store: Store, place: Place, device: torch.device) -> None:
         ) from error
 
 
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
+def choose_device(name: str, local_rank: int = 0, same_devices: bool = False) -> torch.device:
     """`auto` takes CUDA, else MPS, else the CPU; a name that is not there is a UsageError.
 
-    Of several CUDA devices a rank takes the one of its number, unless the name gives one.
+    Of several CUDA devices a rank takes the one of its number, unless the name gives one. One device alone may be what
+    a launcher shows of several, unless all ranks see the same (`same_devices`).
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -163,7 +174,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if kind != "cuda":
         return torch.device(name)
     count = torch.cuda.device_count()
-    if local_rank and (index or local_rank >= count > 1):  # a launcher may show each rank one GPU, its own
+    if local_rank and (index or (local_rank >= count and (count > 1 or same_devices))):
         there = f"train.device {name}" if index else f"{count} on this machine"
         raise UsageError(
             f"rank {local_rank} of this machine would share a GPU with another ({there}): lower --parallel.data to the "

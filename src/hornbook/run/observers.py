@@ -186,6 +186,7 @@ class Samples:
                 stop=(tokenizer.end_id,),
                 vocab=tokenizer.vocab_size,
                 length=recipe.model.position.length,
+                agree=self._engine.mesh.of_leader,
             )
             tokens = []
             self._job.pulse.enter("sample", step)

@@ -206,7 +206,7 @@ def running_ranks(
     try:
         with stop_signals_blocked():
             for pulse in shared_pulses(size, incarnation):
-                place = Place(pulse.rank, size, pulse.rank, connect)
+                place = Place(pulse.rank, size, pulse.rank, connect, same_devices=True)
                 ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse, signals)))
             signals.pass_on = pass_on
         yield ranks
