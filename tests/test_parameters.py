@@ -17,7 +17,7 @@ SHAPES = {
     "gpt2": ["model.mlp=mlp", "model.norm=layer", "model.position=learned", "model.attention.bias=true"],
     "gpt2 out": ["model.mlp=mlp", "model.norm=layer", "model.attention.out_bias=true"],
     "no shift": ["model.norm=layer", "model.norm.bias=false"],
-    "qwen3": ["model.attention.qk_norm=true", "model.attention.kv_heads=2", "model.attention.head_dim=10"],
+    "qwen3": ["model.attention.qk_norm=head", "model.attention.kv_heads=2", "model.attention.head_dim=10"],
     "untied": ["model.head.tied=false", "model.mlp.bias=true"],
     "hidden": ["model.mlp.hidden=72"],
     "plain mlp": ["model.mlp=mlp", "model.mlp.bias=false"],

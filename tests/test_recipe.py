@@ -2,10 +2,10 @@
 
 import pytest
 
+from hornbook.model.config import LearnedPositions, Rope
 from hornbook.recipe import Recipe, cross_check
 from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import Resolved, resolve
-from hornbook.schema import settings
 
 
 def shipped(name: str) -> Resolved:
@@ -17,10 +17,10 @@ def shipped(name: str) -> Resolved:
     [
         ({}, []),
         ({"model": {"width": 100, "heads": 3}}, ["model.heads"]),
-        ({"model": {"width": 100, "heads": 3, "attention": {"head_dim": 32}}}, []),
+        ({"model": {"width": 100, "heads": 3, "attention": {"kind": "full", "head_dim": 32}}}, []),
         ({"model": {"width": 60, "heads": 12}}, ["model.attention.head_dim"]),
         ({"model": {"width": 60, "heads": 12, "position": {"kind": "learned"}}}, []),
-        ({"model": {"attention": {"kv_heads": 5}}}, ["model.attention.kv_heads"]),
+        ({"model": {"attention": {"kind": "full", "kv_heads": 5}}}, ["model.attention.kv_heads"]),
         ({"name": "../x"}, ["name"]),
         ({"name": ""}, ["name"]),
         ({"name": "a b.c"}, []),
@@ -64,7 +64,7 @@ def test_gpt2_is_gpt2() -> None:
     model = shipped("gpt2-124m").recipe.model
     assert (model.layers, model.width, model.heads, model.hidden, model.vocab) == (12, 768, 12, 3072, 50257)
     assert model.norm.model_dump() == {"kind": "layer", "eps": 1e-5, "bias": True}
-    assert model.position.model_dump() == {"kind": "learned", "length": 1024}
+    assert model.position == LearnedPositions(length=1024)
     assert (model.mlp.kind, model.mlp.activation, model.mlp.bias) == ("mlp", "gelu_tanh", True)
     assert (model.attention.bias, model.attention.out_bias, model.kv_heads, model.head.tied) == (True, True, 12, True)
 
@@ -82,10 +82,9 @@ def test_llama_is_llama() -> None:
     model = shipped("llama-1b").recipe.model
     assert (model.layers, model.width, model.heads, model.kv_heads, model.head_dim) == (16, 2048, 32, 8, 64)
     assert (model.hidden, model.vocab, model.head.tied) == (8192, 128256, True)
-    assert model.position.model_dump() == {"kind": "rope", "theta": 500_000.0, "length": 8192}
+    assert model.position == Rope(theta=500_000, length=8192)
     assert (model.norm.kind, model.norm.eps, model.mlp.kind, model.mlp.activation) == ("rms", 1e-5, "glu", "silu")
 
 
 def test_about_a_hundred_settings_for_one_choice_of_kinds() -> None:
     assert len(shipped("tiny").origins) <= 110
-    assert len(settings()) <= 140

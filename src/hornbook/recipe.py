@@ -14,6 +14,7 @@ from hornbook.fields import Config, Count
 from hornbook.model.config import ModelConfig
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parametrization import unfit_for_mup
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.text.config import TextConfig
 
@@ -54,18 +55,40 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*_check_model(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
-    problems += _check_parallel(recipe.parallel, recipe.train)
+    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
 
 
 def _check_model(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    if model.attention.head_dim is None and model.width % model.heads:
+    layers = [model.layer(i) for i in range(model.layers)]
+    for layer in {layer.model_dump_json(): layer for layer in layers}.values():
+        yield from _check_heads(layer)
+    if len(model.first) > model.layers:
+        yield "model.first", f"it describes {len(model.first)} layers, but model.layers is {model.layers}"
+    elif model.pattern and (model.layers - len(model.first)) % len(model.pattern):
+        text = f"its {len(model.pattern)} layers do not tile the {model.layers - len(model.first)} behind model.first"
+        yield "model.pattern", f"{text}: change model.layers, or name the layers that are left over in model.first"
+    if model.kind != "encoder" and model.norm.kind == "batch":
+        text = "batch norm mixes later positions into earlier ones, so a causal model would see what it is to predict"
+        yield "model.norm", f'{text}: use "layer" or "rms"; only model.kind "encoder" takes "batch"'
+    if model.kind != "encoder_decoder" and model.encoder_layers is not None:
+        yield "model.encoder_layers", f'a model of kind "{model.kind}" has one stack: use model.layers'
+    if model.kind == "decoder" and model.head.kind == "masked":
+        yield "model.head", 'a decoder predicts the next token: use "lm"'
+
+
+def _check_heads(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    attention = model.attention
+    if attention.kind != "full":
+        return
+    if attention.head_dim is None and model.width % model.heads:
         text = f"width {model.width} does not divide into {model.heads} heads"
         yield "model.heads", f"{text}: change one, or set model.attention.head_dim"
-    elif model.position.kind == "rope" and model.head_dim % 2:
-        yield "model.attention.head_dim", f"rotary positions need an even head width, not {model.head_dim}"
+    elif model.position.kind == "rope" and int(model.head_dim * model.position.fraction) % 2:
+        dims = int(model.head_dim * model.position.fraction)
+        yield "model.attention.head_dim", f"rotary positions need an even number of dims, not {dims}"
     if model.heads % model.kv_heads:
         text = f"{model.heads} heads do not divide among {model.kv_heads} key-value heads"
         yield "model.attention.kv_heads", text
@@ -95,6 +118,13 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
         yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
+    if model.init.kind == "lsuv" and parallel.data > 1:
+        text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
+        yield "model.init.kind", f"lsuv {text}"
 
 
 def _check_data(data: DataConfig) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.attend import attend, document_mask, reference_attention
+from hornbook.model.attend import attend, reference_attention
 from hornbook.model.blocks import QUERIES, BlockAttention, plan
 from hornbook.model.position import Lengths
+from hornbook.model.sight import Sight, as_tuples, mask
 
 Shape = tuple[int, int, int, int, int]
 SHAPES: list[tuple[Shape, Lengths | None]] = [
@@ -32,9 +33,10 @@ def heads(shape: Shape, dtype: torch.dtype, grad: bool = True) -> list[Tensor]:
 
 
 def compare(parts: list[Tensor], lengths: Lengths | None, tolerance: float, way=attend) -> None:
-    out = way(*parts, lengths)
+    sight = Sight(lengths=as_tuples(lengths))
+    out = way(*parts, sight)
     exact = [part.detach().double().requires_grad_() for part in parts]
-    want = reference_attention(*exact, lengths)
+    want = reference_attention(*exact, sight)
     assert out.shape == want.shape
     assert float((out - want).detach().abs().max()) < tolerance
     grad = torch.randn_like(out)
@@ -93,4 +95,4 @@ def test_blocks_cover_every_query_once_and_see_what_the_mask_shows() -> None:
             assert last <= block.end
             seen[block.rows, block.first + i, first:last] = True
     assert torch.all(times == 1)
-    assert torch.equal(seen, document_mask(lengths, torch.device("cpu")) & torch.ones(300, 300).tril().bool())
+    assert torch.equal(seen, mask(Sight(lengths=tuple(lengths)), 3, 300, 300))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import Exit, IntegrityError
 from hornbook.model import certificate
 from hornbook.model.certificate import MissingTransformers, certify
-from hornbook.model.config import GLU, MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig, Rope
+from hornbook.model.config import GLU, MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig, Rope
 from hornbook.model.hf import write_hf
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -32,14 +32,14 @@ CONFIGS = {
         heads=2,
         attention=FullAttention(kv_heads=1, bias=True, out_bias=True),
         mlp=GLU(hidden=24, bias=True),
-        head=HeadConfig(tied=False),
+        head=LMHead(tied=False),
         position=Rope(length=24),
     ),
     "qwen3": ModelConfig(
         layers=1,
         width=16,
         heads=2,
-        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm=True),
+        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm="head"),
         mlp=GLU(hidden=24),
         position=Rope(length=24),
     ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
-from hornbook.model.config import MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig, Rope
+from hornbook.model.config import MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig, Rope
 from hornbook.model.generate import generate, next_logits, stream_text
 from hornbook.model.hf import write_hf
 from hornbook.model.load import load_model
@@ -35,8 +35,8 @@ CONFIGS = {
         layers=2,
         width=32,
         heads=4,
-        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm=True),
-        head=HeadConfig(tied=False),
+        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm="head"),
+        head=LMHead(tied=False),
         position=Rope(length=40),
     ),
 }

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
-from hornbook.model.config import GLU, MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig, Rope
+from hornbook.model.config import GLU, MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig, Rope
 from hornbook.model.hf import parameter_shapes, read_hf, stored_bytes, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.transformer import Transformer
@@ -31,7 +31,7 @@ def random_config(family: str, seed: int) -> ModelConfig:
     """A tiny configuration that the architecture represents, with everything varied that it can vary."""
     draw = random.Random(f"{family}{seed}")
     heads, head_dim = draw.choice([2, 4]), draw.choice([4, 8])
-    common = {"layers": draw.choice([1, 2]), "heads": heads, "head": HeadConfig(tied=draw.random() < 0.5)}
+    common = {"layers": draw.choice([1, 2]), "heads": heads, "head": LMHead(tied=draw.random() < 0.5)}
     if family == "gpt2":
         return ModelConfig(
             **common,
@@ -46,7 +46,11 @@ def random_config(family: str, seed: int) -> ModelConfig:
         **common,
         width=heads * draw.choice([6, 8]),
         attention=FullAttention(
-            kv_heads=draw.choice([1, 2, heads]), head_dim=head_dim, bias=bias, out_bias=bias, qk_norm=family == "qwen3"
+            kv_heads=draw.choice([1, 2, heads]),
+            head_dim=head_dim,
+            bias=bias,
+            out_bias=bias,
+            qk_norm="head" if family == "qwen3" else "none",
         ),
         mlp=GLU(
             hidden=draw.choice([None, 40]),
@@ -235,7 +239,7 @@ UNREPRESENTED = [
     ModelConfig(layers=1, width=16, heads=2, mlp=MLP()),
     ModelConfig(layers=2, width=16, heads=2, norm=LayerNorm()),
     ModelConfig(layers=1, width=15, heads=2, attention=FullAttention(head_dim=8)),
-    ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm=True), mlp=GLU(bias=True)),
+    ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True)),
     ModelConfig(layers=1, width=16, heads=2, position=LearnedPositions(length=8)),
 ]
 

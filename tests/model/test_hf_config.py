@@ -26,7 +26,7 @@ def test_the_family_follows_from_the_parts():
     )
     assert choose_architecture(gpt2) is GPT2
     assert choose_architecture(ModelConfig()) is LLAMA
-    assert choose_architecture(ModelConfig(attention=FullAttention(qk_norm=True))) is QWEN3
+    assert choose_architecture(ModelConfig(attention=FullAttention(qk_norm="head"))) is QWEN3
 
 
 def test_every_leaf_of_the_configuration_is_accounted_for():
@@ -77,7 +77,7 @@ def test_defaults_of_transformers_stand_in_for_absent_keys():
     config, _ = from_json(LLAMA_KEYS)
     assert (config.kv_heads, config.head_dim, config.head.tied, config.norm.eps) == (4, 8, False, 1e-6)
     qwen, _ = from_json(LLAMA_KEYS | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2})
-    assert (qwen.head_dim, qwen.attention.qk_norm) == (128, True)
+    assert (qwen.head_dim, qwen.attention.qk_norm) == (128, "head")
 
 
 def test_keys_without_effect_and_keys_switched_off_are_passed_over():
@@ -210,5 +210,5 @@ def test_a_file_edited_in_one_place_only_is_not_guessed_at():
 
 def test_the_reason_for_our_own_names_is_given():
     assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(bias=True)))
-    config = ModelConfig(attention=FullAttention(qk_norm=True), mlp=GLU(bias=True), position=Rope(length=8))
-    assert "nearest is LlamaForCausalLM: attention.qk_norm is True, it has only False" in why_native(config)
+    config = ModelConfig(attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True), position=Rope(length=8))
+    assert "nearest is LlamaForCausalLM: attention.qk_norm is 'head', it has only 'none'" in why_native(config)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.model.config import MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig
 from hornbook.model.hf import create_hf, fill_hf, lay_out, parameter_shapes, read_hf, view_hf, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.rectangles import Rectangle, Writer, create_file, create_tensors, runs
@@ -33,9 +33,7 @@ LIKE_GPT2 = ModelConfig(
 CONFIGS = {
     "gpt2": LIKE_GPT2,
     "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttention(kv_heads=2)),
-    "qwen3": ModelConfig(
-        layers=1, width=16, heads=2, attention=FullAttention(qk_norm=True), head=HeadConfig(tied=False)
-    ),
+    "qwen3": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm="head"), head=LMHead(tied=False)),
     "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(bias=True)),
 }
 KINDS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "own": None}

@@ -21,8 +21,8 @@ QWEN3 = config.ModelConfig(
     layers=2,
     width=32,
     heads=4,
-    attention=config.FullAttention(kv_heads=2, head_dim=12, qk_norm=True),
-    head=config.HeadConfig(tied=False),
+    attention=config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head"),
+    head=config.LMHead(tied=False),
 )
 GPT2 = config.ModelConfig(
     layers=2,

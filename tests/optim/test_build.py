@@ -7,20 +7,20 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import GLU, MLP, FullAttention, HeadConfig, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig
 from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
-from hornbook.optim.config import AdamW
+from hornbook.optim.config import AdamW, Factors
 
 GPT2_LIKE = ModelConfig(
     layers=2,
     width=16,
     heads=2,
-    attention=FullAttention(bias=True, out_bias=True, qk_norm=True),
+    attention=FullAttention(bias=True, out_bias=True, qk_norm="head"),
     mlp=MLP(),
     norm=LayerNorm(),
     position=LearnedPositions(length=8),
 )
-LLAMA_LIKE = ModelConfig(layers=2, width=16, heads=2, mlp=GLU(), head=HeadConfig(tied=False))
+LLAMA_LIKE = ModelConfig(layers=2, width=16, heads=2, mlp=GLU(), head=LMHead(tied=False))
 
 
 def names_of(group: dict) -> set[str]:
@@ -76,6 +76,40 @@ def test_first_step_is_the_closed_form() -> None:
         gradient = parameter.grad.double()
         expected = start[name] * (1 - 0.02 * decay) - 0.02 * gradient / (gradient.abs() + 1e-3)
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=2e-6, atol=2e-8)
+
+
+def test_factors_multiply_learning_rate_eps_and_decay_of_what_they_name() -> None:
+    """First step in closed form, as above; a schedule's rate is multiplied too."""
+    torch.manual_seed(2)
+    config, factors = AdamW(lr=0.01, weight_decay=0.5, eps=1e-3), {"w": Factors(lr=0.25, eps=8.0, weight_decay=4.0)}
+    named = {name: Parameter(torch.randn(5, 7)) for name in ("v", "w")}
+    start = {name: parameter.detach().double() for name, parameter in named.items()}
+    optimizer = build_optimizer(named, {"v": "matrix", "w": "matrix"}, config, factors)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0025]
+    set_learning_rate(optimizer, 0.02)
+    for parameter in named.values():
+        parameter.grad = torch.randn(5, 7) * 1e-2
+    optimizer.step()
+    for name, lr, eps, decay in (("v", 0.02, 1e-3, 0.5), ("w", 0.005, 8e-3, 2.0)):
+        gradient = named[name].grad
+        assert gradient is not None
+        update = gradient.double() / (gradient.double().abs() + eps)
+        expected = start[name] * (1 - lr * decay) - lr * update
+        torch.testing.assert_close(named[name].detach().double(), expected, rtol=2e-6, atol=2e-8)
+
+
+def test_groups_with_factors_cover_every_parameter_once() -> None:
+    model = build_model(LLAMA_LIKE, 32)
+    roles = parameter_roles(model)
+    factors = {name: Factors(lr=0.5) for name, role in roles.items() if role == "matrix"}
+    groups = parameter_groups(dict(model.named_parameters()), roles, AdamW(), factors)
+    names = [name for group in groups for name in names_of(group)]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert {tuple(sorted({roles[name] for name in names_of(group)})): group["lr_factor"] for group in groups} == {
+        ("matrix",): 0.5,
+        ("head",): 1.0,
+        ("embedding", "norm"): 1.0,
+    }
 
 
 def reference_adamw(p: torch.Tensor, gradients: list[torch.Tensor], config: AdamW) -> torch.Tensor:

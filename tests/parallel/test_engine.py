@@ -9,7 +9,7 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import HeadConfig, ModelConfig
+from hornbook.model.config import LMHead, ModelConfig
 from hornbook.model.init import initialize
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
@@ -19,7 +19,7 @@ from hornbook.parallel.engine import Engine, parallelize
 from hornbook.run.config import TrainConfig
 
 VOCAB = 64
-CONFIG = ModelConfig(layers=2, width=32, heads=2, head=HeadConfig(tied=False))
+CONFIG = ModelConfig(layers=2, width=32, heads=2, head=LMHead(tied=False))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, blank, rank_share
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import HeadConfig, ModelConfig
+from hornbook.model.config import LMHead, ModelConfig
 from hornbook.model.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
@@ -151,7 +151,7 @@ def trajectory(place: Place, settings: dict[str, Any], folder: str) -> dict[str,
 
 def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh) -> Engine:
     """The tiny model on the mesh, with its initial values."""
-    sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=HeadConfig(tied=run.tied))
+    sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied))
     model = build_model(sizes, VOCAB)
     if run.precision == "fp64":
         model.double()

@@ -1,4 +1,8 @@
-"""From a config to modules: the one table that joins each `kind` with its class."""
+"""From a config to modules: the one table that joins each `kind` with its class.
+
+To add a part: a frozen config with a `kind` of its own, a module in a file of its own, and a line in `PARTS` (and in
+`ROLES`, if it has parameters that are neither of a Linear nor of a norm). docs/parts.md shows one.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,65 +11,150 @@ import torch
 from torch import nn
 
 from hornbook.model import config
-from hornbook.model.attention import FullAttention
-from hornbook.model.block import Block
-from hornbook.model.dropout import Dropout
-from hornbook.model.embedding import Embedding
-from hornbook.model.head import Head
+from hornbook.model.attention import CrossAttention, FullAttention
+from hornbook.model.block import Addition, Block, Norms, ParallelBlock
+from hornbook.model.dropout import Dropout, RowDropout
+from hornbook.model.embedding import Embedding, Entrance, TokenTypes
+from hornbook.model.head import Head, Scaled, Transform
 from hornbook.model.linear import Linear
 from hornbook.model.mlp import GLU, MLP
-from hornbook.model.norm import LayerNorm, RMSNorm
-from hornbook.model.position import LearnedPositions, Rope
-from hornbook.model.transformer import Transformer
+from hornbook.model.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
+from hornbook.model.position import Alibi, LearnedPositions, RelativeBuckets, SinusoidalPositions
+from hornbook.model.transformer import Stack, Transformer
 
 PARTS: dict[type, Callable[[Any, int], Any]] = {
     config.FullAttention: FullAttention,
     config.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
     config.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
-    config.LayerNorm: lambda cfg, _: LayerNorm(cfg.width, cfg.norm),
-    config.RMSNorm: lambda cfg, _: RMSNorm(cfg.width, cfg.norm),
-    config.LearnedPositions: lambda cfg, _: LearnedPositions(cfg.width, cfg.position),
-    config.Rope: lambda cfg, _: Rope(cfg.head_dim, cfg.position),
 }
-"""Type of a part's config -> maker of the part, from the model's config and the layer's number."""
+"""Type of the config of an attention or MLP -> maker, from the model's config as the layer sees it and the layer."""
+
+NORMS: dict[type, Callable[[int, Any], nn.Module | None]] = {
+    config.LayerNorm: LayerNorm,
+    config.RMSNorm: RMSNorm,
+    config.OffsetRMSNorm: OffsetRMSNorm,
+    config.BatchNorm: BatchNorm,
+    config.NoNorm: lambda _width, _cfg: None,
+}
+"""Type of a norm's config -> maker, from the width and the config."""
 
 ROLES = {
     Embedding: "embedding",
+    TokenTypes: "position",
     LearnedPositions: "position",
+    RelativeBuckets: "position",
     Head: "head",
     Linear: "matrix",
     LayerNorm: "norm",
     RMSNorm: "norm",
+    OffsetRMSNorm: "norm",
+    BatchNorm: "norm",
 }
-"""Type of a module -> role of its weight; a Linear's bias is a `vector`."""
+"""Type of a module -> role of its weight; every `bias` outside of norms is a `vector`."""
 
 
 def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str = "meta") -> Transformer:
     """The model of a config with `vocab` rows of embedding; values are set by `initialize` or a checkpoint."""
     with torch.device(device):
-        embedding = Embedding(vocab, cfg.width)
-        return Transformer(
-            embedding=embedding,
-            positions=_part(cfg.position, cfg),
-            dropout=Dropout(cfg.dropout, layer=0, site=0),
-            blocks={str(layer): _block(cfg, layer) for layer in range(cfg.layers)},
-            norm=_part(cfg.norm, cfg),
-            head=Head(vocab, cfg.width, tied_to=embedding if cfg.head.tied else None),
-        )
+        embedding = Embedding(vocab, cfg.embedding.width or cfg.width)
+        encoder = Stack(**_stack(cfg.encoder, first=cfg.layers)) if cfg.kind == "encoder_decoder" else None
+        stack = _stack(cfg, cross=encoder is not None)
+        return Transformer(embedding=embedding, head=_head(cfg, vocab, embedding), encoder=encoder, **stack)
 
 
-def _block(cfg: config.ModelConfig, layer: int) -> Block:
-    return Block(
-        norm1=_part(cfg.norm, cfg, layer),
-        attention=_part(cfg.attention, cfg, layer),
-        norm2=_part(cfg.norm, cfg, layer),
-        mlp=_part(cfg.mlp, cfg, layer),
-        dropouts=(Dropout(cfg.dropout, layer, site=1), Dropout(cfg.dropout, layer, site=2)),
-    )
+def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict[str, Any]:
+    """What a Stack is made of; its layers count from `first` where randomness is keyed by them."""
+    both = cfg.kind == "encoder"
+    return {
+        "kind": "both" if both else "causal",
+        "positions": _added_positions(cfg),
+        "bias": _bias(cfg, both),
+        "entrance": _entrance(cfg),
+        "dropout": Dropout(cfg.dropout, first, site=0),
+        "blocks": {str(i): _block(cfg, i, first + i, cross) for i in range(cfg.layers)},
+        "norm": _norm(cfg) if cfg.final_norm else None,
+    }
 
 
-def _part(part, cfg: config.ModelConfig, layer: int = 0):
-    return PARTS[type(part)](cfg, layer)
+def _norm(cfg: config.ModelConfig, part: config.NormConfig | None = None) -> nn.Module | None:
+    part = part or cfg.norm
+    return NORMS[type(part)](cfg.width, part)
+
+
+def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPositions | None:
+    match cfg.position:
+        case config.LearnedPositions():
+            return LearnedPositions(cfg.width, cfg.position)
+        case config.SinusoidalPositions():
+            return SinusoidalPositions(cfg.width, cfg.position)
+    return None
+
+
+def _bias(cfg: config.ModelConfig, both: bool) -> nn.Module | None:
+    match cfg.position:
+        case config.Alibi():
+            return Alibi(cfg.heads)
+        case config.RelativeBuckets():
+            return RelativeBuckets(cfg.heads, cfg.position, both)
+    return None
+
+
+def _entrance(cfg: config.ModelConfig) -> Entrance | None:
+    part = cfg.embedding
+    if part == config.EmbeddingConfig():
+        return None
+    project = Linear(part.width, cfg.width, bias=False) if part.width else None
+    types = TokenTypes(part.types, cfg.width) if part.types else None
+    return Entrance(part.scale, project, types, _norm(cfg) if part.norm else None)
+
+
+def _head(cfg: config.ModelConfig, vocab: int, embedding: Embedding) -> Head:
+    part, width = cfg.head, cfg.embedding.width or cfg.width
+    tied_to = embedding if part.tied else None
+    if isinstance(part, config.MaskedHead):
+        norm = _norm(cfg)
+        assert norm is not None
+        return Head(vocab, width, tied_to, Transform(cfg.width, part.dense_bias, part.activation, norm), part.bias)
+    before = Scaled(part.scale) if part.scale != 1 else None
+    if cfg.embedding.width:
+        before = Linear(cfg.width, width, bias=False)
+    return Head(vocab, width, tied_to, before, part.bias, part.softcap)
+
+
+def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:
+    own, rate = cfg.layer(number), cfg.stochastic_depth * (number + 1) / cfg.layers
+    attention, mlp = part(own.attention, own, layer), part(own.mlp, own, layer)
+    additions = _addition(cfg, rate, layer, 1), _addition(cfg, rate, layer, 2)
+    if isinstance(cfg.block, config.Parallel):
+        first = _norm(cfg)
+        assert first is not None
+        return ParallelBlock(attention, mlp, (first, None if cfg.block.shared_norm else _norm(cfg)), additions)
+    norms = _norms(cfg, cfg.attention_norm(number)), _norms(cfg, cfg.norm)
+    looking = (CrossAttention(own, layer), _norms(cfg, cfg.norm), _addition(cfg, rate, layer, 3)) if cross else None
+    return Block(attention, mlp, norms, additions, looking)
+
+
+def part(chosen: Any, cfg: config.ModelConfig, layer: int) -> Any:
+    """The module of a part's config in a layer."""
+    return PARTS[type(chosen)](cfg, layer)
+
+
+def _norms(cfg: config.ModelConfig, chosen: config.NormConfig) -> Norms:
+    match cfg.block:
+        case config.PreNorm():
+            return Norms(before=_norm(cfg, chosen))
+        case config.PostNorm():
+            return Norms(sum=_norm(cfg, chosen))
+        case config.OutputNorm():
+            return Norms(out=_norm(cfg, chosen))
+        case config.SandwichNorm():
+            return Norms(before=_norm(cfg, chosen), out=_norm(cfg, chosen))
+    raise AssertionError(cfg.block)
+
+
+def _addition(cfg: config.ModelConfig, rate: float, layer: int, site: int) -> Addition:
+    multiplier = cfg.block.multiplier if isinstance(cfg.block, config.PreNorm) else 1.0
+    return Addition(Dropout(cfg.dropout, layer, site), RowDropout(rate, layer, site + 8), multiplier)
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
@@ -76,6 +165,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     roles = {}
     for prefix, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
-            role = "vector" if isinstance(module, Linear) and name == "bias" else ROLES[type(module)]
-            roles[f"{prefix}.{name}"] = role
+            role = ROLES[type(module)]
+            roles[f"{prefix}.{name}"] = "vector" if name == "bias" and role != "norm" else role
     return roles

@@ -50,9 +50,21 @@ def keep_mask(
 
     places: from `site_keys`; width: full number of features, so that any slice equals that part of the whole.
     """
+    return _draws(places, positions, features, width) < threshold
+
+
+def uniform(
+    places: Int[Tensor, " batch"], positions: range, features: range, width: int
+) -> Float[Tensor, "batch time features"]:
+    """Numbers from [0, 1), multiples of 2^-24, float32; arguments as of `keep_mask`."""
+    return _draws(places, positions, features, width).float() * 2.0**-24
+
+
+def _draws(places: Tensor, positions: range, features: range, width: int) -> Int[Tensor, "batch time features"]:
+    """24 random bits for each place."""
     row = torch.arange(positions.start, positions.stop, device=places.device)[:, None] * width
     index = row + torch.arange(features.start, features.stop, device=places.device)
-    return _shift_right(mix(places[:, None, None] ^ mix(index)), 40) < threshold
+    return _shift_right(mix(places[:, None, None] ^ mix(index)), 40)
 
 
 class Dropout(nn.Module):
@@ -74,3 +86,19 @@ class Dropout(nn.Module):
             return y
         time, width = x.shape[1:]
         return x * keep_mask(places, threshold, range(time), range(width), width) * scale
+
+
+class RowDropout(nn.Module):
+    """Zero whole rows of a batch with probability `rate` and scale the rest (stochastic depth, arXiv 1603.09382)."""
+
+    def __init__(self, rate: float, layer: int, site: int) -> None:
+        super().__init__()
+        assert 0 <= site < SITES
+        self.rate, self.layer, self.site = rate, layer, site
+
+    def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
+        if self.rate == 0 or context.keys is None:
+            return x
+        places = site_keys(context.keys, self.layer, self.site)
+        kept = keep_mask(places, round((1 - self.rate) * 2**24), range(1), range(1), 1)
+        return x * (kept * (1 / (1 - self.rate))).to(x.dtype)

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hornbook.model.linear import Linear
+
 
 class Embedding(nn.Module):
     """`weight` [vocab, width]: one vector per token."""
@@ -14,3 +16,41 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
         return nn.functional.embedding(tokens, self.weight)
+
+
+class TokenTypes(Embedding):
+    """`weight` [types, width]: one vector per kind of token (BERT's two sentences)."""
+
+
+class Entrance(nn.Module):
+    """What a stack does to embedded tokens before its first block, but for dropout.
+
+    `scale * vectors`, projected to the width of the model if theirs is another, plus positions and token types,
+    normalised.
+    """
+
+    def __init__(
+        self,
+        scale: float,
+        project: Linear | None,
+        types: TokenTypes | None,
+        norm: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.scale, self.project, self.types, self.norm = scale, project, types, norm
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time vector"],
+        added: Float[Tensor, "rows time width"] | None,
+        types: Int[Tensor, "batch time"] | None,
+    ) -> Float[Tensor, "batch time width"]:
+        if self.scale != 1:
+            x = x * self.scale
+        if self.project is not None:
+            x = self.project(x)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        if added is not None:
+            x = x + added
+        return x if self.norm is None else self.norm(x)

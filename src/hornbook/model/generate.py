@@ -53,7 +53,7 @@ def generate(
 
 
 def _room(model: Transformer, length: int | None) -> int | None:
-    learned = None if model.positions is None else model.positions.weight.shape[0]
+    learned = None if model.positions is None else model.positions.length
     return min((each for each in (learned, length) if each is not None), default=None)
 
 

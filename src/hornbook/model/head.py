@@ -10,9 +10,36 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hornbook.model import config
 from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.team import supports
 from hornbook.model.embedding import Embedding
+from hornbook.model.linear import Linear
+from hornbook.model.mlp import activate
+
+
+class Scaled(nn.Module):
+    """Hidden states times a number (T5 v1.0, muP)."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return hidden * self.scale
+
+
+class Transform(nn.Module):
+    """`norm(activation(dense(hidden)))`, the masked language model's step before the vocabulary (BERT)."""
+
+    def __init__(self, width: int, bias: bool, activation: config.Activation, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense, self.norm = Linear(width, width, bias), norm
+        self.activation: config.Activation = activation
+
+    def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return self.norm(activate(self.dense(hidden), self.activation))
+
 
 CHUNK_BYTES = 2048
 """Bytes of logits held at once, per row of the matrix: 1024 tokens in bfloat16, 512 in float32. Fewer tokens cost time,
@@ -25,14 +52,28 @@ def chunk_rows(dtype: torch.dtype) -> int:
 
 
 class Head(nn.Module):
-    """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied."""
+    """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied.
 
-    def __init__(self, vocab: int, width: int, tied_to: Embedding | None) -> None:
+    `before` is what the head does to hidden states first; then come the projection, a shift of each token's logit
+    where there is a `bias`, and a soft cap.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int,
+        tied_to: Embedding | None,
+        before: nn.Module | None = None,
+        bias: bool = False,
+        softcap: float | None = None,
+    ) -> None:
         super().__init__()
         # A list hides the embedding from the module tree: tied weights are stored and optimised once.
         self._tied_to: list[Embedding] = [] if tied_to is None else [tied_to]
         if tied_to is None:
             self.weight = nn.Parameter(torch.empty(vocab, width))
+        self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
+        self.before, self.softcap = before, softcap
 
     @property
     def matrix(self) -> Float[Tensor, "vocab width"]:
@@ -41,7 +82,10 @@ class Head(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab"]:
         """Logits in float32."""
-        return torch.nn.functional.linear(hidden, self.matrix.to(hidden.dtype)).float()
+        hidden = hidden if self.before is None else self.before(hidden)
+        bias = None if self.bias is None else self.bias.to(hidden.dtype)
+        logits = torch.nn.functional.linear(hidden, self.matrix.to(hidden.dtype), bias).float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def loss(
         self,

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import ModelConfig
+from hornbook.fields import Config
+from hornbook.model.config import FullAttention, ModelConfig
 from hornbook.model.hf_tables import ARCHITECTURES, FREE, INERT, LLAMA, NATIVE, Architecture
 
 Json = dict[str, Any]
@@ -51,8 +52,19 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
     if not reasons:
         mapped.update(path for path, _, _ in architecture.rules)
         reasons += [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
-        reasons += [f"it knows nothing of {path}" for path in flat if path not in mapped and not path.startswith(FREE)]
+        neutral = flatten(_plain(config))
+        reasons += [
+            f"it knows nothing of {path}"
+            for path, value in flat.items()
+            if path not in mapped and not path.startswith(FREE) and neutral.get(path, ...) != value
+        ]
     return reasons
+
+
+def _plain(config: ModelConfig) -> ModelConfig:
+    """The same kinds of parts with everything else at its default, which is off."""
+    parts = {name: getattr(config, name) for name in type(config).model_fields}
+    return ModelConfig(**{name: type(part)() for name, part in parts.items() if isinstance(part, Config)})
 
 
 def choose_architecture(config: ModelConfig) -> Architecture | None:
@@ -90,7 +102,7 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, bos: int | None = No
     keys.update(architecture.constant)
     keys.update(dict.fromkeys(architecture.dropout, config.dropout))
     keys.update({"attn_pdrop": 0.0} if architecture.dropout else {"attention_dropout": 0.0})
-    keys["initializer_range"] = config.init.std
+    keys["initializer_range"] = getattr(config.init, "std", 0.02)
     return keys
 
 
@@ -213,7 +225,7 @@ def _refuse_unsupported(keys: Json, architecture: Architecture) -> None:
 
 def _check_sizes(config: ModelConfig) -> None:
     attention = config.attention
-    if attention.head_dim is None and config.width % config.heads:
+    if isinstance(attention, FullAttention) and attention.head_dim is None and config.width % config.heads:
         raise IntegrityError(f"config.json: width {config.width} does not divide into {config.heads} heads")
     if config.heads % config.kv_heads:
         raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")

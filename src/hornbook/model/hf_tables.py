@@ -107,10 +107,12 @@ GPT2 = Architecture(
     ),
     requires={
         "kind": "decoder",
+        "block.kind": "pre",
+        "head.kind": "lm",
         "attention.kind": "full",
         "attention.bias": True,
         "attention.out_bias": True,
-        "attention.qk_norm": False,
+        "attention.qk_norm": "none",
         "mlp.kind": "mlp",
         "mlp.bias": True,
         "norm.kind": "layer",
@@ -157,6 +159,8 @@ _LLAMA_KEYS = (
 
 _LLAMA_REQUIRES = {
     "kind": "decoder",
+    "block.kind": "pre",
+    "head.kind": "lm",
     "attention.kind": "full",
     "mlp.kind": "glu",
     "norm.kind": "rms",
@@ -190,7 +194,7 @@ LLAMA = Architecture(
         Key("max_position_embeddings", ("position.length",), 2048),
         Key("mlp_bias", ("mlp.bias",), False),
     ),
-    requires={**_LLAMA_REQUIRES, "attention.qk_norm": False},
+    requires={**_LLAMA_REQUIRES, "attention.qk_norm": "none"},
     constant={},
     rows=_LLAMA_ROWS,
     rules=(("width", "it refuses a width that does not divide into heads", lambda c: c.width % c.heads == 0),),
@@ -208,7 +212,7 @@ QWEN3 = Architecture(
         Key("head_dim", ("attention.head_dim",), 128),
         Key("max_position_embeddings", ("position.length",), 32768),
     ),
-    requires={**_LLAMA_REQUIRES, "attention.qk_norm": True, "mlp.bias": False},
+    requires={**_LLAMA_REQUIRES, "attention.qk_norm": "head", "mlp.bias": False},
     constant={"use_sliding_window": False},
     rows=(
         *_LLAMA_ROWS,

@@ -23,6 +23,8 @@ def activate(x: Tensor, kind: config.Activation) -> Tensor:
             return F.gelu(x, approximate="tanh")
         case "relu":
             return F.relu(x)
+        case "relu2":
+            return F.relu(x).square()
         case "silu":
             return F.silu(x)
 

@@ -1,7 +1,10 @@
 """Normalisation over the last dim, computed in float32 whatever the dtype of the input.
 
-LayerNorm: Ba et al. 2016 (arXiv 1607.06450). RMSNorm: Zhang and Sennrich 2019 (arXiv 1910.07467).
+LayerNorm: Ba et al. 2016 (arXiv 1607.06450). RMSNorm: Zhang and Sennrich 2019 (arXiv 1910.07467). BatchNorm: Ioffe and
+Szegedy 2015 (arXiv 1502.03167).
 """
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,14 +38,49 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight`."""
 
-    def __init__(self, width: int, cfg: config.RMSNorm) -> None:
+    def __init__(self, width: int, cfg: config.RMSNorm | config.OffsetRMSNorm) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        if supports(x):
-            y = RMSNormFunction.apply(x, self.weight, self.eps)
-            assert isinstance(y, Tensor)
-            return y
-        return F.rms_norm(widened(x), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """`x / sqrt(mean(x^2) + eps) * (1 + weight)`: weights begin at 0 and decay pulls the factor to 1 (Gemma)."""
+
+    initial: ClassVar = {"weight": config.ConstantValues(value=0.0)}
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        return rms_norm(x, 1 + self.weight, self.eps)
+
+
+def rms_norm(
+    x: Float[Tensor, "*batch width"], weight: Float[Tensor, " width"], eps: float
+) -> Float[Tensor, "*batch width"]:
+    """`x / sqrt(mean(x^2) + eps) * weight`, in the dtype of x."""
+    if supports(x):
+        y = RMSNormFunction.apply(x, weight, eps)
+        assert isinstance(y, Tensor)
+        return y
+    return F.rms_norm(widened(x), weight.shape, weight, eps).to(x.dtype)
+
+
+class BatchNorm(nn.Module):
+    """Each feature normalised over batch and time, in training and in evaluation by the batch at hand.
+
+    It keeps no running statistics: it is there to be compared with, and shows what is wrong with it. What a position
+    gets depends on all others of the batch, later ones too, so a causal model is refused.
+    """
+
+    def __init__(self, width: int, cfg: config.BatchNorm) -> None:
+        super().__init__()
+        self.eps = cfg.eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
+        wide = widened(x)
+        variance, mean = torch.var_mean(wide, dim=(0, 1), correction=0)
+        return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)

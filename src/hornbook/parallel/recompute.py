@@ -6,19 +6,19 @@ the second pass to draw the same masks.
 
 import functools
 
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.mesh import Mesh
 
 
-def apply_recompute(model: nn.Module, mesh: Mesh, config: ParallelConfig) -> None:
+def apply_recompute(model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
     """Wrap the blocks' forward as `config.recompute` says; parameter names do not change."""
     del mesh
     if config.recompute == "none":
         return
-    for block in model.get_submodule("blocks").children():
+    for block in model.all_blocks():
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )

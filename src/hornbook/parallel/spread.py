@@ -169,7 +169,7 @@ def shard_model(model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
     assert mesh.grid is not None
     # Exact sums over replicas are made by `add_ranks`, so that torch sees one group only.
     grid = mesh.grid if config.replicas > 1 and not config.exact else mesh.grid["shard"]
-    for block in model.blocks.values():
+    for block in model.all_blocks():
         fully_shard(block, mesh=grid, reshard_after_forward=config.shard == "everything")
     fully_shard(model, mesh=grid, reshard_after_forward=False)  # the loss needs the head after the forward pass
     for part in model.modules():
