@@ -1,9 +1,12 @@
 """Rectangles: the files are those of the safetensors library, however the tensors were cut."""
 
 import errno
+import fcntl
 import itertools
 import os
 import random
+import subprocess
+import sys
 from math import prod
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
 from hornbook.model.config import MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig
@@ -205,3 +208,40 @@ def test_what_was_written_is_synced_and_every_file_closed(tmp_path, monkeypatch)
     with pytest.raises(AssertionError), Writer() as writer:
         writer.write(entries["a"], Rectangle(torch.ones(2), (1,)))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    for byte in sys.argv[2:]:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(byte))
+            print("free", end=" ")
+        except BlockingIOError:
+            print("locked", end=" ")
+"""
+"""Which bytes of a file another process has locked."""
+
+
+def test_a_byte_of_its_own_is_locked_while_a_rank_writes(tmp_path):
+    path = tmp_path / "x"
+    create_file(path, {"a": (4, 6)})
+    entry = read_header(path)["a"]
+    mine = entry.begin + 2 * 6 * 4
+    words = [sys.executable, "-c", LOCKED, str(path), *map(str, (0, entry.begin, mine, mine + 1, path.stat().st_size))]
+    with Writer() as writer:
+        writer.write(entry, Rectangle(torch.ones(2, 6), (2, 0)))
+        during = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert during.split() == ["free", "free", "locked", "free", "free"]
+    assert set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()) == {"free"}
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
+    def none(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    create_file(tmp_path / "x", {"a": (3,)})
+    with Writer() as writer:
+        writer.write(read_header(tmp_path / "x")["a"], Rectangle(torch.ones(3), (0,)))
+    assert torch.equal(load_file(tmp_path / "x")["a"], torch.ones(3))

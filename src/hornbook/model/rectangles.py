@@ -5,6 +5,8 @@ rectangle of a tensor puts it there; nobody gathers anything, and the bytes do n
 Format: github.com/huggingface/safetensors, README, "Format".
 """
 
+import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -107,13 +109,25 @@ class Writer:
         tensor, item = rectangle.tensor, rectangle.tensor.element_size()
         if tensor.numel() == 0:
             return
-        if entry.file not in self._files:
-            self._files[entry.file] = os.open(entry.file, os.O_WRONLY | os.O_CLOEXEC)
+        first, _ = next(runs(entry.shape, rectangle.start, tuple(tensor.shape)))
+        file = self._open(entry.file, entry.begin + first * item)
         array = np.ascontiguousarray(tensor.detach().view(_BITS[item]).numpy())  # numpy starts no threads for this
         data, done = array.reshape(-1).view(np.uint8).data, 0
         for offset, count in runs(entry.shape, rectangle.start, tuple(tensor.shape)):
-            write_at(self._files[entry.file], data[done : done + count * item], entry.begin + offset * item)
+            write_at(file, data[done : done + count * item], entry.begin + offset * item)
             done += count * item
+
+    def _open(self, path: Path, mine: int) -> int:
+        """The file's descriptor; `mine` is a byte of it that nobody else writes.
+
+        An NFS client may write back the whole page around what was written, with bytes of other ranks as it read them
+        before. It does not where a part of the file is locked (Linux, fs/nfs/write.c, nfs_can_extend_write), whichever.
+        """
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.lockf(self._files[path], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)
+        return self._files[path]
 
 
 def runs(shape: tuple[int, ...], start: tuple[int, ...], part: tuple[int, ...]) -> Iterator[tuple[int, int]]:
