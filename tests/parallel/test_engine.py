@@ -58,8 +58,8 @@ def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        fields = {name: getattr(batch, name) for name in Batch.__dataclass_fields__ if name != "blank"}
-        parts.append(Batch(**{name: field[rows] for name, field in fields.items() if field is not None}))
+        fields = {name: getattr(batch, name)[rows] for name in Batch.__dataclass_fields__ if name != "blank"}
+        parts.append(Batch(**fields))
         first += size
     return parts
 
@@ -295,3 +295,21 @@ def test_compiled_blocks_compute_the_same() -> None:
     assert list(plain.named_parameters) == list(compiled.named_parameters)
     for name, gradient in gradients(compiled).items():
         torch.testing.assert_close(gradient, gradients(plain)[name], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_logits_that_fp16_cannot_hold_are_scaled_before_they_vanish() -> None:
+    found = {}
+    for precision in ("fp32", "fp16"):
+        engine, batch = make_engine(precision=precision), make_batch(2)
+        best, second = engine.logits(batch.tokens).topk(2).values.unbind(-1)
+        surest = int((best - second).argmax())
+        with torch.no_grad():
+            engine.named_parameters["head.weight"].mul_(18.0 / (best - second).max())
+        batch.weights.zero_().view(-1)[surest] = 1.0
+        batch.targets.copy_(engine.logits(batch.tokens).argmax(-1))
+        engine.forward_backward([batch], 1.0)
+        engine.clip_gradients(0.0)
+        others = torch.arange(VOCAB) != batch.targets.view(-1)[surest]
+        found[precision] = gradients(engine)["head.weight"][others]
+    assert 0 < found["fp32"].abs().max() < 6e-8
+    assert (found["fp16"] - found["fp32"]).norm() < 0.1 * found["fp32"].norm()

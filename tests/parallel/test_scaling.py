@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.parallel import scaling
-from hornbook.parallel.scaling import CEILING, FLOOR, GROWTH_STEPS, Scaler
+from hornbook.parallel.scaling import CEILING, FLOOR, GROWTH_STEPS, Scaler, power_below
 
 RUNS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)
 """Alternately so many good steps, so many bad."""
@@ -51,6 +51,13 @@ def test_the_defaults_are_those_of_torch() -> None:
     assert Scaler().scale == scaler.get_scale()
     assert (scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2.0, 0.5)
     assert scaler.get_growth_interval() == GROWTH_STEPS
+
+
+@pytest.mark.parametrize(
+    ("factor", "power"), [(0.3, 1.0), (1.0, 1.0), (1.99, 1.0), (2.0, 2.0), (2.0**127, 2.0**127), (640.5, 512.0)]
+)
+def test_the_power_of_two_below(factor: float, power: float) -> None:
+    assert power_below(factor) == power
 
 
 def test_the_scale_stays_between_floor_and_ceiling() -> None:

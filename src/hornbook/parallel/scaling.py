@@ -7,6 +7,7 @@ long run of good steps doubles it. The scale is a power of two: multiplying and 
 Every rank judges by the same global norm, so all hold the same scale without asking each other.
 """
 
+import math
 from dataclasses import asdict, dataclass
 
 FIRST_SCALE = 2.0**16
@@ -32,6 +33,12 @@ class ScaleState:
         if self.good_steps + 1 < GROWTH_STEPS:
             return ScaleState(self.scale, self.good_steps + 1)
         return ScaleState(min(self.scale * 2, CEILING))
+
+
+def power_below(factor: float) -> float:
+    """The largest power of two up to `factor`, and 1 at least; multiplying and dividing by it rounds nothing."""
+    _, exponent = math.frexp(factor)
+    return 2.0 ** max(exponent - 1, 0)
 
 
 class Scaler:
