@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +17,7 @@ from hornbook.errors import UsageError
 from hornbook.layers import Problem, command_line_layer, environment_layer
 from hornbook.merge import Merge, drop
 from hornbook.messages import problem_of
+from hornbook.parametrization import derived_factors, differs, with_value
 from hornbook.recipe import Recipe, cross_check
 from hornbook.recipe_files import read_recipe
 from hornbook.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
@@ -84,7 +86,30 @@ def _judge(merge: Merge) -> Resolved:
         merge.problems += _cross_problems(merge, comparable, {dotted(path) for path in faults})
     if merge.problems or recipe is None:
         raise ConfigError(merge.problems)
-    return Resolved(recipe, {dotted(path): merge.origin(path) for path, _ in leaves(recipe)})
+    return _with_factors(merge, recipe)
+
+
+def _with_factors(merge: Merge, recipe: Recipe) -> Resolved:
+    """The recipe with what follows from `model.init`; raises ConfigError where a setting contradicts that."""
+    origins = {dotted(path): merge.origin(path) for path, _ in leaves(recipe)}
+    for below, wanted in derived_factors(recipe.model).items():
+        path, given = ("model", *below), _value(recipe, ("model", *below))
+        key = dotted(path)
+        if merge.origin(path) == "default":
+            recipe, origins[key] = with_value(recipe, path, wanted), f"model.init.kind = {recipe.model.init.kind}"
+        elif differs(given, wanted):
+            text = f"is {given}, but model.init.kind {recipe.model.init.kind} makes it {wanted:g}: leave it out"
+            merge.problems.append(Problem(key, text, merge.origin(path)))
+    if merge.problems:
+        raise ConfigError(merge.problems)
+    return Resolved(recipe, origins)
+
+
+def _value(recipe: Recipe, path: Path) -> Any:
+    node: Any = recipe
+    for part in path:
+        node = node[part] if isinstance(part, int) else getattr(node, part)
+    return node
 
 
 def _section_of(path: Path) -> Path:

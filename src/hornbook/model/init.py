@@ -1,30 +1,28 @@
-"""Initial values, per logical matrix: each tensor's numbers are a pure function of (seed, its name).
+"""Initial values, per logical matrix: each one's numbers are a pure function of (seed, its name).
 
-| parameter | scaled_normal |
-|---|---|
-| embedding, head | N(0, std) |
-| learned positions | N(0, position_std) |
-| query, key, value, gate, up | N(0, std) |
-| out, down: what writes to the residual stream | N(0, std / sqrt(2 layers)) |
-| norm weights | 1 |
-| biases | 0 |
-
-The scaling of residual outputs is GPT-2's (Radford et al. 2019, section 2.3): 2 x layers of them add up in the stream,
-so its variance stays of order one at any depth.
+Which distribution a matrix has is the scheme's affair (`hornbook.model.init_schemes`), unless its module says
+otherwise or the recipe overrides it. Here numbers are drawn, one matrix at a time, whatever else there is: another
+order, another mesh, a part of the model alone give the same ones.
 """
 
+import difflib
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from hornbook.errors import UsageError
+from hornbook.model import config
 from hornbook.model.build import parameter_roles
-from hornbook.model.config import ModelConfig
+from hornbook.model.config import Distribution, ModelConfig
+from hornbook.model.init_schemes import Matrix, distribution
 
-RESIDUAL_OUTPUTS = ("out", "down")
-"""Names of the projections that write to the residual stream."""
+Own = Distribution | Callable[[tuple[int, ...], Generator], Tensor]
+"""What a module's attribute `initial` gives for one of its parameters: a distribution, or a function of shape and
+generator that makes float32 values on the CPU. For parameters whose role does not say how they begin."""
 
 
 def initialize(model: nn.Module, cfg: ModelConfig, seed: int) -> None:
@@ -35,35 +33,120 @@ def initialize(model: nn.Module, cfg: ModelConfig, seed: int) -> None:
 
 
 def initial_values(model: nn.Module, cfg: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Name and initial values (float32, CPU) of every parameter, one at a time; the model may be on meta or cut."""
-    roles = parameter_roles(model)
-    for name, parameter in model.named_parameters():
-        yield name, initial_value(name, roles[name], tuple(parameter.shape), cfg, seed)
+    """Name and initial values (float32, CPU) of every parameter, one at a time; the model may be on meta or cut.
+
+    Raises UsageError if an override is about no parameter of a whole model.
+    """
+    roles, shapes = parameter_roles(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
+    check_overrides(cfg, shapes)
+    for name, shape in shapes.items():
+        module, _, own = name.rpartition(".")
+        given: Mapping[str, Own] = getattr(model.get_submodule(module), "initial", {})
+        yield name, initial_value(name, roles[name], shape, cfg, seed, given.get(own))
 
 
-def initial_value(name: str, role: str, shape: tuple[int, ...], cfg: ModelConfig, seed: int) -> Tensor:
-    """Values of one parameter (float32, CPU), whatever else there is: another order or mesh gives the same."""
-    if name.endswith(".bias"):
-        return torch.zeros(shape)
-    if role == "norm":
-        return torch.ones(shape)
-    generator = torch.Generator().manual_seed(name_seed(seed, name))
-    return torch.empty(shape).normal_(0.0, standard_deviation(name, role, cfg), generator=generator)
+def initial_value(
+    name: str, role: str, shape: tuple[int, ...], cfg: ModelConfig, seed: int, own: Own | None = None
+) -> Tensor:
+    """Values of one parameter (float32, CPU); `own` is what its module says of it."""
+    parts = logical_matrices(name, shape)
+    values = [_matrix_values(Matrix(each, role, size, cfg), seed, own) for each, size in parts]
+    return values[0] if parts[0][0] == name else torch.stack(values)
 
 
-def standard_deviation(name: str, role: str, cfg: ModelConfig) -> float:
-    """Standard deviation of a parameter's initial values, by the table above."""
-    if role == "position":
-        return cfg.init.position_std
-    if role == "matrix" and name.split(".")[-2] in RESIDUAL_OUTPUTS:
-        return cfg.init.std / math.sqrt(2 * cfg.layers)
-    return cfg.init.std
+def logical_matrices(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what lies in a parameter: itself, or the matrices of its experts, each by its number."""
+    if len(shape) == 3 and name.endswith((".gate", ".up", ".down")):
+        return [(f"{name}.{expert}", shape[1:]) for expert in range(shape[0])]
+    return [(name, shape)]
+
+
+def _matrix_values(matrix: Matrix, seed: int, own: Own | None) -> Tensor:
+    generator = torch.Generator().manual_seed(name_seed(seed, matrix.name))
+    chosen = overriding(matrix.name, matrix.model.init) or own or distribution(matrix)
+    if not isinstance(chosen, config.Config):
+        return chosen(matrix.shape, generator)
+    return DRAWS[type(chosen)](chosen, torch.empty(matrix.shape), generator)
 
 
 def name_seed(seed: int, name: str) -> int:
     """63 bits of a hash of (seed, name)."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+# ---- Overrides
+
+
+def overriding(name: str, scheme: config.Scheme) -> Distribution | None:
+    """The last override about a logical matrix, None if there is none."""
+    found = [each for glob, each in scheme.overrides.items() if _concerns(glob, name)]
+    return found[-1] if found else None
+
+
+def _concerns(glob: str, name: str) -> bool:
+    """`blocks.*.mlp.down` means the parameter `blocks.0.mlp.down.weight`, and every expert of `blocks.0.mlp.down`."""
+    whole, _, number = name.rpartition(".")
+    spellings = [name, name.removesuffix(".weight"), *([whole] if number.isdigit() else [])]
+    return any(fnmatchcase(spelling, glob) for spelling in spellings)
+
+
+def check_overrides(cfg: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """UsageError unless every override is about a parameter, and can be drawn in its shape."""
+    logical = [part for name, shape in shapes.items() for part in logical_matrices(name, shape)]
+    for glob, chosen in cfg.init.overrides.items():
+        concerned = [(name, shape) for name, shape in logical if _concerns(glob, name)]
+        key = f'model.init.overrides."{glob}"'
+        if not concerned:
+            raise UsageError(f"{key} is about no parameter: {_hint(glob, [name for name, _ in logical])}")
+        vectors = [name for name, shape in concerned if len(shape) < 2]
+        if vectors and isinstance(chosen, config.OrthogonalValues):
+            raise UsageError(f"{key} is about {vectors[0]} too, a vector: only matrices can be orthogonal")
+
+
+def _hint(glob: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(glob, [name.removesuffix(".weight") for name in names], n=1)
+    return f"did you mean {close[0]}?" if close else f"they are named like {names[0]} and {names[len(names) // 2]}"
+
+
+# ---- Distributions
+
+
+def _draw_normal(chosen: config.NormalValues, out: Tensor, generator: Generator) -> Tensor:
+    return out.normal_(0.0, chosen.std, generator=generator)
+
+
+def _draw_truncated(chosen: config.TruncatedValues, out: Tensor, generator: Generator) -> Tensor:
+    uncut = chosen.std / truncated_std(chosen.cut)
+    edge = chosen.cut * uncut
+    return nn.init.trunc_normal_(out, 0.0, uncut, -edge, edge, generator=generator)
+
+
+def truncated_std(cut: float) -> float:
+    """Standard deviation of a standard normal distribution cut at +-cut (0.8796 at 2)."""
+    density = math.exp(-cut * cut / 2) / math.sqrt(2 * math.pi)
+    return math.sqrt(1 - 2 * cut * density / math.erf(cut / math.sqrt(2)))
+
+
+def _draw_uniform(chosen: config.UniformValues, out: Tensor, generator: Generator) -> Tensor:
+    return out.uniform_(-chosen.bound, chosen.bound, generator=generator)
+
+
+def _draw_orthogonal(chosen: config.OrthogonalValues, out: Tensor, generator: Generator) -> Tensor:
+    return nn.init.orthogonal_(out, chosen.gain, generator=generator)
+
+
+DRAWS: dict[type, Callable[..., Tensor]] = {
+    config.NormalValues: _draw_normal,
+    config.TruncatedValues: _draw_truncated,
+    config.UniformValues: _draw_uniform,
+    config.OrthogonalValues: _draw_orthogonal,
+    config.ConstantValues: lambda chosen, out, _: out.fill_(chosen.value),
+}
+"""Type of a distribution -> how its values are drawn into a tensor."""
+
+
+# ---- Checks of what is there
 
 
 def check_ranges(model: nn.Module) -> list[str]:
@@ -78,7 +161,7 @@ def check_ranges(model: nn.Module) -> list[str]:
                 warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")
         elif not bool(values.any()):
             warnings.append(f"{name} is all zero")
-        elif roles[name] != "norm" and not 1e-5 < float(values.std()) < 1:
+        elif roles[name] != "norm" and not 1e-5 < float(values.std()) < 3:
             warnings.append(f"{name} has a standard deviation of {float(values.std()):.3g}")
         elif roles[name] == "norm" and not 1e-3 < float(values.abs().max()) < 1e3:
             warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")

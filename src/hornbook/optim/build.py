@@ -12,39 +12,59 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from hornbook.optim.config import OptimConfig
+from hornbook.optim.config import Factors, OptimConfig
 
 ROLES = frozenset({"embedding", "position", "head", "matrix", "norm", "vector"})
 
 
 def build_optimizer(
-    named_parameters: Mapping[str, Parameter], roles: Mapping[str, str], config: OptimConfig
+    named_parameters: Mapping[str, Parameter],
+    roles: Mapping[str, str],
+    config: OptimConfig,
+    factors: Mapping[str, Factors] | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over every parameter exactly once, with its moments allocated (zero).
 
     `roles` names the role of each parameter (`hornbook.model.build.parameter_roles`). A tensor that
-    appears under two names (tied head) is taken once, under its first name.
+    appears under two names (tied head) is taken once, under its first name. `factors` (`hornbook.model.mup`) multiply
+    learning rate, eps and decay of the parameters they name.
     """
-    groups = parameter_groups(named_parameters, roles, config)
+    groups = parameter_groups(named_parameters, roles, config, factors or {})
     optimizer = torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=0.0, fused=True
     )
+    set_learning_rate(optimizer, config.lr)
     _allocate_moments(optimizer)
     return optimizer
 
 
 def parameter_groups(
-    named_parameters: Mapping[str, Parameter], roles: Mapping[str, str], config: OptimConfig
+    named_parameters: Mapping[str, Parameter],
+    roles: Mapping[str, str],
+    config: OptimConfig,
+    factors: Mapping[str, Factors] | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups in torch's form: `params` as (name, parameter) pairs, and `weight_decay`."""
-    decayed, plain, seen = [], [], set()
+    """Groups in torch's form: `params` as (name, parameter) pairs, `weight_decay`, `eps`, and `lr_factor`.
+
+    One for each combination of settings, those that decay first.
+    """
+    members: dict[tuple[bool, Factors], list[tuple[str, Parameter]]] = {}
+    seen: set[int] = set()
     for name, parameter in named_parameters.items():
         if id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        (decayed if decays(roles[name], config) else plain).append((name, parameter))
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        key = decays(roles[name], config), (factors or {}).get(name, Factors())
+        members.setdefault(key, []).append((name, parameter))
+    return [
+        {
+            "params": pairs,
+            "weight_decay": config.weight_decay * factor.weight_decay if decayed else 0.0,
+            "eps": config.eps * factor.eps,
+            "lr_factor": factor.lr,
+        }
+        for (decayed, factor), pairs in sorted(members.items(), key=lambda item: not item[0][0])
+    ]
 
 
 def decays(role: str, config: OptimConfig) -> bool:
@@ -56,9 +76,9 @@ def decays(role: str, config: OptimConfig) -> bool:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` in every group from the next step on."""
+    """Use `lr`, times its factor, in every group from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]
 
 
 def _allocate_moments(optimizer: torch.optim.Optimizer) -> None:

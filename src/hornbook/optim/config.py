@@ -1,5 +1,6 @@
 """Configuration of the optimizer and its schedule."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -31,3 +32,12 @@ class AdamW(Config):
 
 
 OptimConfig = AdamW
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the optimizer's settings are multiplied by for one parameter."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    weight_decay: float = 1.0

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.mup import learning_factors
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import distributed
@@ -32,7 +33,9 @@ def train(job: Job) -> Exit:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
-        optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
+        roles = parameter_roles(model)
+        factors = learning_factors(roles, recipe.model)
+        optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
         state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec)
         guard = Guard(recipe.guard)
         with open_observers(job, engine) as observers, open_saves(job, mesh, observers) as saves:

@@ -1,0 +1,123 @@
+"""Factors of a model that follow from its size and from the size its settings were tuned at (muP, CompleteP).
+
+With m = width / base_width and D = layers / base_layers (Yang et al. 2022, arXiv 2203.03466, table 8; Dey et al. 2025,
+arXiv 2505.01618, table 1):
+
+| key | value |
+|---|---|
+| model.head.scale | output / m |
+| model.attention.scale | 1 / head_dim, at the base size too |
+| model.block.multiplier | D^-depth_power, where base_layers is given |
+
+They are part of what the model computes, so a checkpoint holds them as plain values. Standard deviations are in
+`hornbook.model.init_schemes`, factors of the optimizer in `hornbook.model.mup`.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TypeVar
+
+from hornbook.errors import UsageError
+from hornbook.fields import Config
+from hornbook.model.config import FullAttention, LMHead, ModelConfig, MuP, PreNorm
+
+Keys = tuple[str | int, ...]
+Node = TypeVar("Node", bound=Config)
+
+
+def derived_factors(model: ModelConfig) -> dict[Keys, float]:
+    """Path below `model` -> value that muP gives it; empty under another scheme."""
+    init = model.init
+    if not isinstance(init, MuP):
+        return {}
+    found: dict[Keys, float] = {}
+    if isinstance(model.head, LMHead):
+        found["head", "scale"] = init.output * init.base_width / model.width
+    found |= {(*keys, "scale"): 1 / head_dim for keys, head_dim in _attentions(model)}
+    if init.base_layers is not None and isinstance(model.block, PreNorm):
+        found["block", "multiplier"] = (init.base_layers / model.layers) ** init.depth_power
+    return found
+
+
+def _attentions(model: ModelConfig) -> Iterator[tuple[Keys, int]]:
+    """Where the configurations of softmax attention are, and how wide their heads."""
+    parts = [(("attention",), model.attention)]
+    parts += [(("first", i, "attention"), layer.attention) for i, layer in enumerate(model.first)]
+    parts += [(("pattern", i, "attention"), layer.attention) for i, layer in enumerate(model.pattern)]
+    for keys, part in parts:
+        if isinstance(part, FullAttention):
+            yield keys, part.head_dim or model.width // model.heads
+
+
+def unfit_for_mup(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """(dotted key, what is wrong) of parts that have no place for the factors of muP."""
+    init = model.init
+    if not isinstance(init, MuP):
+        return
+    if not isinstance(model.head, LMHead):
+        yield "model.head.kind", f"muP scales what the head reads, which {model.head.kind!r} cannot: take 'lm'"
+    if init.base_layers is None:
+        return
+    if not isinstance(model.block, PreNorm):
+        yield (
+            "model.block.kind",
+            f"model.init.base_layers scales branches, which {model.block.kind!r} cannot: take 'pre'",
+        )
+    if model.encoder_layers not in (None, model.layers):
+        yield "model.encoder_layers", "model.init.base_layers scales both stacks alike: give them the same depth"
+
+
+def with_value(node: Node, keys: Keys, value: float) -> Node:
+    """A copy of a configuration with one value replaced."""
+    name, rest = str(keys[0]), keys[1:]
+    part = getattr(node, name)
+    if not rest:
+        new = value
+    elif isinstance(part, list):
+        number = int(rest[0])
+        new = [*part[:number], with_value(part[number], rest[1:], value), *part[number + 1 :]]
+    else:
+        new = with_value(part, rest, value)
+    return node.model_copy(update={name: new})
+
+
+def parametrized(model: ModelConfig) -> ModelConfig:
+    """`model` with all factors that follow from its `init`. UsageError where a part has no place for one."""
+    for key, text in unfit_for_mup(model):
+        raise UsageError(f"{key}: {text}")
+    for keys, value in derived_factors(model).items():
+        model = with_value(model, keys, value)
+    return model
+
+
+def scaled(base: ModelConfig, *, width: int | None = None, layers: int | None = None) -> ModelConfig:
+    """`base` at another width and depth, such that the learning rate, decay and eps tuned at `base` still hold.
+
+    Heads keep their width, so there are more of them; hidden widths grow alike. A `base` that is not under muP yet is
+    taken as the size the settings were tuned at (its attention then turns to 1 / head_dim, which is part of muP).
+    UsageError if heads would not come out whole.
+    """
+    width, layers = width or base.width, layers or base.layers
+    init = base.init
+    if not isinstance(init, MuP):
+        std = getattr(init, "std", MuP.model_fields["std"].default)
+        init = MuP(base_width=base.width, base_layers=base.layers, std=std, overrides=init.overrides)
+    sizes = {"width": width, "heads": _grown(base.heads, width, base.width, "heads"), "layers": layers, "init": init}
+    attention, mlp = base.attention, base.mlp
+    if isinstance(attention, FullAttention) and attention.kv_heads is not None:
+        kv_heads = _grown(attention.kv_heads, width, base.width, "key-value heads")
+        attention = attention.model_copy(update={"kv_heads": kv_heads})
+    if mlp.hidden is not None:
+        mlp = mlp.model_copy(update={"hidden": _grown(mlp.hidden, width, base.width, "hidden units")})
+    return parametrized(base.model_copy(update=sizes | {"attention": attention, "mlp": mlp}))
+
+
+def _grown(count: int, width: int, base_width: int, what: str) -> int:
+    if count * width % base_width:
+        raise UsageError(f"{count} {what} at width {base_width} come out uneven at width {width}: take a multiple")
+    return count * width // base_width
+
+
+def differs(given: float | None, wanted: float) -> bool:
+    """Whether a value that someone gave is another than the one that follows."""
+    return given is None or not math.isclose(given, wanted, rel_tol=1e-9)
