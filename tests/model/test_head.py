@@ -5,9 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hornbook.model import config
 from hornbook.model import head as head_module
 from hornbook.model.embedding import Embedding
-from hornbook.model.head import ChunkedLoss, Head
+from hornbook.model.head import ChunkedLoss, Head, Transform
+from hornbook.model.losses import LossTerms
+from hornbook.model.norm import LayerNorm
 
 VOCAB, WIDTH = 37, 8
 
@@ -59,12 +62,56 @@ def test_chunked_loss_in_bfloat16() -> None:
         assert float((got - true).abs().max()) < 0.05 * float(true.abs().max())
 
 
-def test_gradients_by_finite_differences() -> None:
+@pytest.mark.parametrize("terms", [LossTerms(), LossTerms(smoothing=0.1), LossTerms(0.1, 0.0, 5.0)])
+def test_gradients_by_finite_differences(terms: LossTerms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", 40)  # 5 rows
     hidden, targets, weights = problem(torch.float64)
-    matrix = torch.randn(VOCAB, WIDTH, dtype=torch.float64, requires_grad=True)
+    generator = torch.Generator().manual_seed(3)
+    matrix = torch.randn(VOCAB, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
+    bias = torch.randn(VOCAB, dtype=torch.float64, generator=generator).requires_grad_()
     flat = hidden.detach().flatten(0, 1)[:12].requires_grad_()
-    arguments = targets.flatten()[:12], weights.flatten()[:12].double(), 5, True
-    torch.autograd.gradcheck(lambda h, m: ChunkedLoss.apply(h, m, *arguments), (flat, matrix))
+    rest = targets.flatten()[:12], weights.flatten()[:12].double(), terms, True
+    torch.autograd.gradcheck(lambda h, m, b: ChunkedLoss.apply(h, m, b, *rest)[0], (flat, matrix, bias))
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "z_loss", "softcap"), [(0.1, 0.0, None), (0.0, 1e-2, None), (0.0, 0.0, 3.0), (0.2, 1e-2, 3.0)]
+)
+def test_added_terms_are_their_formulas(smoothing: float, z_loss: float, softcap: float | None) -> None:
+    head, (hidden, targets, weights) = Head(VOCAB, WIDTH, None, bias=True, softcap=softcap), problem()
+    assert head.bias is not None
+    generator = torch.Generator().manual_seed(1)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    found = head.losses(hidden, targets, weights, smoothing=smoothing, z_loss=z_loss)
+    logits = head.logits(hidden)
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing)
+    wanted = {"loss": (plain * weights.flatten()).sum()}
+    if z_loss:
+        wanted["z_loss"] = (z_loss * logits.logsumexp(-1).square() * weights).sum()
+    assert {name: float(each.detach()) for name, each in found.items()} == pytest.approx(
+        {name: float(each.detach()) for name, each in wanted.items()}, rel=1e-5
+    )
+    leaves = [hidden, head.weight, head.bias]
+    objectives = sum(found.values()), sum(wanted.values())
+    for got, true in zip(*(torch.autograd.grad(each, leaves) for each in objectives), strict=True):
+        assert float((got - true).abs().max()) < 1e-5 * float(true.abs().max())
+
+
+def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:
+    norm = LayerNorm(WIDTH, config.LayerNorm())
+    head = Head(VOCAB, WIDTH, None, Transform(WIDTH, True, "gelu", norm), bias=True)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+    hidden, targets, weights = problem()
+    loss, nll = head.loss(hidden, targets, weights), head.token_losses(hidden, targets)
+    assert torch.allclose(loss, (nll * weights).sum(), rtol=1e-5)
+    assert torch.allclose(nll, -head.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0], atol=1e-5)
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    assert torch.equal(gradient.abs().sum(-1) > 0, weights > 0)
+    nothing = head.loss(hidden, targets, torch.zeros_like(weights))
+    assert float(nothing.detach()) == 0
+    assert float(torch.autograd.grad(nothing, hidden)[0].abs().max()) == 0
 
 
 def test_token_losses_sum_to_the_loss() -> None:

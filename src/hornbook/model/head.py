@@ -11,10 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model import config
-from hornbook.model.cpu.loss import cross_entropy_
-from hornbook.model.cpu.team import supports
 from hornbook.model.embedding import Embedding
 from hornbook.model.linear import Linear
+from hornbook.model.losses import LossTerms, loss_and_grad_
 from hornbook.model.mlp import activate
 
 
@@ -87,6 +86,26 @@ class Head(nn.Module):
         logits = torch.nn.functional.linear(hidden, self.matrix.to(hidden.dtype), bias).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
+    def losses(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Int[Tensor, "batch time"],
+        weights: Float[Tensor, "batch time"],
+        *,
+        smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
+
+        The gradient of all of them hangs on `loss`: backward of their sum is that of the objective.
+        """
+        hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)
+        hidden = hidden if self.before is None else self.before(hidden)
+        grad = torch.is_grad_enabled() and (hidden.requires_grad or self.matrix.requires_grad)
+        terms = LossTerms(smoothing, z_loss, self.softcap)
+        total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
+        return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
+
     def loss(
         self,
         hidden: Float[Tensor, "batch time width"],
@@ -94,74 +113,86 @@ class Head(nn.Module):
         weights: Float[Tensor, "batch time"],
     ) -> Float[Tensor, ""]:
         """Sum over tokens of weight * negative log-likelihood (nats), float32."""
-        grad = torch.is_grad_enabled() and (hidden.requires_grad or self.matrix.requires_grad)
-        flat = hidden.flatten(0, 1), self.matrix, targets.flatten(), weights.flatten()
-        total = ChunkedLoss.apply(*flat, chunk_rows(hidden.dtype), grad)
-        assert isinstance(total, Tensor)
-        return total
+        return self.losses(hidden, targets, weights)["loss"]
 
     @torch.no_grad()
     def token_losses(
         self, hidden: Float[Tensor, "batch time width"], targets: Int[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time"]:
         """Negative log-likelihood (nats) of each target, float32; no gradients."""
-        rows = chunk_rows(hidden.dtype)
+        hidden = hidden if self.before is None else self.before(hidden)
+        rows, terms = chunk_rows(hidden.dtype), LossTerms(softcap=self.softcap)
         matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        losses = [loss_and_grad_(h @ matrix.T, t, weights[: len(t)], grad=False) for h, t in parts]
+        losses = [loss_and_grad_(self._project(h, matrix), t, weights[: len(t)], False, terms)[0] for h, t in parts]
         return torch.cat(losses).view(targets.shape)
+
+    def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
+        return torch.nn.functional.linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
+
+
+def _counted(
+    hidden: Tensor, targets: Tensor, weights: Tensor, costly: bool
+) -> tuple[Float[Tensor, "rows width"], Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """As rows; only those that count where that saves much: a masked model predicts few of its tokens."""
+    hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
+    if not costly:
+        return hidden, targets, weights
+    rows = weights.nonzero().squeeze(1)
+    return hidden[rows], targets[rows], weights[rows]
 
 
 class ChunkedLoss(torch.autograd.Function):
     """Weighted cross-entropy of a linear projection, chunk by chunk; gradients are computed in forward.
 
-    With p = softmax(logits): d loss / d logits = weight * (p - onehot(target)), hence the gradients of hidden states
-    and matrix are two more products per chunk. The matrix's gradient is summed over chunks in float32.
+    With g = d loss / d logits, the gradients of hidden states and matrix are two more products per chunk. The matrix's
+    gradient is summed over chunks in float32. Gives the loss, which carries all gradients, and the z-loss, which is
+    there to be seen.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, rows: int, grad: bool
-    ) -> Tensor:
-        cast = matrix.to(hidden.dtype)
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        weights: Tensor,
+        terms: LossTerms,
+        grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        cast, rows = matrix.to(hidden.dtype), chunk_rows(hidden.dtype)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        extra = losses.new_zeros(())
         grad_hidden = torch.empty_like(hidden) if grad else None
         grad_matrix = torch.zeros_like(matrix) if grad else None
+        grad_bias = torch.zeros_like(bias) if grad and bias is not None else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
         buffer = hidden.new_empty(min(rows, len(hidden)), len(matrix))
         product = torch.empty_like(cast) if grad and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits = torch.mm(hidden[part], cast.T, out=buffer[: len(hidden[part])])
-            losses[part] = loss_and_grad_(logits, targets[part], weights[part], grad)
+            if bias is not None:
+                logits += bias.to(logits.dtype)
+            losses[part], z_losses = loss_and_grad_(logits, targets[part], weights[part], grad, terms)
+            if z_losses is not None:
+                extra += z_losses.sum()
             if grad_hidden is not None and grad_matrix is not None:
                 torch.mm(logits, cast, out=grad_hidden[part])
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=grad_bias.dtype)
                 if product is None:
                     grad_matrix.addmm_(logits.T, hidden[part])
                 else:
                     grad_matrix += torch.mm(logits.T, hidden[part], out=product)
-        ctx.save_for_backward(grad_hidden, grad_matrix)
-        return losses.sum()
+        ctx.save_for_backward(grad_hidden, grad_matrix, grad_bias)
+        ctx.mark_non_differentiable(extra)
+        return losses.sum(), extra
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
-        grad_hidden, grad_matrix = ctx.saved_tensors
+        grad_hidden, grad_matrix, grad_bias = ctx.saved_tensors
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
-        return grad_hidden * grads[0], grad_matrix * grads[0], None, None, None, None
-
-
-def loss_and_grad_(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], weights: Float[Tensor, " rows"], grad: bool
-) -> Float[Tensor, " rows"]:
-    """Weighted losses of some rows; if `grad`, the logits become their gradients."""
-    if supports(logits, weights):
-        losses = torch.empty(len(logits))
-        cross_entropy_(logits, targets.contiguous(), weights.contiguous(), losses, grad)
-        return losses
-    target, weight = targets[:, None], weights[:, None]
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logsum = wide.logsumexp(1, keepdim=True)
-    losses = (logsum - wide.gather(1, target)) * weight
-    if grad:
-        logits.copy_((wide - logsum).exp_().mul_(weight).scatter_add_(1, target, -weight.to(wide.dtype)))
-    return losses.squeeze(1)
+        grad_bias = None if grad_bias is None else grad_bias * grads[0]
+        return grad_hidden * grads[0], grad_matrix * grads[0], grad_bias, None, None, None, None

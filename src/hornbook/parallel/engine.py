@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hornbook.data.batch import Batch
 from hornbook.model.dropout import row_keys
 from hornbook.model.head import Head
-from hornbook.model.transformer import Transformer
+from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.moments import check_cover
 from hornbook.parallel.clip import clip, unsound
 from hornbook.parallel.compile import apply_compile
@@ -25,7 +25,7 @@ from hornbook.parallel.pieces import Piece
 from hornbook.parallel.recompute import apply_recompute
 from hornbook.parallel.scaling import Scaler, power_below
 from hornbook.parallel.spread import Replicated, Sharded, Whole, shard_model
-from hornbook.run.config import TrainConfig
+from hornbook.run.config import LossConfig, TrainConfig
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -39,7 +39,14 @@ def parallelize(model: Transformer, parallel: ParallelConfig, train: TrainConfig
     spread = apply_spread(model, mesh, parallel)
     if parallel.exact:
         check_cut(spread.pieces)
-    return Engine(model, mesh, spread, exact=parallel.exact, scaler=Scaler() if train.precision == "fp16" else None)
+    return Engine(
+        model,
+        mesh,
+        spread,
+        exact=parallel.exact,
+        loss=train.loss,
+        scaler=Scaler() if train.precision == "fp16" else None,
+    )
 
 
 def apply_spread(model: Transformer, mesh: Mesh, config: ParallelConfig) -> Whole:
@@ -67,10 +74,17 @@ class Engine:
     """A model on this rank and, behind `spread`, on the others: every rank makes the same calls in the same order."""
 
     def __init__(
-        self, model: Transformer, mesh: Mesh, spread: Whole, *, exact: bool = False, scaler: Scaler | None = None
+        self,
+        model: Transformer,
+        mesh: Mesh,
+        spread: Whole,
+        *,
+        exact: bool = False,
+        scaler: Scaler | None = None,
+        loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.model, self.mesh, self.scaler = model, mesh, scaler
-        self._spread, self._exact = spread, exact
+        self._spread, self._exact, self._loss = spread, exact, loss
         self._objective: Tensor | None = None
         self._found_inf: Tensor | None = None
 
@@ -160,20 +174,27 @@ class Engine:
     def _terms(self, batch: Batch, key: tuple[int, int] | None, factor: float) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name.
 
-        `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before it: in fp16
-        they carry what they can of it all the same.
+        `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
+        fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         keys = None if key is None else row_keys(*key, self._place(batch.samples))
         hidden, auxiliary = self._forward(batch, keys)
         targets, weights = self._place(batch.targets), self._place(batch.weights)
-        if self.scaler is None:
-            return {"loss": self._head.loss(hidden, targets, weights), **auxiliary}
-        early = power_below(factor)
-        return {"loss": self._head.loss(hidden, targets, weights * early) / early, **auxiliary}
+        loss = self._loss
+        early = power_below(factor) if self.scaler else 1.0
+        found = self._head.losses(hidden, targets, weights * early, smoothing=loss.smoothing, z_loss=loss.z_loss)
+        return {**{name: term / early for name, term in found.items()}, **auxiliary}
 
     def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         call = self._spread.module if torch.is_grad_enabled() else self.model
-        return call(self._place(batch.tokens), self._place(batch.positions), batch.lengths, keys)
+        tokens, positions = self._place(batch.tokens), self._place(batch.positions)
+        return call(tokens, positions, batch.lengths, keys, prefixes=batch.prefixes, source=self._source(batch))
+
+    def _source(self, batch: Batch) -> Source | None:
+        """What the encoder of an encoder-decoder reads."""
+        if batch.source is None:
+            return None
+        return Source(self._place(batch.source.tokens), self._place(batch.source.positions), batch.source.lengths)
 
     def _place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.mesh.device, non_blocking=True)

@@ -7,6 +7,15 @@ from pydantic import Field
 from hornbook.fields import Config, Count, Number
 
 
+class LossConfig(Config):
+    """Cross-entropy, and what may be added to it."""
+
+    smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target's probability that is spread over the vocabulary (label smoothing, arXiv 1512.00567)."""
+    z_loss: Number = Field(default=0.0, ge=0)
+    """Weight of the squared log-sum of the logits' exponentials (PaLM: 1e-4); reported apart from the loss."""
+
+
 class TrainConfig(Config):
     """Length, batch and arithmetic of the run."""
 
@@ -22,6 +31,8 @@ class TrainConfig(Config):
     """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Arithmetic of matrix products and activations; weights and moments are always fp32. fp16 scales the loss."""
+    loss: LossConfig = LossConfig()
+    """What a prediction costs."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)

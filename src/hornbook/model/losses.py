@@ -1,0 +1,74 @@
+"""Cross-entropy of logits with what may be added to it, and its gradient in the same place.
+
+With z the logits (after soft cap c: z = c tanh(z' / c)), p = softmax(z), y the target, w its weight, V the vocabulary:
+
+    loss   = w [(1 - e) (logsumexp(z) - z_y) + e (logsumexp(z) - mean(z))]        label smoothing e (arXiv 1512.00567)
+    z_loss = w zeta logsumexp(z)^2                                               (PaLM, arXiv 2204.02311, section 5)
+    d z    = w [p - (1 - e) onehot(y) - e / V + 2 zeta logsumexp(z) p],    d z' = d z (1 - (z / c)^2)
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hornbook.model.cpu.loss import cross_entropy_
+from hornbook.model.cpu.team import supports
+
+
+class LossTerms(NamedTuple):
+    """What is added to plain cross-entropy."""
+
+    smoothing: float = 0.0
+    """Share of the target's probability that is spread over the vocabulary."""
+    z_loss: float = 0.0
+    """Weight of the squared log-sum of exponentials."""
+    softcap: float | None = None
+    """Bound of the logits."""
+
+
+PLAIN = LossTerms()
+Rows = Float[Tensor, " rows"]
+
+
+def loss_and_grad_(
+    logits: Float[Tensor, "rows vocab"],
+    targets: Int[Tensor, " rows"],
+    weights: Rows,
+    grad: bool,
+    terms: LossTerms = PLAIN,
+) -> tuple[Rows, Rows | None]:
+    """(weighted losses, weighted z-losses or None) of some rows; if `grad`, the logits become the gradients of both."""
+    if terms == PLAIN:
+        return _plain(logits, targets, weights, grad), None
+    target, weight = targets[:, None], weights[:, None]
+    capped = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if terms.softcap:
+        capped = terms.softcap * torch.tanh(capped / terms.softcap)
+    logsum = capped.logsumexp(1, keepdim=True)
+    nll, even = logsum - capped.gather(1, target), logsum - capped.mean(1, keepdim=True)
+    losses = ((1 - terms.smoothing) * nll + terms.smoothing * even) * weight
+    z_losses = terms.z_loss * logsum.square() * weight
+    if grad:
+        slope = (capped - logsum).exp_().mul_(1 + 2 * terms.z_loss * logsum)
+        slope.sub_(terms.smoothing / logits.shape[1]).mul_(weight)
+        slope.scatter_add_(1, target, ((terms.smoothing - 1) * weight).to(slope.dtype))
+        if terms.softcap:
+            slope.mul_(1 - (capped / terms.softcap).square_())
+        logits.copy_(slope)
+    return losses.squeeze(1), z_losses.squeeze(1)
+
+
+def _plain(logits: Tensor, targets: Tensor, weights: Tensor, grad: bool) -> Rows:
+    if supports(logits, weights):
+        losses = torch.empty(len(logits))
+        cross_entropy_(logits, targets.contiguous(), weights.contiguous(), losses, grad)
+        return losses
+    target, weight = targets[:, None], weights[:, None]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logsum = wide.logsumexp(1, keepdim=True)
+    losses = (logsum - wide.gather(1, target)) * weight
+    if grad:
+        logits.copy_((wide - logsum).exp_().mul_(weight).scatter_add_(1, target, -weight.to(wide.dtype)))
+    return losses.squeeze(1)
