@@ -63,10 +63,17 @@ def test_vocab_and_tokenizer_options(run: Run, data: Path, tmp_path: Path):
     assert (code, json.loads(out)["trained"], json.loads(out)["vocab"]) == (Exit.DONE, False, 260)
 
 
+def test_vocab_keeps_the_kind_of_the_recipe(run: Run, data: Path):
+    words = ("tokenize", data, "-n", "--json", "--vocab", "700", "--text.tokenizer.kind", "unigram")
+    code, out, _ = run(*words, "--text.tokenizer.objectives", '["masked"]')
+    made = json.loads(out)["tokenizer"]
+    assert (code, made["kind"], made["vocab"], made["objectives"]) == (Exit.DONE, "unigram", 700, ["masked"])
+
+
 def test_dry_run_writes_nothing(run: Run, data: Path):
     code, out, _ = run("tokenize", data, "-n")
     assert code == Exit.DONE
-    assert "train BPE, 300 tokens" in out
+    assert "train bpe, 300 tokens" in out
     assert json.loads(run("tokenize", data, "-n", "--json", "--tokenizer", "x")[1])["tokenizer"]["path"] == "x"
     assert not (data / "tokens").exists()
 
@@ -78,6 +85,8 @@ def test_dry_run_writes_nothing(run: Run, data: Path):
         (["nowhere"], "nowhere is not prepared"),
         (["DATA", "--vocab", "1k", "--tokenizer", "x"], "give one of them"),
         (["DATA", "--vocab", "3"], "text.tokenizer.vocab"),
+        (["DATA", "--vocab", "300", "--text.tokenizer.objectives", '["span"]'], "take at least 358"),
+        (["DATA", "--text.tokenizer.objectives", '["spam"]'], "did you mean span"),
         (["DATA", "--tokenizer", "nowhere"], "does not exist"),
         (["DATA", "--text.tokeniser.vocab", "300"], "text.tokenizer"),
     ],

@@ -36,13 +36,13 @@ def found(tokens: list[str], settings: dict[str, Any] | None = None) -> dict[str
         ([], {}),
         (BERT, {"begin": 2, "end": 3, "pad": 0, "cls": 2, "sep": 3, "mask": 4}),
         (ROBERTA, {"begin": 0, "end": 2, "pad": 1, "cls": 0, "sep": 2, "mask": 4}),
-        (T5, {"end": 1, "pad": 0, "sep": 1, "sentinels": tuple(range(102, 2, -1))}),
-        (STARCODER, {"end": 0, "prefix": 1, "middle": 2, "suffix": 3}),
+        (T5, {"begin": 1, "end": 1, "pad": 0, "sep": 1, "sentinels": tuple(range(102, 2, -1))}),
+        (STARCODER, {"begin": 0, "end": 0, "prefix": 1, "middle": 2, "suffix": 3}),
         (CODELLAMA, {"begin": 1, "end": 2, "cls": 1, "sep": 2, "prefix": 3, "middle": 4, "suffix": 5}),
-        (["</s>", "[S2S]", "[NLG]", "[NLU]"], {"end": 0, "sep": 0, "modes": {"R": 3, "S": 1, "X": 2}}),
+        (["</s>", "[S2S]", "[NLG]", "[NLU]"], {"begin": 0, "end": 0, "sep": 0, "modes": {"R": 3, "S": 1, "X": 2}}),
         (["<|sentinel_1|>", "<|sentinel_0|>", "<|sentinel_3|>"], {"sentinels": (1, 0)}),
         (["<extra_id_1>"], {}),
-        (["<|endoftext|>", "</s>", "<mask>", "<|mask|>"], {"end": 0, "sep": 1, "mask": 3}),
+        (["<|endoftext|>", "</s>", "<mask>", "<|mask|>"], {"begin": 0, "end": 0, "sep": 1, "mask": 3}),
     ],
 )
 def test_roles_by_spelling(tokens: list[str], expected: dict[str, Any]):
@@ -55,7 +55,7 @@ def test_settings_go_before_the_table_but_invent_nothing():
     tokens = ["<|endoftext|>", "[MASK]", "<blank>", "<c>", "<x>"]
     settings = {"mask_token": {"content": "<blank>"}, "cls_token": "<c>", "sep_token": "<x>", "pad_token": "<nowhere>"}
     assert found(tokens, settings) == {"begin": 3, "end": 4, "mask": 2, "cls": 3, "sep": 4}
-    assert found(tokens, {"eos_token": "<x>"}) == {"end": 4, "mask": 1}
+    assert found(tokens, {"eos_token": "<x>"}) == {"begin": 4, "end": 4, "mask": 1}
 
 
 def test_a_token_of_the_vocabulary_that_text_can_make_has_no_role():

@@ -16,10 +16,11 @@ from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
 from hornbook.text import prepare as prepare_room
 from hornbook.text.bpe import train_bpe
-from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile
-from hornbook.text.prepare import prepare
+from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
+from hornbook.text.prepare import prepare, read_manifest
 from hornbook.text.sample import is_validation
 from hornbook.text.shards import verify_shard
+from hornbook.text.store import digest_of, read_json
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
 
@@ -186,6 +187,42 @@ def test_other_settings_are_refused_until_overwritten(data: Path):
     assert report.total("validation").documents == 0
     assert not any(path.exists() for path in shards if "validation" in path.parts)
     Corpus.open(data).verify()
+
+
+@pytest.mark.parametrize(
+    ("kind", "delimiters"), [(WordPiece(vocab=300), ("[CLS]", "[SEP]")), (Unigram(vocab=450), ("</s>", "</s>"))]
+)
+def test_the_other_kinds_fill_shards_with_documents_and_delimiters(
+    make_data: Callable[[str], Path], read_tree: Tree, kind: WordPiece | Unigram, delimiters: tuple[str, str]
+):
+    config = TextConfig(tokenizer=kind, validation=0.2)
+    data, other = make_data("data"), make_data("other")
+    report = tokenize(data, config, workers=1)
+    assert report.trained
+    tokenize(other, config, workers=2)
+    assert read_tree(data) == read_tree(other)
+    tokenizer, corpus = Tokenizer.load(data / "tokenizer"), Corpus.open(data)
+    assert (tokenizer.begin, tokenizer.end) == delimiters
+    shards = [shard for stream in corpus.train.values() for shard in stream.shards]
+    found = [ids.tolist() for shard in shards for ids in np.split(shard.data, shard.ends[:-1].astype(int))]
+    texts = {row["text"] for source in ("web", "notes") for row in documents_of(data, source)}
+    assert all(ids in tokenizer.encode_documents(sorted(texts)) for ids in found)
+    if kind.kind == "unigram":
+        assert {tokenizer.decode(ids[1:]) for ids in found} < texts
+
+
+def test_only_what_changes_the_tokenizer_makes_other_tokens(data: Path):
+    """Folders of before there were objectives stay what they are; objectives that need no token change nothing."""
+    tokenize(data, CONFIG)
+    documents = {
+        path: digest for path, digest in (read_manifest(data) or {})["outputs"].items() if "documents/" in path
+    }
+    old = {"kind": "bpe", "vocab": 300, "train_bytes": 256_000_000}
+    assert read_json(data / "tokens" / "index.json")["key"] == digest_of([1, old, 0.2, documents])
+    more = CONFIG.model_copy(update={"tokenizer": BPE(vocab=300, objectives=["causal", "prefix"], sentinels=7)})
+    tokenize(data, more)
+    with pytest.raises(UsageError, match="--overwrite"):
+        tokenize(data, CONFIG.model_copy(update={"tokenizer": BPE(vocab=300, objectives=["masked"])}))
 
 
 def test_a_given_tokenizer_is_copied_with_its_settings(data: Path, tmp_path: Path):

@@ -64,20 +64,24 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
         raise UsageError("name the folder that `hornbook prepare` wrote: hornbook tokenize DATA")
     if vocab is not None and tokenizer is not None:
         raise UsageError("--vocab trains a tokenizer and --tokenizer takes one that exists: give one of them")
+    data = Path(target)
+    kind = read_text_config(data).tokenizer.kind
     if vocab is not None:
-        overrides += ["text.tokenizer.kind=bpe", f"text.tokenizer.vocab={vocab}"]
+        overrides = [
+            *(["text.tokenizer.kind=bpe"] if kind == "file" else []),
+            *overrides,
+            f"text.tokenizer.vocab={vocab}",
+        ]
     if tokenizer is not None:
         overrides += ["text.tokenizer.kind=file", f"text.tokenizer.path={tokenizer}"]
-    data = Path(target)
-    read_text_config(data)
     return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
 
 
 def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
-    from hornbook.text.config import BPE
+    from hornbook.text.config import TokenizerFile
 
     kind = config.tokenizer
-    what = f"train BPE, {kind.vocab:,} tokens" if isinstance(kind, BPE) else f"use {kind.path}"
+    what = f"use {kind.path}" if isinstance(kind, TokenizerFile) else f"train {kind.kind}, {kind.vocab:,} tokens"
     share = f"{config.validation:.1%} held out"
     text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {share}; nothing written"
     plan = {"dry_run": True, "data": str(data), "tokenizer": kind.model_dump(), "validation": config.validation}

@@ -1,8 +1,8 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
 
@@ -41,14 +41,91 @@ class ExactDedup(Config):
 StepConfig = Annotated[Normalize | DropEmpty | ExactDedup, Field(discriminator="kind")]
 
 
-class BPE(Config):
+Objective = Literal["causal", "prefix", "fim", "masked", "infill", "span", "ul2"]
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "causal": (),
+    "prefix": (),
+    "fim": ("prefix", "suffix", "middle"),
+    "masked": ("pad", "mask"),
+    "infill": ("pad", "mask"),
+    "span": ("pad", "sentinels"),
+    "ul2": ("pad", "sentinels", "R", "S", "X"),
+}
+"""Objective -> the special tokens it needs beside the delimiters of documents (`text.special_tokens`)."""
+
+
+Kind = TypeVar("Kind", bound=str)
+
+
+class Trained(Config, Generic[Kind]):
+    """What all tokenizers that are trained have."""
+
+    kind: Kind
+    vocab: Count = Field(default=16384, ge=257, le=2**31 - 1)
+    """Size of the vocabulary, special tokens included; a little less where there is too little text."""
+    train_bytes: Count = Field(default=256_000_000, gt=0)
+    """How much text the trainer reads at most; documents are taken evenly over the corpus."""
+    objectives: list[Objective] = Field(default_factory=lambda: ["causal"])
+    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
+    sentinels: Count = Field(default=100, ge=1, le=10_000)
+    """How many sentinels there are for `span` and `ul2`: at least as many as a sample has spans."""
+
+    always: ClassVar[tuple[str, ...]]
+    """Roles that this kind has for any objective, in the order of their ids."""
+    basis: ClassVar[int] = 256
+    """How many other tokens are there for any text: the bytes."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the special tokens, each once, in the order of their ids."""
+        return tuple(dict.fromkeys((*self.always, *(role for each in self.objectives for role in ROLES[each]))))
+
+    @property
+    def special_count(self) -> int:
+        """How many ids are special."""
+        return len(self.roles) + ("sentinels" in self.roles) * (self.sentinels - 1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        least = self.special_count + self.basis
+        if self.vocab < least:
+            raise ValueError(
+                f"a vocab of {self.vocab} has no room for {self.special_count} special tokens and {self.basis} "
+                f"that any text may need: take at least {least}, or fewer objectives or sentinels"
+            )
+        return self
+
+
+class BPE(Trained[Literal["bpe"]]):
     """Train a byte-level BPE tokenizer on the prepared text (tokenizers library)."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab: Count = Field(default=16384, ge=257, le=2**31 - 1)
-    """Size of the vocabulary, special tokens included."""
-    train_bytes: Count = Field(default=256_000_000, gt=0)
-    """How much text the trainer reads at most; documents are taken evenly over the corpus."""
+    always = ("end",)
+
+
+class WordPiece(Trained[Literal["wordpiece"]]):
+    """Train a WordPiece tokenizer as BERT's: it keeps words, not blanks or (uncased) capitals and accents."""
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    always = ("pad", "unk", "cls", "sep")
+    basis = 0
+    objectives: list[Objective] = Field(default_factory=lambda: ["masked"])
+    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
+    lowercase: bool = True
+    """Fold capitals and strip accents (BERT uncased)."""
+
+
+class Unigram(Trained[Literal["unigram"]]):
+    """Train a unigram tokenizer as T5's that loses nothing: blanks stay, rare letters are spelled in bytes."""
+
+    kind: Literal["unigram"] = "unigram"
+    always = ("pad", "end", "unk")
+    basis = 276
+    train_bytes: Count = Field(default=32_000_000, gt=0)
+    """How much text the trainer reads at most; it takes some seconds per MB (more where words have no blanks)."""
+    objectives: list[Objective] = Field(default_factory=lambda: ["span"])
+    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
 
 
 class TokenizerFile(Config):
@@ -61,7 +138,7 @@ class TokenizerFile(Config):
     """The token that delimits documents; by default the file's `<|endoftext|>`, `</s>`, `<eos>` or the like."""
 
 
-TokenizerConfig = Annotated[BPE | TokenizerFile, Field(discriminator="kind")]
+TokenizerConfig = Annotated[BPE | WordPiece | Unigram | TokenizerFile, Field(discriminator="kind")]
 
 
 class TextConfig(Config):

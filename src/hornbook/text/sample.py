@@ -1,6 +1,7 @@
 """Which documents the tokenizer is trained on: an even sample of the training documents, the same every time."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,18 @@ _BATCH_BYTES = 2**20
 def is_validation(cluster: str, share: float) -> bool:
     """Whether a cluster of equal documents (hex hash) is held out: a hash of its name below `share`."""
     return xxhash.xxh3_64_intdigest(cluster.encode(), seed=_SPLIT_SEED) < share * 2.0**64
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTexts:
+    """`training_texts` as often as it is asked for."""
+
+    shards: list[Path]
+    validation: float
+    max_bytes: int
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return training_texts(self.shards, self.validation, self.max_bytes)
 
 
 def training_texts(shards: list[Path], validation: float, max_bytes: int) -> Iterator[list[str]]:

@@ -14,6 +14,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hornbook.text.config import Trained
+
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>", "[SEP]"),
     "begin": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>", "[CLS]"),
@@ -42,6 +44,12 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 SENTINELS = tuple(re.compile(p) for p in (r"<extra_id_(\d+)>", r"<\|sentinel_(\d+)\|>", r"<sentinel_(\d+)>"))
 """Numbered spellings, one family after the other; the number says in which order sentinels are used."""
 
+OURS = {
+    "wordpiece": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "unigram": {"pad": "<pad>", "unk": "<unk>", "end": "</s>", "mask": "<mask>"},
+}
+"""Kind of tokenizer -> role -> spelling in those we train, as in BERT and T5; elsewhere the first of the table."""
+
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
 """Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
@@ -52,7 +60,7 @@ class SpecialTokens:
     """Token ids by role; None, empty where the tokenizer has no such token."""
 
     begin: int | None
-    """Begin of text; where it is None, documents are delimited by `end`."""
+    """Begin of text, which delimits documents; the same as `end` where the tokenizer has no other."""
     end: int | None
     pad: int | None
     cls: int | None
@@ -76,6 +84,18 @@ class SpecialTokens:
         return frozenset({*self.sentinels, *self.modes.values(), *(each for each in single if each is not None)})
 
 
+def spell_special_tokens(config: Trained[Any]) -> list[str]:
+    """The special tokens of a tokenizer to be trained, in the order of their ids."""
+    ours = OURS.get(config.kind, {})
+    spelled: list[str] = []
+    for role in config.roles:
+        if role == "sentinels":
+            spelled += [f"<extra_id_{number}>" for number in range(config.sentinels)]
+        else:
+            spelled.append(ours.get(role) or SPELLINGS[role][0])
+    return spelled
+
+
 def find_special_tokens(
     definition: str | Mapping[str, Any], settings: Mapping[str, Any] | None = None
 ) -> SpecialTokens:
@@ -90,7 +110,8 @@ def find_special_tokens(
     names = {role: _known(role, known) for role in SPELLINGS}
     named = {role: token_name(settings.get(f"{role}_token")) for role in _NAMED}
     names |= {role: name for role, name in named.items() if name in known}
-    names["begin"], names["end"] = find_delimiters(data, settings)
+    begin, names["end"] = find_delimiters(data, settings)
+    names["begin"] = begin or names["end"]
     ids = {role: known.get(name) if name else None for role, name in names.items()}
     modes = {mode: number for mode in _MODES if (number := ids.pop(mode)) is not None}
     return SpecialTokens(**ids, modes=modes, sentinels=_find_sentinels(known))

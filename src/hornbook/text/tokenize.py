@@ -13,15 +13,17 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
-from hornbook.text.bpe import save_tokenizer, train_bpe
-from hornbook.text.config import BPE, TextConfig, TokenizerFile
+from hornbook.text.config import TextConfig, TokenizerFile, Trained
 from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.prepare import WORK, read_manifest, read_text_config
-from hornbook.text.sample import training_texts
+from hornbook.text.sample import TrainingTexts
 from hornbook.text.shards import FILES, ShardInfo, dtype_for
+from hornbook.text.special_tokens import spell_special_tokens
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer, read_settings
+from hornbook.text.tokenizer_files import save_tokenizer
+from hornbook.text.train_tokenizer import train_tokenizer
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""
@@ -130,7 +132,9 @@ def _documents(data: Path) -> dict[str, str]:
 
 def _key(config: TextConfig, documents: dict[str, str]) -> str:
     """Digest of everything the token shards depend on."""
-    tokenizer: dict[str, Any] = config.tokenizer.model_dump(mode="json")
+    tokenizer: dict[str, Any] = config.tokenizer.model_dump(mode="json", exclude={"objectives", "sentinels"})
+    if isinstance(config.tokenizer, Trained) and config.tokenizer.roles != ("end",):
+        tokenizer["special_tokens"] = spell_special_tokens(config.tokenizer)
     if isinstance(config.tokenizer, TokenizerFile):
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
@@ -186,12 +190,12 @@ def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress
     if read_json(done) == {"key": key}:
         return Tokenizer.load(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    if isinstance(settings, BPE):
+    if isinstance(settings, Trained):
         progress("train the tokenizer", 0, 1)
         shards = {data / path: digest for path, digest in _documents(data).items()}
         for path, digest in shards.items():
             check_documents(path, digest)
-        tokenizer = train_bpe(settings, training_texts(list(shards), config.validation, settings.train_bytes))
+        tokenizer = train_tokenizer(settings, TrainingTexts(list(shards), config.validation, settings.train_bytes))
         save_tokenizer(tokenizer, folder)
         progress("train the tokenizer", 1, 1)
     else:
@@ -211,7 +215,7 @@ def _remove_others(data: Path, names: set[str]) -> None:
 
 
 def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> TokenReport:
-    trained = isinstance(config.tokenizer, BPE)
+    trained = isinstance(config.tokenizer, Trained)
     report = TokenReport(index["vocab_size"], trained)
     for source in sources:
         for split in SPLITS:
@@ -221,9 +225,9 @@ def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> To
     for (source, split), share in report.shares.items():
         if not share.documents and (split == "train" or config.validation):
             report.notes.append(f"source {source!r} has no {split} documents")
-    if isinstance(config.tokenizer, BPE) and index["vocab_size"] < config.tokenizer.vocab:
+    if isinstance(config.tokenizer, Trained) and index["vocab_size"] < config.tokenizer.vocab:
         report.notes.append(
-            f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: no more pairs repeat in the text"
+            f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: no more repeats in the text"
         )
     if index["unknown_tokens"]:
         report.notes.append(f"{index['unknown_tokens']} tokens stand for text that this tokenizer cannot express")

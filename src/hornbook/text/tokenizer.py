@@ -46,11 +46,8 @@ class Tokenizer:
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
-        self.special = replace(
-            find_special_tokens(self._data, settings),
-            begin=self._special_id(begin) if begin else None,
-            end=self.end_id,
-        )
+        found = find_special_tokens(self._data, settings)
+        self.special = replace(found, begin=self.delimiter_id, end=self.end_id)
         """Ids of the tokens that objectives need."""
         self._encoder = _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
         self._cutter = _cutter(self._data, self._encoder)
@@ -120,20 +117,30 @@ class Tokenizer:
         """The text of token ids; special tokens appear as they are spelled. Bytes that are no UTF-8 become U+FFFD."""
         return self._decoder.decode(list(ids), skip_special_tokens=False)
 
+    def spell(self, number: int) -> str:
+        """How a token is written in the vocabulary."""
+        token = self._decoder.id_to_token(number)
+        assert token is not None, number
+        return token
+
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes each token stands for, int32 [vocab_size]; 0 for special tokens and unused ids.
 
-        Exact for byte-level tokenizers. For others it is the length of the spelling with the word-boundary mark
-        read as a blank and byte tokens `<0x0A>` as one byte: off by the blank that some put before a text.
+        Exact for byte-level tokenizers, and for those we train but WordPiece. For others it is the length of the
+        spelling with the word-boundary mark read as a blank and byte tokens `<0x0A>` as one byte: off by the blank that
+        some put before a text, and by all blanks where the tokenizer drops them (WordPiece).
         """
         sizes = np.zeros(self.vocab_size, dtype=np.int32)
-        byte_level = '"ByteLevel"' in json.dumps([self._data.get("pre_tokenizer"), self._data.get("decoder")])
+        around = [self._data.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+        byte_level = '"ByteLevel"' in json.dumps(around[1:])
+        blank = "\u2581" if "\u2581" in json.dumps(around, ensure_ascii=False) else None
+        inside = self._data["model"].get("continuing_subword_prefix") or ""
         added = {token["id"]: token for token in self._data.get("added_tokens", [])}
         specials = self.special.ids | {number for number, each in added.items() if each["special"]}
         for token, number in self._decoder.get_vocab(with_added_tokens=True).items():
             if number not in specials:
                 plain = not byte_level or number in added
-                sizes[number] = _spelling_bytes(token) if plain else len(token)
+                sizes[number] = _spelling_bytes(token.removeprefix(inside), blank) if plain else len(token)
         return sizes
 
     def _special_id(self, token: str) -> int:
@@ -164,10 +171,10 @@ def _batches(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]
         yield batch
 
 
-def _spelling_bytes(token: str) -> int:
+def _spelling_bytes(token: str, blank: str | None) -> int:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
-    return len(token.replace("\u2581", " ").removeprefix("##").encode())
+    return len((token.replace(blank, " ") if blank else token).encode())
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
