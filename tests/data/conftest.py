@@ -13,6 +13,8 @@ import pytest
 import xxhash
 from hypothesis import settings
 
+from hornbook.text.tokenizer import Tokenizer
+
 settings.register_profile("hornbook", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("hornbook")
 
@@ -102,6 +104,42 @@ def write_corpus(
     (root / "tokens").mkdir(exist_ok=True)
     (root / "tokens" / "index.json").write_text(json.dumps(index))
     return raw
+
+
+SPECIALS = {"[PAD]": "pad", "[MASK]": "mask", "[R]": "R", "[S]": "S", "[X]": "X"}
+SENTINELS = 60
+
+
+def spelling(number: int) -> str:
+    """Odd ids begin a word, even ones go on; each fiftieth ends a sentence."""
+    return f"{'_' if number % 2 else ''}w{number}{'.' if number % 50 == 0 else ''}"
+
+
+def write_tokenizer(raw: Raw, without: Sequence[str] = (), sentinels: int = SENTINELS) -> dict[str, int]:
+    """A tokenizer for a corpus of `write_corpus`: special tokens from id VOCAB on, sentinels in falling order as in T5.
+
+    Returns the ids of the special tokens. The index learns the tokenizer's size and digest.
+    """
+    ends = ["<|endoftext|>"] if raw.delimiter == raw.end else ["<s>", "</s>"]
+    first = [*ends, *(spelling(number) for number in range(len(ends), VOCAB))]
+    specials = [token for token in SPECIALS if token not in without]
+    specials += [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
+    ids = {token: number for number, token in enumerate([*first, *specials])}
+    model = {"type": "WordLevel", "vocab": ids, "unk_token": spelling(2)}
+    added = [
+        {"id": ids[token], "content": token, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for token in (*ends, *specials)
+    ]
+    definition = {"version": "1.0", "added_tokens": added, "model": model}
+    definition |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    (raw.path / "tokenizer").mkdir()
+    (raw.path / "tokenizer" / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer.load(raw.path / "tokenizer")
+    index = json.loads((raw.path / "tokens" / "index.json").read_text())
+    index |= {"vocab_size": tokenizer.vocab_size, "tokenizer_digest": tokenizer.digest}
+    (raw.path / "tokens" / "index.json").write_text(json.dumps(index))
+    return {token: ids[token] for token in (*ends, *specials)}
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hornbook.data.corpus import Corpus
 from hornbook.data.plan import build_plan
 from hornbook.data.rows import RowReader
+from hornbook.data.shard_table import ShardTable
 from hornbook.errors import IntegrityError
 
 
@@ -73,7 +74,7 @@ def test_rows_equal_the_slow_reference(
             assert getattr(rows, name)[k].tolist() == expected[name], name
         assert rows.lengths[k] == expected["lengths"]
         total += sum(expected["weights"])
-        named = [reader.documents(1, begin, size) for begin, size in pieces]
+        named = [ShardTable(corpus, streams).documents(1, begin, size) for begin, size in pieces]
         assert sum(length for some in named for _, _, _, length in some) == sum(size for _, size in pieces)
     assert rows.total_weight == total
     ids = np.array([row.tolist() for row in rows.tokens], "<i4")

@@ -13,6 +13,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What the encoder of an encoder-decoder reads; the fields mean what those of `Batch` mean."""
+
+    tokens: Int64[Tensor, "rows inputs"]
+    positions: Int64[Tensor, "rows inputs"]
+    lengths: list[tuple[int, ...]]
+    """Per row as many as the target has, none of them 0: piece k of the target attends to piece k of the source.
+
+    A row that is not full on both sides ends with a piece of padding on both.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One microbatch: rows that go through the model together."""
 
@@ -21,7 +34,11 @@ class Batch:
     targets: Int64[Tensor, "rows sequence"]
     """What each input position should predict; where the weight is 0 it is a valid id without meaning."""
     weights: Float[Tensor, "rows sequence"]
-    """1 where the prediction counts; 0 at padding, and after a document whose stored end is its last token."""
+    """1 where the prediction counts; 0 at padding, and where the objective asks nothing.
+
+    Causal: 0 after a document whose stored end is its last token. Prefix: 0 where the target is in the prefix.
+    Masked: 1 at the chosen tokens only, whose targets are the tokens that stood there.
+    """
     positions: Int64[Tensor, "rows sequence"]
     """Place of each token in its document's piece; in its row when attention is not confined to documents."""
     lengths: list[tuple[int, ...]]
@@ -32,6 +49,10 @@ class Batch:
     """Which source each row is from, an index into `Loader.sources`."""
     blank: bool = False
     """Counts nothing: it keeps a rank company that has no microbatch left while others have their last."""
+    prefixes: list[tuple[int, ...]] | None = None
+    """Per row and piece, how many leading tokens are seen in both directions; None: none anywhere."""
+    source: Source | None = None
+    """For encoder-decoders: what the encoder reads. `tokens` are then the inputs of the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +64,16 @@ class GlobalBatch:
     total_weight: float
     """Predictions that count, over the whole global batch (all ranks)."""
     token_hash: str
-    """xxh3_64 (hex) of the input ids of the whole global batch: int32, little endian, in row order."""
+    """xxh3_64 (hex) of the input ids of the whole global batch: int32, little endian, in row order.
+
+    For encoder-decoders: all sources, then all decoder inputs, each piece followed by its last target; no padding.
+    """
     first_sample: int
     """Global position of the first sample."""
     num_samples: int
     """Samples in the whole global batch."""
     tokens: int
-    """Tokens in the whole global batch: samples times sequence length."""
+    """Tokens in the whole global batch: samples times sequence length (of encoder-decoders, the longest source)."""
 
 
 @dataclass(frozen=True, slots=True)

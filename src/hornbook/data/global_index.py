@@ -7,17 +7,18 @@ loader adds the two numbers that move: the clock and the skipped windows.
 import math
 
 import numpy as np
-import torch
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, blank, rank_share
-from hornbook.data.config import DataConfig
+from hornbook.data.batch import DocumentRef, GlobalBatch, blank, rank_share
+from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
+from hornbook.data.fim import rearranged
+from hornbook.data.making import Draws
 from hornbook.data.mixture import build_stages
+from hornbook.data.objective import Setting, build_maker
 from hornbook.data.order import Order
-from hornbook.data.plan import Plan, PlanSet, build_plan
-from hornbook.data.rows import RowReader
+from hornbook.data.shard_table import ShardTable
 from hornbook.errors import UsageError
 
 
@@ -31,52 +32,42 @@ class GlobalIndex:
             UsageError: unknown sources, weights that cannot be met, or less text than one row.
         """
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
-        sizes = {name: stream.tokens for name, stream in corpus.train.items()}
+        objective = config.objective
+        fim = isinstance(objective, FillInTheMiddle)
+        training = (rearranged(corpus, objective, seed) if fim else corpus).train
+        sizes = {name: stream.tokens for name, stream in training.items()}
         _check_length(sizes, sequence)
         self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
         self.source_tokens = {name: sizes[name] for name in self.sources}
         _check_length(self.source_tokens, sequence)
-        self.streams = [corpus.train[name] for name in self.sources]
-        cache = corpus.root / "plans"
-        self.plans: list[Plan] = [build_plan(stream, sequence, config.packing, cache) for stream in self.streams]
-        self._plan_set = PlanSet(self.plans)
+        self.streams = [training[name] for name in self.sources]
+        self._maker = build_maker(Setting(corpus, self.streams, config, sequence, seed))
+        self.plans = self._maker.plans
         rows = [plan.rows for plan in self.plans]
         self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
-        self._reader = RowReader(corpus, self.streams, sequence=sequence, document_mask=config.document_mask)
+        self._shards = ShardTable(corpus, self.streams)
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
-        sources, rows, _ = self.order.locate(positions)
-        filled = self._reader.read(sources, self._plan_set.segments(sources, rows))
-        count, samples = len(positions), torch.from_numpy(positions)
-        cuts = [min(micro_batch, count - first) for first in range(0, count, micro_batch)]
-        columns = (filled.tokens, filled.targets, filled.weights, filled.positions, samples, torch.from_numpy(sources))
-        grid = (
-            [columns] if len(cuts) == 1 else list(zip(*(part.split_with_sizes(cuts) for part in columns), strict=True))
-        )
-
-        def microbatch(j: int) -> Batch:
-            tokens, targets, weights, places, numbers, origins = grid[j]
-            lengths = filled.lengths[j * micro_batch : (j + 1) * micro_batch]
-            return Batch(tokens, targets, weights, places, lengths, numbers, origins)
-
-        batches = [microbatch(j) for j in rank_share(len(cuts), rank, world)]
-        if len(batches) < -(-len(cuts) // world):  # only where the last step of a run is shorter than the others
-            batches.append(blank(microbatch(0)))
-        return GlobalBatch(
-            batches, float(filled.total_weight), filled.token_hash, int(positions[0]), count, count * self.sequence
-        )
+        made = self._maker.make(Draws(positions, *self.order.locate(positions)), micro_batch)
+        count = len(positions)
+        microbatches = -(-count // micro_batch)
+        batches = [made.microbatch(j) for j in rank_share(microbatches, rank, world)]
+        if len(batches) < -(-microbatches // world):  # only where the last step of a run is shorter than the others
+            batches.append(blank(made.microbatch(0)))
+        first = int(positions[0])
+        return GlobalBatch(batches, made.total_weight, made.token_hash, first, count, count * self.sequence)
 
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
         sources, rows, _ = self.order.locate(np.array([sample], np.int64))
         source = int(sources[0])
         name = self.sources[source]
-        shards = self.corpus.train[name].shards
+        shards = self.streams[source].shards
         found = []
         _, begins, sizes = self.plans[source].segments(rows)
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-            for number, document, start, length in self._reader.documents(source, begin, size):
+            for number, document, start, length in self._shards.documents(source, begin, size):
                 shard = shards[number]
                 row = shard.document(document)
                 found.append(DocumentRef(name, shard.name, document, str(row["id"]), str(row["origin"]), start, length))
@@ -93,9 +84,12 @@ class GlobalIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, sequence length and seed."""
+        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
+        objective = self.config.objective
+        asked = [] if isinstance(objective, Causal) else [objective.model_dump_json()]
         parts = [
             f"{self.seed} {self.sequence} {self.config.order} {self.config.document_mask}",
+            *asked,
             *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
             *(f"{stage.first} {stage.counts.tolist()}" for stage in self.stages),
         ]
@@ -105,13 +99,16 @@ class GlobalIndex:
         """The data as a tree of lines: mixture, sources, shards, with fingerprints."""
         config = self.config
         mask = "attention inside documents" if config.document_mask else "attention over the row"
-        lines = [f"mix [{self.fingerprint}] {config.order}, seed {self.seed}, rows of {self.sequence} tokens, {mask}"]
+        rows = f"rows of {self.sequence} tokens" + (
+            "" if isinstance(config.objective, Causal) else f" ({config.objective.kind})"
+        )
+        lines = [f"mix [{self.fingerprint}] {config.order}, seed {self.seed}, {rows}, {mask}"]
         for stage in self.stages[1:]:
             shares = ", ".join(f"{n} {w:.4g}" for n, w in zip(self.sources, stage.weights, strict=True) if w > 0)
             lines.append(f"|-- from token {stage.first * self.sequence:,}: {shares}")
         for number, (name, plan) in enumerate(zip(self.sources, self.plans, strict=True)):
             last = number == len(self.sources) - 1
-            stream = self.corpus.train[name]
+            stream = self.streams[number]
             lines.append(
                 f"{'`--' if last else '|--'} {name} [{plan.digest[:16]}] weight {self.stages[0].weights[number]:.4g},"
                 f" {stream.tokens:,} tokens, {stream.documents:,} documents"

@@ -72,7 +72,7 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, sequence length and seed."""
+        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
         return self.index.fingerprint
 
     def describe(self) -> str:

@@ -5,7 +5,7 @@ table computed once and kept next to the shards under the digest of what it was 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -37,12 +37,12 @@ class Plan(Protocol):
 
 
 class ConcatPlan:
-    """The stream cut every `sequence` tokens; only the last row is shorter."""
+    """The stream, or its first `limit` tokens, cut every `sequence` tokens; only the last row is shorter."""
 
-    def __init__(self, stream: Stream, sequence: int) -> None:
-        self.sequence, self.tokens = sequence, stream.tokens
-        self.rows = -(-stream.tokens // sequence)
-        self.padding = self.rows * sequence - stream.tokens
+    def __init__(self, stream: Stream, sequence: int, limit: int | None = None) -> None:
+        self.sequence, self.tokens = sequence, stream.tokens if limit is None else min(limit, stream.tokens)
+        self.rows = -(-self.tokens // sequence)
+        self.padding = self.rows * sequence - self.tokens
         self.digest = xxhash.xxh3_128_hexdigest(f"concat {sequence} {stream.digest}".encode())
 
     def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
@@ -110,11 +110,17 @@ def build_plan(
     if packing == "concat":
         return ConcatPlan(stream, sequence)
     key = xxhash.xxh3_64_hexdigest(f"best_fit {VERSION} {sequence} {stream.digest}".encode())
-    table = _cached(cache, key)
+    table, content = kept_table(cache, f"best_fit-{key}", lambda: best_fit(stream_ends(stream), sequence))
+    return TablePlan(table, sequence, stream.tokens, f"{key}{content}")
+
+
+def kept_table(cache: Path | None, name: str, make: Callable[[], np.ndarray]) -> tuple[np.ndarray, str]:
+    """The table kept in the folder `cache` under `name`, made if it is not there or damaged, and its hash."""
+    table = _cached(cache, name)
     if table is None:
-        table = best_fit(stream_ends(stream), sequence)
-        _keep(cache, key, table)
-    return TablePlan(table, sequence, stream.tokens, f"{key}{_content(table)}")
+        table = make()
+        _keep(cache, name, table)
+    return table, _content(table)
 
 
 def stream_ends(stream: Stream) -> Int64[np.ndarray, " documents"]:
@@ -127,9 +133,9 @@ def _content(table: np.ndarray) -> str:
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(table).data)
 
 
-def _cached(cache: Path | None, key: str) -> np.ndarray | None:
+def _cached(cache: Path | None, name: str) -> np.ndarray | None:
     """The kept table, if its content still has the hash that its name states."""
-    for path in sorted(cache.glob(f"best_fit-{key}-*.npy")) if cache is not None else []:
+    for path in sorted(cache.glob(f"{name}-*.npy")) if cache is not None else []:
         with suppress(OSError, ValueError, EOFError):
             table = np.load(path, mmap_mode="r", allow_pickle=False)
             if path.stem.endswith(_content(table)):
@@ -137,11 +143,11 @@ def _cached(cache: Path | None, key: str) -> np.ndarray | None:
     return None
 
 
-def _keep(cache: Path | None, key: str, table: np.ndarray) -> None:
+def _keep(cache: Path | None, name: str, table: np.ndarray) -> None:
     """Write the table under its final name at once; a folder that cannot be written only costs the next start."""
     if cache is None:
         return
-    path = cache / f"best_fit-{key}-{_content(table)}.npy"
+    path = cache / f"{name}-{_content(table)}.npy"
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     with suppress(OSError):
         cache.mkdir(exist_ok=True)

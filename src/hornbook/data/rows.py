@@ -1,8 +1,7 @@
 """Rows as tensors: copies tokens from the mapped shards and marks where documents begin and end.
 
 One compiled pass per global batch finds the documents of each row by binary search in the END offsets and
-writes inputs, targets, weights and positions. The shards are reached through a table of their addresses, so
-that the pass costs the same for one shard or ten thousand; `RowReader` keeps the maps alive.
+writes inputs, targets, weights and positions.
 """
 
 import itertools
@@ -20,17 +19,7 @@ from torch import Tensor
 from hornbook.data.compiled import compiled, inlined, pointer
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
-from hornbook.errors import IntegrityError
-
-
-class _Table(NamedTuple):
-    """Where the shards of several streams are. Each stream has one entry per shard and a last one for its end."""
-
-    first: np.ndarray  # int64 [streams + 1]: the first entry of each stream
-    starts: np.ndarray  # int64 [entries]: offset of the shard in its stream; in the last entry, the stream's length
-    documents: np.ndarray  # int64 [entries]
-    data: np.ndarray  # uint64 [entries]: address of the token ids
-    ends: np.ndarray  # uint64 [entries]: address of the END offsets
+from hornbook.data.shard_table import ShardTable
 
 
 class _Rules(NamedTuple):
@@ -176,7 +165,7 @@ def _fill(table, rules, out, streams, segments):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tensors of some rows, as `Batch` describes them."""
+    """Tensors of some rows, as `Batch` describes them, and what they were made from."""
 
     tokens: Tensor
     targets: Tensor
@@ -184,22 +173,25 @@ class Rows:
     positions: Tensor
     lengths: list[tuple[int, ...]]
     total_weight: int
-    token_hash: str
+    ids: np.ndarray
+    """The inputs once more, int32 [rows, sequence]."""
+    pieces: np.ndarray
+    """`lengths` of all rows one after the other, int32."""
+    bounds: np.ndarray
+    """Where those of each row begin, and the end of all: int64 [rows + 1]."""
+
+    @property
+    def token_hash(self) -> str:
+        """xxh3_64 of the inputs."""
+        return xxhash.xxh3_64_hexdigest(self.ids.data)
 
 
 class RowReader:
     """Reads rows of several streams of one corpus."""
 
     def __init__(self, corpus: Corpus, streams: Sequence[Stream], *, sequence: int, document_mask: bool) -> None:
-        self._corpus, self._streams, self._sequence = corpus, list(streams), sequence
-        self._shards = [shard for stream in streams for shard in (*stream.shards, None)]
-        self._table = _Table(
-            np.cumsum([0] + [len(stream.shards) + 1 for stream in streams], dtype=np.int64),
-            np.concatenate([stream.starts for stream in streams]),
-            np.array([shard.documents if shard else 0 for shard in self._shards], np.int64),
-            np.array([shard.data.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
-            np.array([shard.ends.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
-        )
+        self._sequence = sequence
+        self._shards = ShardTable(corpus, streams)
         end_counts = corpus.end_id == corpus.delimiter_id
         self._rules = _Rules(corpus.wide, corpus.end_id, end_counts, document_mask, corpus.vocab_size)
 
@@ -214,12 +206,14 @@ class RowReader:
         weights = np.empty((count, sequence), np.float32)
         ids = np.empty((count, sequence), np.int32)
         pieces = np.empty(count * sequence if confine else 0, np.int32)  # only pages that are written cost memory
-        pieces_end, damage = np.empty(count, np.int64), np.empty(2, np.int64)
-        out = _Out(tokens, targets, weights, positions, ids, pieces, pieces_end, damage)
-        total = _fill(self._table, self._rules, out, streams, segments)
+        bounds, damage = np.zeros(count + 1, np.int64), np.empty(2, np.int64)
+        out = _Out(tokens, targets, weights, positions, ids, pieces, bounds[1:], damage)
+        total = _fill(self._shards.table, self._rules, out, streams, segments)
         if total < 0:
-            raise self._damage(*out.damage.tolist())
-        lengths = _lengths(out) if confine else [(sequence,)] * count
+            raise self._shards.damage(*out.damage.tolist())
+        if not confine:
+            pieces, bounds = np.full(count, sequence, np.int32), np.arange(count + 1)
+        lengths = tuples(pieces, bounds) if confine else [(sequence,)] * count
         return Rows(
             torch.from_numpy(tokens),
             torch.from_numpy(targets),
@@ -227,35 +221,13 @@ class RowReader:
             torch.from_numpy(positions),
             lengths,
             int(total),
-            xxhash.xxh3_64_hexdigest(ids.data),
+            ids,
+            pieces,
+            bounds,
         )
 
-    def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
-        """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
-        starts, shards, found = self._streams[stream].starts, self._streams[stream].shards, []
-        number = int(np.searchsorted(starts[:-1], begin, side="right")) - 1
-        while size > 0:
-            shard, local = shards[number], begin - int(starts[number])
-            document = int(np.searchsorted(shard.ends, np.uint64(local), side="right"))
-            while size > 0 and local < shard.tokens:
-                first = int(shard.ends[document - 1]) if document else 0
-                length = min(size, int(shard.ends[document]) - local)
-                found.append((number, document, local - first, length))
-                local, begin, size, document = local + length, begin + length, size - length, document + 1
-            number += 1
-        return found
 
-    def _damage(self, entry: int, largest: int) -> IntegrityError:
-        shard = self._shards[entry]
-        assert shard is not None
-        remedy = "restore the file, or write the shards again with `hornbook tokenize`"
-        if largest < 0:
-            return IntegrityError(f"{shard.path('.idx')}: document ends do not ascend to {shard.tokens}: {remedy}")
-        vocab = self._corpus.vocab_size
-        return IntegrityError(f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {remedy}")
-
-
-def _lengths(out: _Out) -> list[tuple[int, ...]]:
-    bounds = [0, *out.pieces_end.tolist()]
-    flat = out.pieces[: bounds[-1]].tolist()
-    return [tuple(flat[first:end]) for first, end in itertools.pairwise(bounds)]
+def tuples(values: np.ndarray, bounds: Int64[np.ndarray, " rows+1"]) -> list[tuple[int, ...]]:
+    """The values of each row, which begin at its bound."""
+    flat = values[bounds[0] : bounds[-1]].tolist()
+    return [tuple(flat[first:end]) for first, end in itertools.pairwise((bounds - bounds[0]).tolist())]

@@ -1,0 +1,44 @@
+"""What turns positions into microbatches: one interface for rows of text and for pairs of source and target."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch
+from hornbook.data.plan import Plan
+
+
+class Draws(NamedTuple):
+    """The samples of a global batch."""
+
+    positions: Int64[np.ndarray, " n"]
+    sources: Int64[np.ndarray, " n"]
+    """Number of the stream."""
+    rows: Int64[np.ndarray, " n"]
+    """Row of its plan."""
+    epochs: Int64[np.ndarray, " n"]
+    """How often the plan was gone through before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A global batch, from which each rank takes its microbatches."""
+
+    total_weight: float
+    token_hash: str
+    microbatch: Callable[[int], Batch]
+    """Microbatch of a number."""
+
+
+class Maker(Protocol):
+    """Makes batches from some streams."""
+
+    plans: Sequence[Plan]
+    """How each stream is cut into rows."""
+
+    def make(self, draws: Draws, micro_batch: int) -> Made:
+        """The samples as one global batch, in microbatches of `micro_batch` rows."""
+        ...

@@ -1,0 +1,132 @@
+"""Masked language modelling: which tokens of a row are chosen, and what stands in their place.
+
+Of a row's n ordinary tokens exactly max(1, round(rate n)) are chosen (none of 0). Each is replaced by the mask with
+probability 0.8, by a random ordinary token with 0.1, and kept with 0.1 (Devlin et al. 2019, arXiv 1810.04805,
+section 3.1). Special tokens, and with them padding, are neither chosen nor drawn.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from hornbook.data.compiled import compiled
+from hornbook.data.config import Masked
+from hornbook.data.keyed import STEP, below, fraction, mark_subset, shuffle
+from hornbook.data.permutation import mix
+from hornbook.data.row_arrays import RowArrays
+from hornbook.data.vocabulary import Vocabulary
+
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
+_REPLACED = MASK_SHARE + RANDOM_SHARE
+
+
+class _Words(NamedTuple):
+    special: np.ndarray  # bool [vocab]
+    ordinary: np.ndarray  # int32 [ids]
+    begins_inside: np.ndarray  # bool [vocab]; empty where tokens are chosen one by one
+    ends_inside: np.ndarray  # bool [vocab]
+
+
+@compiled
+def _candidates(words, tokens, places):
+    """Places of the tokens that may be chosen; returns their number."""
+    count = 0
+    for j in range(tokens.size):
+        if not words.special[tokens[j]]:
+            places[count] = j
+            count += 1
+    return count
+
+
+@compiled
+def _find_words(words, tokens, positions, places, count, firsts):
+    """Number of the first candidate of each word into `firsts`; returns the number of words."""
+    found = 0
+    for c in range(count):
+        j = places[c]
+        inside = c > 0 and places[c - 1] == j - 1 and positions[j] > 0
+        if not (inside and words.begins_inside[tokens[j]] and words.ends_inside[tokens[j - 1]]):
+            firsts[found] = c
+            found += 1
+    firsts[found] = count
+    return found
+
+
+@compiled
+def _mark_words(firsts, order, found, wanted, marks, state):
+    """Mark whole words in random order, leaving out those that are too many; at least one. Returns the state."""
+    for w in range(found):
+        order[w] = w
+    state = shuffle(order, found, state)
+    marked = 0
+    for k in range(found):
+        first, end = firsts[order[k]], firsts[order[k] + 1]
+        if marked == 0 or marked + end - first <= wanted:
+            marks[first:end] = True
+            marked += end - first
+    return state
+
+
+@compiled
+def _corrupt(words, mask, rows, row, j, state):
+    """Choose the token at `j`; returns the state."""
+    state += STEP
+    fate = fraction(mix(state))
+    new = rows.tokens[row, j]
+    if fate < MASK_SHARE:
+        new = mask
+    elif fate < _REPLACED:
+        state += STEP
+        new = words.ordinary[below(mix(state), words.ordinary.size)]
+    rows.tokens[row, j] = new
+    rows.ids[row, j] = new
+    rows.weights[row, j] = 1.0
+    return state
+
+
+@compiled
+def _mask_rows(words, mask, rate, rows, which, keys):
+    sequence = rows.tokens.shape[1]
+    places, firsts, order = np.empty(sequence, np.int64), np.empty(sequence + 1, np.int64), np.empty(sequence, np.int64)
+    marks = np.empty(sequence, np.bool_)
+    for i in range(which.size):
+        row, state = which[i], keys[which[i]]
+        rows.targets[row] = rows.tokens[row]
+        rows.weights[row] = 0.0
+        count = _candidates(words, rows.tokens[row], places)
+        if count == 0:
+            continue
+        wanted = max(1, np.int64(np.rint(rate * count)))
+        marks[:count] = False
+        if words.begins_inside.size:
+            found = _find_words(words, rows.tokens[row], rows.positions[row], places, count, firsts)
+            state = _mark_words(firsts, order, found, wanted, marks, state)
+        else:
+            state = mark_subset(marks, count, wanted, state)
+        for c in range(count):
+            if marks[c]:
+                state = _corrupt(words, mask, rows, row, places[c], state)
+
+
+class Masking:
+    """Turns rows of text into masked rows, in place."""
+
+    def __init__(self, config: Masked, vocabulary: Vocabulary, *, evaluation: bool, key: str) -> None:
+        """`key` names the setting in errors. Raises UsageError where the tokenizer has no mask token."""
+        if vocabulary.special.mask is None:
+            raise vocabulary.lacks(key, "a mask token", "masked", "[MASK] or <mask>")
+        self.dynamic = config.dynamic
+        self._mask = vocabulary.special.mask
+        self._rate = config.eval_rate if evaluation and config.eval_rate is not None else config.rate
+        none = np.empty(0, np.bool_)
+        self._words = _Words(
+            vocabulary.is_special,
+            vocabulary.ordinary,
+            vocabulary.begins_inside if config.whole_word else none,
+            vocabulary.ends_inside if config.whole_word else none,
+        )
+
+    def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
+        """Mask the rows numbered `which`; `keys` has one for each row."""
+        _mask_rows(self._words, self._mask, self._rate, rows, which, keys)

@@ -1,0 +1,99 @@
+"""From the configuration of an objective to what makes its batches.
+
+Objectives over rows of text change causal rows in place; those of encoder-decoders make pairs. A mixture has parts
+of one of the two. Whatever is drawn follows from (seed, source, row, epoch).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Masked, Prefix
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.keyed import stream_keys
+from hornbook.data.making import Maker
+from hornbook.data.masked import Masking
+from hornbook.data.objective_parts import Part, cumulated, family_of, objective_parts
+from hornbook.data.pair_parts import check_sequence, check_spans, pair_tables
+from hornbook.data.pair_plan import SHORTEST, build_pair_plan
+from hornbook.data.pair_rows import PairRows
+from hornbook.data.plan import ConcatPlan, Plan, build_plan
+from hornbook.data.prefix import Prefixing
+from hornbook.data.text_rows import Change, Changes, TextRows
+from hornbook.data.vocabulary import Vocabulary
+from hornbook.errors import UsageError
+
+
+class Setting(NamedTuple):
+    """What batches are made from."""
+
+    corpus: Corpus
+    streams: Sequence[Stream]
+    config: DataConfig
+    sequence: int
+    """Length of a row of text; neither side of a pair is longer."""
+    seed: int
+    evaluation: bool = False
+    """Other draws than in training, masks at their evaluation rate, always `concat`."""
+    limit: int | None = None
+    """Only the first so many tokens of each stream."""
+
+
+def build_maker(setting: Setting) -> Maker:
+    """What makes batches.
+
+    Raises:
+        UsageError: the tokenizer lacks tokens that the objective needs, rows are too short, spans too long.
+    """
+    objective = setting.config.objective
+    if isinstance(objective, Causal | FillInTheMiddle):
+        return _text_rows(setting, None)
+    parts = list(objective_parts(objective))
+    if family_of(parts) == "encoder-decoder":
+        return _pair_rows(setting, parts)
+    keys = stream_keys(setting.seed, [stream.source for stream in setting.streams], evaluation=setting.evaluation)
+    return _text_rows(setting, Changes([_change(part, setting) for part in parts], cumulated(parts), keys))
+
+
+def _text_rows(setting: Setting, changes: Changes | None) -> TextRows:
+    config, sequence = setting.config, setting.sequence
+    plans = [_text_plan(setting, stream) for stream in setting.streams]
+    mask = config.document_mask
+    return TextRows(setting.corpus, setting.streams, plans, sequence=sequence, document_mask=mask, changes=changes)
+
+
+def _text_plan(setting: Setting, stream: Stream) -> Plan:
+    if setting.evaluation:
+        return ConcatPlan(stream, setting.sequence, setting.limit)
+    return build_plan(stream, setting.sequence, setting.config.packing, setting.corpus.root / "plans")
+
+
+def _change(part: Part, setting: Setting) -> Change | None:
+    if isinstance(part.objective, Masked):
+        return Masking(part.objective, Vocabulary(setting.corpus), evaluation=setting.evaluation, key=part.key)
+    return Prefixing() if isinstance(part.objective, Prefix) else None
+
+
+def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
+    corpus, streams, config, sequence, seed, evaluation, limit = setting
+    if config.packing != "concat":
+        raise UsageError(
+            f'data.packing: "{config.packing}" packs plain text, and {parts[0].key} fills rows by what text becomes: '
+            'leave it at "concat"'
+        )
+    columns, roles = pair_tables(parts, Vocabulary(corpus))
+    check_sequence(parts, columns, roles, sequence)
+    mask, cache = config.document_mask, None if evaluation else corpus.root / "plans"
+    if not evaluation:
+        check_spans(parts, columns, roles, streams, sequence, document_mask=mask)
+    keys = stream_keys(seed, [stream.source for stream in streams], evaluation=evaluation)
+    plans = [
+        build_pair_plan(stream, sequence, columns, roles, key, document_mask=mask, cache=cache, limit=limit)
+        for stream, key in zip(streams, keys.choices, strict=True)
+    ]
+    for stream, plan in zip(streams, plans, strict=True):
+        if plan.rows == 0 and not evaluation:
+            raise UsageError(
+                f"data.weights: source {stream.source} has no document of {SHORTEST} tokens or more, which "
+                f"{parts[0].key} needs: give it weight 0, or more text"
+            )
+    return PairRows(corpus, streams, plans, columns, roles, keys)

@@ -1,0 +1,116 @@
+"""Which stretches of a stream make up the rows of an encoder-decoder: rows whose source and target fit.
+
+A piece of text grows by sentinels and an end token, so rows are filled by what their pieces become: one pass over
+the documents in order cuts from each as much as the row still holds on both sides. A row's place in a mixture
+decides how much that is, so a source is full whatever is asked of it (T5's `random_spans_helper`, by document).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from jaxtyping import Int64
+
+from hornbook.data.compiled import compiled
+from hornbook.data.corpus import Stream
+from hornbook.data.keyed import choose, key_of_row
+from hornbook.data.pairs import Parts, Roles, pair_sizes
+from hornbook.data.plan import TablePlan, kept_table, stream_ends
+
+VERSION = 1
+"""Part of every plan's key: raise it when the same documents would be packed differently."""
+
+SHORTEST = 2
+"""A piece of one token leaves nothing to see; such ends of documents are left out."""
+
+
+@compiled
+def longest_piece(parts, roles, part, most, source_room, target_room):
+    """Tokens of the longest piece, at most `most`, whose source and target fit; below `SHORTEST` none does."""
+    low, high = SHORTEST - 1, min(most, source_room + target_room)
+    while low < high:
+        middle = (low + high + 1) // 2
+        source, target = pair_sizes(parts, roles, part, middle)
+        if source <= source_room and target <= target_room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@compiled
+def _pack(parts, roles, key, ends, head, tail, sequence, table):
+    """Rows, first tokens and lengths of all pieces into `table` (of size 0: only count); returns their number."""
+    count, row, begin = 0, np.int64(0), np.int64(0)
+    part = choose(key_of_row(key, row), parts.bounds)
+    source_room = target_room = sequence
+    for document in range(ends.size):
+        at, end = begin + head, ends[document] - tail
+        begin = ends[document]
+        while end - at >= SHORTEST:
+            length = longest_piece(parts, roles, part, end - at, source_room, target_room)
+            if length < SHORTEST:
+                row += 1
+                part = choose(key_of_row(key, row), parts.bounds)
+                source_room = target_room = sequence
+                continue
+            if table.size:
+                table[0, count], table[1, count], table[2, count] = row, at, length
+            source, target = pair_sizes(parts, roles, part, length)
+            source_room, target_room = source_room - source, target_room - target
+            count, at = count + 1, at + length
+    return count
+
+
+@compiled
+def _source_tokens(parts, roles, key, table):
+    total = 0
+    for p in range(table.shape[1]):
+        part = choose(key_of_row(key, table[0, p]), parts.bounds)
+        total += pair_sizes(parts, roles, part, table[2, p])[0]
+    return total
+
+
+def raw_length(parts: Parts, roles: Roles, part: int, sequence: int) -> int:
+    """Tokens of text that become a source and a target of at most `sequence` tokens; below 2 where none do."""
+    return int(longest_piece(parts, roles, part, 4 * sequence, sequence, sequence))
+
+
+def build_pair_plan(
+    stream: Stream,
+    sequence: int,
+    parts: Parts,
+    roles: Roles,
+    key: np.uint64,
+    *,
+    document_mask: bool,
+    cache: Path | None = None,
+    limit: int | None = None,
+) -> TablePlan:
+    """Plan of one stream; neither side of a row is longer than `sequence`.
+
+    `key` chooses the part of each row. Without `document_mask` documents are taken for one text, delimiters and all.
+    `limit`: only the first so many tokens of the stream. `cache`: the folder where the table is kept, if writable.
+    """
+    ends = stream_ends(stream) if document_mask else np.array([stream.tokens], np.int64)
+    ends = np.minimum(ends, stream.tokens if limit is None else limit)
+    head = int(document_mask)
+    tail = int(document_mask and roles.begin >= 0)
+    name = _name(stream, sequence, parts, roles, key, head, tail, limit)
+
+    def make() -> Int64[np.ndarray, "3 pieces"]:
+        counting = np.empty((3, 0), np.int64)
+        table = np.empty((3, _pack(parts, roles, key, ends, head, tail, sequence, counting)), np.int64)
+        if table.size:
+            _pack(parts, roles, key, ends, head, tail, sequence, table)
+        return table
+
+    table, content = kept_table(cache, f"pairs-{name}", make)
+    return TablePlan(table, sequence, int(_source_tokens(parts, roles, key, table)), f"{name}{content}")
+
+
+def _name(stream: Stream, sequence: int, parts: Parts, roles: Roles, key: np.uint64, *rest: int | None) -> str:
+    shapes = [parts.bounds, parts.infills, parts.rates, parts.means, parts.modes >= 0]
+    several = key if len(parts.bounds) > 1 else 0
+    facts = [VERSION, sequence, roles.begin >= 0, several, *rest, *(shape.tolist() for shape in shapes)]
+    return xxhash.xxh3_64_hexdigest(f"{stream.digest} {facts}".encode())

@@ -1,0 +1,119 @@
+"""Batches of pairs: the source that an encoder reads, the target that a decoder writes.
+
+A microbatch is as wide as its longest row on each side, rounded up to `MULTIPLE` where rows differ; so its shape
+follows from its rows alone. Parts of a mixture have targets of different lengths, so the rows of a global batch are
+sorted by part: nearly every microbatch then has rows of one length.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch, Source
+from hornbook.data.compiled import compiled
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.keyed import Keys, choices, row_keys
+from hornbook.data.making import Draws, Made
+from hornbook.data.pairs import Pairs, Parts, Roles, write_pairs
+from hornbook.data.plan import Plan, PlanSet
+from hornbook.data.rows import tuples
+from hornbook.data.shard_table import ShardTable
+
+MULTIPLE = 8
+"""Rows of different lengths are padded to a multiple of this."""
+
+
+class PairRows:
+    """Makes batches of pairs."""
+
+    def __init__(
+        self, corpus: Corpus, streams: Sequence[Stream], plans: Sequence[Plan], parts: Parts, roles: Roles, keys: Keys
+    ) -> None:
+        self.plans = plans
+        self._plan_set, self._shards = PlanSet(plans), ShardTable(corpus, streams)
+        self._parts, self._roles, self._keys = parts, roles, keys
+
+    def make(self, draws: Draws, micro_batch: int) -> Made:
+        """The samples as one global batch; the rows of a plan are lists of pieces of at least 2 tokens."""
+        chosen = choices(self._keys, self._parts.bounds, draws.sources, draws.rows)
+        order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
+        draws, chosen = Draws(*(column[order] for column in draws)), chosen[order]
+        bounds, begins, sizes = self._plan_set.segments(draws.sources, draws.rows)
+        raw = self._shards.gather(np.repeat(draws.sources, np.diff(bounds)), begins, sizes)
+        keys = row_keys(self._keys, draws.sources, draws.rows, draws.epochs)
+        pairs = write_pairs(self._parts, self._roles, raw, bounds, sizes, chosen, keys)
+
+        def microbatch(j: int) -> Batch:
+            first = j * micro_batch
+            return _batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
+
+        return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+
+
+@compiled
+def _spread(flat, begin, lengths, gap, first, bounds, tokens, positions):
+    """Rows of pieces that stand in `flat` from `begin` on, `gap` ids apart; what is left of a row stays as it is."""
+    at = begin
+    for row in range(tokens.shape[0]):
+        column = 0
+        for p in range(bounds[first + row], bounds[first + row + 1]):
+            for j in range(lengths[p]):
+                tokens[row, column + j] = flat[at + j]
+                positions[row, column + j] = j
+            column += lengths[p]
+            at += lengths[p] + gap
+        for j in range(column, tokens.shape[1]):
+            positions[row, j] = j - column
+
+
+def _widths(sums: Int64[np.ndarray, "2 rows"]) -> tuple[int, int]:
+    """Width of source and target, such that each row is full on both sides or on none."""
+    longest = sums.max(1)
+    if (sums == longest[:, None]).all():
+        return int(longest[0]), int(longest[1])
+    widths = -(-longest // MULTIPLE) * MULTIPLE
+    full = sums == widths[:, None]
+    if (full[0] != full[1]).any():
+        widths += MULTIPLE * full.any(1)
+    return int(widths[0]), int(widths[1])
+
+
+def _batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Batch:
+    """Rows [first, end) as a microbatch."""
+    bounds = pairs.bounds
+    pieces = slice(bounds[first], bounds[end])
+    sums = np.add.reduceat(pairs.lengths[:, pieces], bounds[first:end] - bounds[first], axis=1)
+    before = pairs.lengths[:, : pieces.start].sum(1)
+    rows, (inputs, outputs) = end - first, _widths(sums)
+    source, source_positions = np.full((rows, inputs), pad), np.empty((rows, inputs), np.int64)
+    tokens, targets = np.full((2, rows, outputs), pad)
+    positions = np.empty((rows, outputs), np.int64)
+    source_at, target_at = int(before[0]), int(before[1] + pieces.start)
+    _spread(pairs.source, source_at, pairs.lengths[0], 0, first, bounds, source, source_positions)
+    _spread(pairs.target, target_at, pairs.lengths[1], 1, first, bounds, tokens, positions)
+    _spread(pairs.target, target_at + 1, pairs.lengths[1], 1, first, bounds, targets, positions)
+    weights = (np.arange(outputs) < sums[1][:, None]).astype(np.float32)
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        torch.from_numpy(weights),
+        torch.from_numpy(positions),
+        _lengths(pairs.lengths[1], bounds, first, outputs - sums[1]),
+        torch.from_numpy(draws.positions[first:end]),
+        torch.from_numpy(draws.sources[first:end]),
+        source=Source(
+            torch.from_numpy(source),
+            torch.from_numpy(source_positions),
+            _lengths(pairs.lengths[0], bounds, first, inputs - sums[0]),
+        ),
+    )
+
+
+def _lengths(
+    lengths: Int64[np.ndarray, " pieces"], bounds: Int64[np.ndarray, " all+1"], first: int, padding: np.ndarray
+) -> list[tuple[int, ...]]:
+    """Lengths of the pieces of each row and, where there is any, of its padding."""
+    pieces = tuples(lengths, bounds[first : first + len(padding) + 1])
+    return [(*some, left) if left else some for some, left in zip(pieces, padding.tolist(), strict=True)]

@@ -1,0 +1,108 @@
+"""The shards of several streams as compiled code reaches them: by a table of their addresses.
+
+So a pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
+
+from hornbook.data.compiled import compiled, pointer
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.errors import IntegrityError
+
+
+class Addresses(NamedTuple):
+    """Where the shards are. Each stream has one entry per shard and a last one for its end."""
+
+    first: np.ndarray  # int64 [streams + 1]: the first entry of each stream
+    starts: np.ndarray  # int64 [entries]: offset of the shard in its stream; in the last entry, the stream's length
+    documents: np.ndarray  # int64 [entries]
+    data: np.ndarray  # uint64 [entries]: address of the token ids
+    ends: np.ndarray  # uint64 [entries]: address of the END offsets
+
+
+@compiled
+def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
+    """Copy stretches of streams one after the other; returns whether all ids were sound."""
+    column = np.int64(0)
+    for s in range(begins.size):
+        position, left = begins[s], sizes[s]
+        entry = table.first[streams[s]] - 1
+        last = table.first[streams[s] + 1] - 1
+        entry += np.searchsorted(table.starts[table.first[streams[s]] : last], position, side="right")
+        while left > 0:
+            size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
+            count = min(left, size - local)
+            largest = np.int64(0)
+            if wide:
+                words = carray(pointer(table.data[entry]), (size,), np.uint32)
+                for j in range(count):
+                    out[column + j] = words[local + j]
+                    largest = max(largest, np.int64(words[local + j]))
+            else:
+                halves = carray(pointer(table.data[entry]), (size,), np.uint16)
+                for j in range(count):
+                    out[column + j] = halves[local + j]
+                    largest = max(largest, np.int64(halves[local + j]))
+            if largest >= vocab:
+                damage[0], damage[1] = entry, largest
+                return False
+            column, position, left, entry = column + count, position + count, left - count, entry + 1
+    return True
+
+
+class ShardTable:
+    """The shards of some streams of one corpus."""
+
+    def __init__(self, corpus: Corpus, streams: Sequence[Stream]) -> None:
+        self._corpus, self._streams = corpus, list(streams)
+        self._shards = [shard for stream in streams for shard in (*stream.shards, None)]
+        self.table = Addresses(
+            np.cumsum([0] + [len(stream.shards) + 1 for stream in streams], dtype=np.int64),
+            np.concatenate([stream.starts for stream in streams]),
+            np.array([shard.documents if shard else 0 for shard in self._shards], np.int64),
+            np.array([shard.data.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
+            np.array([shard.ends.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
+        )
+
+    def gather(
+        self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
+    ) -> Int32[np.ndarray, " tokens"]:
+        """Token ids of stretches, each of the stream with number `streams[i]`, one after the other.
+
+        Raises IntegrityError for a token id outside the vocabulary.
+        """
+        out, damage = np.empty(int(sizes.sum()), np.int32), np.empty(2, np.int64)
+        corpus = self._corpus
+        if not _gather(self.table, corpus.wide, corpus.vocab_size, streams, begins, sizes, out, damage):
+            raise self.damage(*damage.tolist())
+        return out
+
+    def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
+        """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
+        starts, shards, found = self._streams[stream].starts, self._streams[stream].shards, []
+        number = int(np.searchsorted(starts[:-1], begin, side="right")) - 1
+        while size > 0:
+            shard, local = shards[number], begin - int(starts[number])
+            document = int(np.searchsorted(shard.ends, np.uint64(local), side="right"))
+            while size > 0 and local < shard.tokens:
+                first = int(shard.ends[document - 1]) if document else 0
+                length = min(size, int(shard.ends[document]) - local)
+                found.append((number, document, local - first, length))
+                local, begin, size, document = local + length, begin + length, size - length, document + 1
+            number += 1
+        return found
+
+    def damage(self, entry: int, largest: int) -> IntegrityError:
+        """What is wrong with the shard of an entry: an id outside the vocabulary, or (-1) ends that do not ascend."""
+        shard = self._shards[entry]
+        assert shard is not None
+        remedy = "restore the file, or write the shards again with `hornbook tokenize`"
+        if largest < 0:
+            return IntegrityError(f"{shard.path('.idx')}: document ends do not ascend to {shard.tokens}: {remedy}")
+        vocab = self._corpus.vocab_size
+        return IntegrityError(f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {remedy}")

@@ -1,0 +1,112 @@
+"""What objectives must know of a tokenizer: which ids are special, which continue a word, which end a sentence."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from hornbook.data.corpus import Corpus
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.special_tokens import find_special_tokens
+from hornbook.text.tokenizer import Tokenizer, read_settings
+
+_BLANKS = range(0x100, 0x122)
+"""How byte-level tokenizers (GPT-2) spell blanks and control characters."""
+
+
+class Vocabulary:
+    """The tokenizer of a corpus, seen from its ids."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        """Raises UsageError or IntegrityError where the tokenizer is not there, damaged, or another one."""
+        self.path: Path = corpus.root / "tokenizer"
+        self.tokenizer = Tokenizer.load(self.path)
+        if self.tokenizer.digest != corpus.tokenizer_digest:
+            raise IntegrityError(
+                f"{self.path} is not the tokenizer that made the token shards: restore it, "
+                f"or run `hornbook tokenize {corpus.root}` again"
+            )
+        self.size, self.end_id, self.delimiter_id = corpus.vocab_size, corpus.end_id, corpus.delimiter_id
+        self._data: dict[str, Any] = json.loads(self.tokenizer.definition)
+        self.special = find_special_tokens(self._data, read_settings(self.path))
+        """Ids by role."""
+
+    def lacks(self, key: str, what: str, objective: str, spellings: str) -> UsageError:
+        """The error that setting `key` needs special tokens which the tokenizer does not have."""
+        return UsageError(
+            f"{key} needs {what}, and {self.path} has none: tokenize with "
+            f'text.tokenizer.objectives = ["{objective}"], or take a tokenizer that has {spellings}'
+        )
+
+    @property
+    def begin_id(self) -> int | None:
+        """The token that begins a document, where that is not the one that ends it."""
+        return self.delimiter_id if self.delimiter_id != self.end_id else None
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token, or the end token where there is none."""
+        return self.end_id if self.special.pad is None else self.special.pad
+
+    @cached_property
+    def spellings(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        vocab = self._data["model"]["vocab"]
+        plain = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+        return plain | {token["content"]: token["id"] for token in self._data.get("added_tokens") or []}
+
+    @cached_property
+    def is_special(self) -> Bool[np.ndarray, " vocab"]:
+        """Ids that stand for no text; they are never masked."""
+        marked = {token["id"] for token in self._data.get("added_tokens") or [] if token["special"]}
+        table = np.zeros(self.size, np.bool_)
+        table[[*(marked | self.special.ids | {self.end_id, self.delimiter_id})]] = True
+        return table
+
+    @cached_property
+    def ordinary(self) -> Int32[np.ndarray, " ids"]:
+        """Ids that stand for text, ascending: what a random token is drawn from."""
+        known = np.zeros(self.size, np.bool_)
+        known[list(self.spellings.values())] = True
+        return np.flatnonzero(known & ~self.is_special).astype(np.int32)
+
+    @cached_property
+    def ends_sentence(self) -> Bool[np.ndarray, " vocab"]:
+        """Ids whose text ends with a full stop."""
+        return self._table(lambda token: token.endswith("."))
+
+    @cached_property
+    def begins_inside(self) -> Bool[np.ndarray, " vocab"]:
+        """Ids that continue the word before them, if that ends with a letter or digit (`ends_inside`)."""
+        mark = self._continuation
+        return self._table(lambda token: token.startswith(mark) if mark else _is_letter(token[0], self._byte_level))
+
+    @cached_property
+    def ends_inside(self) -> Bool[np.ndarray, " vocab"]:
+        """Ids after which a word may go on: all of them where a mark says what continues a word (WordPiece)."""
+        mark = self._continuation
+        return self._table(lambda token: bool(mark) or _is_letter(token[-1], self._byte_level))
+
+    @property
+    def _continuation(self) -> str:
+        return (self._data["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps([self._data.get("pre_tokenizer"), self._data.get("decoder")])
+
+    def _table(self, test: Any) -> Bool[np.ndarray, " vocab"]:
+        table = np.zeros(self.size, np.bool_)
+        for token, number in self.spellings.items():
+            table[number] = bool(token) and test(token)
+        return table & ~self.is_special
+
+
+def _is_letter(letter: str, byte_level: bool) -> bool:
+    """Whether a character is part of a word; bytes above ASCII are taken for letters."""
+    if byte_level:
+        return letter.isalnum() if letter.isascii() else ord(letter) not in _BLANKS
+    return letter.isalnum()
