@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-START_SECONDS = 120.0
-"""For a server to import what it needs."""
+START_SECONDS = 240.0
+"""For a server to import what it needs, and to compile kernels that nobody has compiled yet."""
 CLOSE_SECONDS = 20.0
 """For a server to end once its input has."""
 PATIENCE_SECONDS = 60.0
@@ -103,6 +105,16 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at, and that the system does not give away by itself."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("localhost", random.randrange(15_000, 30_000))) as taken,
+        ):
+            return taken.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:

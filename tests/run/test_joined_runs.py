@@ -15,18 +15,13 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
-from tests.processes import wait_until
+from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 
 Events = Callable[..., list[dict[str, Any]]]
 Begin = Callable[..., Started]
 
 TWO = ("parallel.data=2", "checkpoint.background=false")
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def by_hand(rank: int, port: int, size: int = 2) -> dict[str, str]:
@@ -116,6 +111,13 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     os.kill(ranks[1].pid, signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [Exit.RESUMABLE] * 2, ranks[0].text + ranks[1].text
     assert [event["kind"] for event in events(run, "save", "stop")] == ["save", "stop"]
+
+
+def test_rank_0_stays_until_all_have_read_that_the_run_is_over(words: list[str], begin: Begin):
+    port, settings = free_port(), [*words, "checkpoint.every=0"]
+    slow = {"exchange__POLL_SECONDS": 2.0}
+    ranks = [begin(settings, by_hand(rank, port), **(slow if rank else {})) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [Exit.DONE] * 2, ranks[0].text + ranks[1].text
 
 
 @pytest.mark.parametrize(("rank", "do"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")])

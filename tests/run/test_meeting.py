@@ -13,6 +13,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignor
 from hornbook.errors import InUseError, UsageError
 from hornbook.run import meeting
 from hornbook.run.meeting import Address, await_leader, leading, open_store
+from tests.processes import free_port
 
 
 @pytest.fixture
@@ -26,11 +27,6 @@ def listener() -> Iterator[socket.socket]:
     """A program that listens at a port and never says a word."""
     with socket.create_server(("localhost", 0)) as taken:
         yield taken
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def together(*functions: Callable[[], Any]) -> list[Any]:

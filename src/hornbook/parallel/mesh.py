@@ -127,6 +127,7 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | Non
             mesh = Mesh(device, place.rank, place.size, grid, store)
             mesh.barrier()  # a rank that went on and left would close connections the others have yet to see open
             yield mesh
+            mesh.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
         finally:
             dist.destroy_process_group()
     finally:
