@@ -99,13 +99,13 @@ def test_the_bias_evens_out_loads_and_never_changes_weights_of_the_chosen() -> N
     first = router(x, Context())
 
     def variation() -> float:
-        loads = experts(x, Context())[1]["load.decoder.0"].double()
+        loads = experts(x, Context())[1]["load.0"].double()
         assert loads.sum() == x.shape[0] * x.shape[1] * 2
         return float(loads.std() / loads.mean())
 
     before = variation()
     for _ in range(60):
-        loads = experts(x, Context())[1]["load.decoder.0"]
+        loads = experts(x, Context())[1]["load.0"]
         with torch.no_grad():
             router.bias.copy_(moved_bias(router.bias, loads, router.rate))
     assert variation() < 0.25 * before

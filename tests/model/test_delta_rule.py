@@ -1,6 +1,7 @@
 """The gated delta rule: chunks against the recurrence, and both against transformers' forms."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,8 +53,9 @@ def test_chunks_equal_the_recurrence(documents: bool, time: int, dtype: torch.dt
     tensors.append(state.requires_grad_())
     marks = starts(time, (0, *(t for t in (5, 6, 64, 190) if t < time)), tuple(t for t in (62, 150) if t < time))
     begins = marks if documents else None
-    y, last = chunked_delta_rule(*tensors[:5], begins, tensors[5])
-    wanted, wanted_last = recurrent_delta_rule(*tensors[:5], begins, tensors[5])
+    settings: Any = {"starts": begins, "state": tensors[5]}
+    y, last = chunked_delta_rule(*tensors[:5], **settings)
+    wanted, wanted_last = recurrent_delta_rule(*tensors[:5], **settings)
     assert_equal([y, last], [wanted, wanted_last], tolerance)
     assert_equal(gradients(y, last, tensors), gradients(wanted, wanted_last, tensors), tolerance)
 
@@ -81,7 +83,7 @@ def test_a_state_goes_on(parts: tuple[int, ...]) -> None:
     for length in parts:
         part = [each[:, :, first : first + length] for each in tensors]
         rule = chunked_delta_rule if length > 1 else recurrent_delta_rule
-        y, state = rule(*part, None, state)
+        y, state = rule(*part, state=state)
         outputs.append(y)
         first += length
     assert state is not None

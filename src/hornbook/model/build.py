@@ -13,19 +13,24 @@ from torch import nn
 from hornbook.model import config
 from hornbook.model.attention import CrossAttention, FullAttention
 from hornbook.model.block import Addition, Block, Norms, ParallelBlock
+from hornbook.model.delta_attention import CausalConvolution, DeltaAttention
 from hornbook.model.dropout import Dropout, RowDropout
 from hornbook.model.embedding import Embedding, Entrance, TokenTypes
+from hornbook.model.experts import Experts
 from hornbook.model.head import Head, Scaled, Transform
 from hornbook.model.linear import Linear
 from hornbook.model.mlp import GLU, MLP
 from hornbook.model.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
 from hornbook.model.position import Alibi, LearnedPositions, RelativeBuckets, SinusoidalPositions
+from hornbook.model.router import SigmoidRouter, SoftmaxRouter, SwitchRouter
 from hornbook.model.transformer import Stack, Transformer
 
 PARTS: dict[type, Callable[[Any, int], Any]] = {
     config.FullAttention: FullAttention,
+    config.DeltaAttention: DeltaAttention,
     config.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
     config.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
+    config.Experts: lambda cfg, layer: Experts(cfg.width, cfg.hidden, cfg.mlp, layer),
 }
 """Type of the config of an attention or MLP -> maker, from the model's config as the layer sees it and the layer."""
 
@@ -45,6 +50,12 @@ ROLES = {
     RelativeBuckets: "position",
     Head: "head",
     Linear: "matrix",
+    Experts: "matrix",
+    SoftmaxRouter: "matrix",
+    SigmoidRouter: "matrix",
+    SwitchRouter: "matrix",
+    DeltaAttention: "vector",
+    CausalConvolution: "vector",
     LayerNorm: "norm",
     RMSNorm: "norm",
     OffsetRMSNorm: "norm",

@@ -27,6 +27,8 @@ class KVCache:
         self._capacity = max(capacity, 1)
         self._buffers: list[Tensor | None] = [None] * layers
         self._fixed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
+        """Of each layer, states by the number of positions they have seen."""
 
     def fixed(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Keys and values of what a decoder's layer looks at besides itself, if it has computed them."""
@@ -35,6 +37,18 @@ class KVCache:
     def fix(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep the keys and values of what a layer looks at besides itself: they serve every later call."""
         self._fixed[layer] = key, value
+
+    def recall(self, layer: int) -> tuple[Tensor, ...] | None:
+        """What a layer without keys and values has kept of all `length` positions; None at the begin."""
+        if self.length == 0:
+            return None
+        assert self.length in self._states[layer], "a recurrent state goes back by one call at most"
+        return self._states[layer][self.length]
+
+    def remember(self, layer: int, new: int, state: tuple[Tensor, ...]) -> None:
+        """Keep a layer's state behind `new` more positions, beside the one it went on from."""
+        kept = {at: old for at, old in self._states.get(layer, {}).items() if at == self.length}
+        self._states[layer] = {**kept, self.length + new: state}
 
     def append(
         self,

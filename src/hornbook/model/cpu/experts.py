@@ -1,0 +1,131 @@
+"""What stands between the matrix products of a mixture of experts: gates times routing weights, and sums over experts.
+
+With h = silu(gate) up and s = sigmoid(gate), an expert's output is y = W (w h) for a routing weight w. Given
+g = W^T dy: dw = sum(g h), d gate = w g up s (1 + gate (1 - s)), d up = w g gate s; none of it needs y.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store
+from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch, next_rows
+
+
+def weighted_swiglu(both: Tensor, weights: Tensor) -> Tensor:
+    """Gate and up side by side [rows, 2 hidden], weights [rows] float32 -> w silu(gate) up [rows, hidden]."""
+    rows, hidden = both.shape[0], both.shape[1] // 2
+    y = both.new_empty(rows, hidden)
+    launch(_gate_kernel, rows, is_bf16(y), hidden, both, weights, y)
+    return y
+
+
+def weighted_swiglu_backward(both: Tensor, weights: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of g [rows, hidden], the gradient of silu(gate) up before it is weighted: gradients of `both` and of `weights`.
+
+    The third tensor is w silu(gate) up once more.
+    """
+    rows, hidden = g.shape
+    d_both, d_weights, y = torch.empty_like(both), torch.empty_like(weights), torch.empty_like(g)
+    launch(_gate_backward_kernel, rows, is_bf16(g), hidden, both, weights, g, d_both, d_weights, y)
+    return d_both, d_weights, y
+
+
+def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
+    """For each token the sum of some rows [rows, width]: those of places [tokens, active] int64, -1 for none."""
+    (tokens, active), width = places.shape, rows.shape[1]
+    y, scratch = rows.new_empty(tokens, width), torch.empty(chunks(tokens), width)
+    launch(_sum_kernel, tokens, is_bf16(rows), width, active, rows, places, y, scratch)
+    return y
+
+
+@njit(inline="always", **OPTIONS)
+def _gate(first, last, hidden, both, weights, y):
+    for row in range(first, last):
+        start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
+        gate_row, up_row, y_row = both[start:middle], both[middle:end], y[row * hidden : (row + 1) * hidden]
+        weight = weights[row]
+        for j in range(hidden):
+            gate = load(gate_row, j)
+            store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j) * weight)
+
+
+@njit(inline="always", **OPTIONS)
+def _gate_backward(first, last, hidden, both, weights, g, d_both, d_weights, y):
+    one = np.float32(1)
+    for row in range(first, last):
+        start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
+        gate_row, up_row, g_row = both[start:middle], both[middle:end], g[row * hidden : (row + 1) * hidden]
+        d_gate_row, d_up_row = d_both[start:middle], d_both[middle:end]
+        y_row, weight = y[row * hidden : (row + 1) * hidden], weights[row]
+        total = np.float32(0)
+        for j in range(hidden):
+            gate = load(gate_row, j)
+            total += gate / (one + exponential(-gate)) * load(up_row, j) * load(g_row, j)
+        d_weights[row] = total
+        for j in range(hidden):
+            gate, up, grad = load(gate_row, j), load(up_row, j), load(g_row, j) * weight
+            sigmoid = one / (one + exponential(-gate))
+            store(y_row, j, gate * sigmoid * up * weight)
+            store(d_gate_row, j, grad * up * sigmoid * (one + gate * (one - sigmoid)))
+            store(d_up_row, j, grad * gate * sigmoid)
+
+
+@njit(inline="always", **OPTIONS)
+def _sum(first, last, width, active, rows, places, y, scratch):
+    for token in range(first, last):
+        y_row = y[token * width : (token + 1) * width]
+        for j in range(width):
+            scratch[j] = np.float32(0)
+        for i in range(active):
+            place = places[token * active + i]
+            if place >= 0:
+                row = rows[place * width : (place + 1) * width]
+                for j in range(width):
+                    scratch[j] += load(row, j)
+        for j in range(width):
+            store(y_row, j, scratch[j])
+
+
+@Kernel
+def _gate_kernel(pointer):
+    a = arguments(pointer)
+    weights = f32(a[3])
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _gate(first, last, a[1], bf16(a[2]), weights, bf16(a[4]))
+        else:
+            _gate(first, last, a[1], f32(a[2]), weights, f32(a[4]))
+
+
+@Kernel
+def _gate_backward_kernel(pointer):
+    a = arguments(pointer)
+    weights, d_weights = f32(a[3]), f32(a[6])
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _gate_backward(first, last, a[1], bf16(a[2]), weights, bf16(a[4]), bf16(a[5]), d_weights, bf16(a[7]))
+        else:
+            _gate_backward(first, last, a[1], f32(a[2]), weights, f32(a[4]), f32(a[5]), d_weights, f32(a[7]))
+
+
+@Kernel
+def _sum_kernel(pointer):
+    a = arguments(pointer)
+    width, places = a[1], i64(a[4])
+    while True:
+        first, last, chunk = next_rows(pointer)
+        if first == last:
+            return
+        scratch = f32(a[6])[chunk * width : (chunk + 1) * width]
+        if a[0]:
+            _sum(first, last, width, a[2], bf16(a[3]), places, bf16(a[5]), scratch)
+        else:
+            _sum(first, last, width, a[2], f32(a[3]), places, f32(a[5]), scratch)

@@ -1,0 +1,78 @@
+"""A mixture of experts: a router sends each token to a few of many gated linear units (arXiv 1701.06538).
+
+    y = sum over the chosen experts e of  w_e  down_e (activation(gate_e x) * up_e x)  +  shared(x)
+
+What a token's router says depends on that token alone, so packed documents are served as separate ones are. Only a
+`capacity` breaks this, in training: then each row (sequence) has room for so many tokens per expert, earlier tokens
+come first, and what finds no room passes the experts by. In evaluation everything is served.
+
+`forward` returns besides y, in training, by name:
+balance, router_z: [batch], losses of each row times their weight in the config (`hornbook.model.balance`); the engine
+weights a row by its share of the objective, so that microbatches of any shape add up to the same number.
+load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hornbook.model import config
+from hornbook.model.balance import balance_loss, over_capacity, router_z_loss, row_loads
+from hornbook.model.context import Auxiliary, Context
+from hornbook.model.grouped import Weights, grouped_glu
+from hornbook.model.mlp import GLU
+from hornbook.model.router import ROUTERS, Routing, SigmoidRouter
+
+
+class Experts(nn.Module):
+    """The experts of a layer as three tensors, their router, and the expert that serves every token."""
+
+    auxiliary = True
+    """`forward` takes the context and returns auxiliary losses."""
+
+    def __init__(self, width: int, hidden: int, cfg: config.Experts, layer: int) -> None:
+        super().__init__()
+        self.activation: config.Activation = cfg.activation
+        self.capacity, self.active = cfg.capacity, cfg.active
+        self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
+        self.load_name = f"load.{layer}"
+        """Under what name `forward` returns loads."""
+        self.router = ROUTERS[type(cfg.router)](width, cfg, layer)
+        self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
+        self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
+        self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
+        shared = config.GLU(activation=cfg.activation)
+        self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
+
+    @property
+    def balance_rate(self) -> float:
+        """How far the router's bias moves after a step; 0: it has none, or it stays."""
+        return self.router.rate if isinstance(self.router, SigmoidRouter) else 0.0
+
+    def forward(
+        self, x: Float[Tensor, "batch time width"], context: Context
+    ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
+        routing = self.router(x, context)
+        experts, weights = self.served(routing.experts), routing.weights
+        matrices = Weights(self.gate, self.up, self.down)
+        y = grouped_glu(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
+        y = y.view_as(x) if self.shared is None else y.view_as(x) + self.shared(x)
+        return y, self._auxiliary(routing, context) if self.training else {}
+
+    def served(self, experts: Int[Tensor, "batch time active"]) -> Int[Tensor, "batch time active"]:
+        """The choices, with the number of experts in place of those that find no room."""
+        if self.capacity is None or not self.training:
+            return experts
+        count = len(self.gate)
+        room = max(1, int(self.capacity * self.active * experts.shape[1] / count))
+        return experts.masked_fill(over_capacity(experts, count, room), count)
+
+    def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
+        found: Auxiliary = {}
+        if self.balance_weight:
+            found["balance"] = self.balance_weight * balance_loss(routing, context.counted)
+        if self.z_weight:
+            found["router_z"] = self.z_weight * router_z_loss(routing, context.counted)
+        if self.balance_rate:
+            found[self.load_name] = row_loads(routing, context.counted).sum(0)
+        return found

@@ -1,0 +1,192 @@
+"""Products of a mixture of experts: tokens sorted by expert, then one product per expert.
+
+For token t, its chosen experts e and routing weights w:
+
+    y_t = sum over e of  down_e (w_te  activation(gate_e x_t) * up_e x_t)                                          (1)
+
+Sorting puts the tokens of each expert side by side, so (1) is three products per expert with the expert's own matrices
+and one sum over each token's experts. No token is looked at from Python, no product is padded, and what is added up is
+gathered, never scattered: results do not depend on the order of threads. The idea is MegaBlocks' (Gale et al. 2022,
+arXiv 2211.15841) without its blocks.
+
+`GroupedSwiGLU` is the way on CPUs: it keeps gate and up of what was served and nothing else, and reads float32 weights
+expert by expert, so that no copy of all experts in bfloat16 is made or kept. On GPUs torch's grouped product does the
+same from one launch.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hornbook.model import config
+from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
+from hornbook.model.cpu.team import supports
+from hornbook.model.mlp import activate
+
+
+class Weights(NamedTuple):
+    """The matrices of all experts."""
+
+    gate: Float[Tensor, "experts hidden width"]
+    up: Float[Tensor, "experts hidden width"]
+    down: Float[Tensor, "experts width hidden"]
+
+
+class Plan(NamedTuple):
+    """How choices (token, expert) are sorted; those of no expert stand behind all others."""
+
+    order: Int[Tensor, " choices"]
+    """The choices, numbered token by token, in the order of their experts."""
+    places: Int[Tensor, "tokens active"]
+    """Where each choice stands in that order."""
+    counts: Int[Tensor, " experts"]
+    """Choices of each expert."""
+
+
+def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> Plan:
+    """Sort choices; an expert number of `count` means none."""
+    flat = experts.flatten()
+    order = flat.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    # One more than there are experts takes the choices of none.
+    counts = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
+    counts = counts.scatter_add_(0, flat, torch.ones_like(flat))
+    return Plan(order, places.view_as(experts), counts[:count])
+
+
+def grouped_glu(
+    x: Float[Tensor, "tokens width"],
+    experts: Int[Tensor, "tokens active"],
+    weights: Float[Tensor, "tokens active"],
+    matrices: Weights,
+    activation: config.Activation = "silu",
+) -> Float[Tensor, "tokens width"]:
+    """Equation (1). An expert number equal to the number of experts means none: it adds nothing."""
+    plan = make_plan(experts, len(matrices.gate))
+    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        return _by_grouped_products(x, weights, matrices, activation, plan)
+    return _by_segments(x, weights, matrices, activation, plan)
+
+
+@torch.compiler.disable()
+def _by_segments(
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config.Activation, plan: Plan
+) -> Float[Tensor, "tokens width"]:
+    """One product per expert; how many tokens it has is known to Python, so nothing here can be traced."""
+    if activation == "silu" and supports(x, *matrices):
+        y = GroupedSwiGLU.apply(x, weights, *matrices, plan)
+        assert isinstance(y, Tensor)
+        return y
+    counts = plan.counts.tolist()
+    order = plan.order[: sum(counts)]
+    rows = x.index_select(0, order // plan.places.shape[1])
+    weights = weights.flatten().index_select(0, order).to(x.dtype)
+    outputs = [
+        F.linear(activate(F.linear(part, gate), activation) * F.linear(part, up) * weight[:, None], down)
+        for part, weight, gate, up, down in zip(
+            rows.split(counts), weights.split(counts), *(each.to(x.dtype) for each in matrices), strict=True
+        )
+    ]
+    return x.new_zeros(x.shape).index_add(0, order // plan.places.shape[1], torch.cat(outputs))
+
+
+def _by_grouped_products(
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config.Activation, plan: Plan
+) -> Float[Tensor, "tokens width"]:
+    """Three launches; shapes do not depend on the routing, so nothing waits for the device."""
+    gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices)
+    ends = plan.counts.cumsum(0).to(torch.int32)
+    # The product leaves rows behind the last expert as they come, forward and backward.
+    idle = (torch.arange(len(plan.order), device=x.device) >= ends[-1])[:, None]
+    rows = x[plan.order // plan.places.shape[1]].masked_fill(idle, 0)
+    hidden = activate(F.grouped_mm(rows, gate, offs=ends), activation) * F.grouped_mm(rows, up, offs=ends)
+    hidden = hidden.masked_fill(idle, 0) * weights.flatten()[plan.order][:, None].to(x.dtype)
+    y = F.grouped_mm(hidden, down, offs=ends).masked_fill(idle, 0)
+    return y[plan.places].sum(1)
+
+
+class GroupedSwiGLU(torch.autograd.Function):
+    """x [tokens, width], weights [tokens, active], matrices, plan -> [tokens, width]; of bfloat16 or float32 on CPU."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor, plan: Plan) -> Tensor:
+        segments = _Segments(plan)
+        rows, weights = segments.rows(x), segments.weights(weights)
+        both = x.new_empty(segments.served, 2 * gate.shape[1])
+        for e, part in segments.parts:
+            torch.mm(rows[part], gate[e].to(x.dtype).T, out=both[part, : gate.shape[1]])
+            torch.mm(rows[part], up[e].to(x.dtype).T, out=both[part, gate.shape[1] :])
+        hidden = weighted_swiglu(both, weights)
+        for e, part in segments.parts:
+            torch.mm(hidden[part], down[e].to(x.dtype).T, out=rows[part])
+        ctx.save_for_backward(x, weights, gate, up, down, both)
+        ctx.segments = segments
+        return sum_rows(rows, segments.places)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        x, weights, gate, up, down, both = ctx.saved_tensors
+        segments, hidden = ctx.segments, gate.shape[1]
+        grad = segments.rows(grads[0])
+        g = both.new_empty(segments.served, hidden)
+        for e, part in segments.parts:
+            torch.mm(grad[part], down[e].to(x.dtype), out=g[part])
+        d_both, d_weights, y = weighted_swiglu_backward(both, weights, g)
+        del g
+        d_down = _products(grad, y, segments, down)
+        del y
+        for e, part in segments.parts:
+            torch.mm(d_both[part, :hidden], gate[e].to(x.dtype), out=grad[part])
+            grad[part].addmm_(d_both[part, hidden:], up[e].to(x.dtype))
+        dx = sum_rows(grad, segments.places)
+        rows = segments.rows(x, out=grad)
+        d_gate = _products(d_both[:, :hidden], rows, segments, gate)
+        d_up = _products(d_both[:, hidden:], rows, segments, up)
+        return dx, segments.unsorted(d_weights), d_gate, d_up, d_down, None
+
+
+class _Segments:
+    """A plan whose counts Python knows: (expert, rows) of every expert that serves anything."""
+
+    def __init__(self, plan: Plan) -> None:
+        counts = plan.counts.tolist()
+        ends = plan.counts.cumsum(0).tolist()
+        self.served = ends[-1]
+        self.parts = [(e, slice(end - n, end)) for e, (n, end) in enumerate(zip(counts, ends, strict=True)) if n]
+        self._order = plan.order[: self.served]
+        self._tokens = self._order // plan.places.shape[1]
+        self.places = plan.places.where(plan.places < self.served, -1)
+
+    def rows(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The token of each choice [served, width]."""
+        out = x.new_empty(self.served, x.shape[1]) if out is None else out
+        return torch.index_select(x, 0, self._tokens, out=out)
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """The routing weight of each choice [served], float32."""
+        return weights.flatten().index_select(0, self._order).float()
+
+    def unsorted(self, values: Tensor) -> Tensor:
+        """Of values [served], those of each token's choices [tokens, active]; 0 where none was served."""
+        return values.new_zeros(self.places.shape).flatten().index_copy(0, self._order, values).view_as(self.places)
+
+
+def _products(left: Tensor, right: Tensor, segments: _Segments, like: Tensor) -> Tensor:
+    """left^T right of every expert [experts, ...], in the shape and dtype of the matrices whose gradients they are."""
+    same = like.dtype == left.dtype
+    found = torch.empty_like(like)
+    served = set()
+    for e, part in segments.parts:
+        served.add(e)
+        if same:
+            torch.mm(left[part].T, right[part], out=found[e])
+        else:
+            found[e].copy_(torch.mm(left[part].T, right[part]))
+    for e in range(len(like)):
+        if e not in served:
+            found[e].zero_()
+    return found

@@ -1,0 +1,178 @@
+"""Which experts serve a token, and how much each counts: softmax, sigmoid with a bias, Switch.
+
+For a token x and router weights W [experts, width], with logits z = W x (float32 arithmetic in every precision):
+
+    softmax   s = softmax(z);  chosen: the k largest of s;                  weights: s of the chosen        (1)
+    sigmoid   s = sigmoid(z);  chosen: the k largest of s + bias, in the best groups;  weights: s           (2)
+    Switch    as softmax with k = 1                                                                         (3)
+
+(1) is Mixtral's (arXiv 2401.04088) and OLMoE's router, (2) DeepSeek-V3's (arXiv 2412.19437, equations 12-16), (3) Fedus
+et al. 2021 (arXiv 2101.03961). The bias of (2) takes part in the choice only: no gradient reaches it, and after each
+step it moves against the excess load (`moved_bias`; Wang et al. 2024, arXiv 2408.15664).
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hornbook.errors import UsageError
+from hornbook.model import config
+from hornbook.model.context import Context
+from hornbook.model.dropout import SITES, site_keys, uniform
+from hornbook.model.norm import widened
+
+JITTER_SITE = SITES - 1
+"""Place in a layer by which jitter is keyed."""
+LEAST_SUM = 1e-20
+"""Added to a sum of sigmoid scores before dividing by it."""
+
+
+class Routing(NamedTuple):
+    """What a router says of every token; numbers are float32 at least."""
+
+    experts: Int[Tensor, "batch time active"]
+    """The chosen experts, best first."""
+    weights: Float[Tensor, "batch time active"]
+    """How much each counts."""
+    scores: Float[Tensor, "batch time experts"]
+    """Scores of all experts, summing to 1: what the balance loss is about."""
+    logits: Float[Tensor, "batch time experts"]
+
+
+class RouterProduct(torch.autograd.Function):
+    """x [..., width] of any precision, weight [experts, width] -> logits, computed in float32 at least.
+
+    The widened x is not kept: backward makes it again.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        wide = widened(x)
+        return F.linear(wide, weight.to(wide.dtype))
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        x, weight = ctx.saved_tensors
+        grad = grads[0]
+        d_weight = grad.flatten(0, -2).T @ x.flatten(0, -2).to(grad.dtype)
+        return (grad @ weight.to(grad.dtype)).to(x.dtype), d_weight.to(weight.dtype)
+
+
+class Router(nn.Module):
+    """Logits of every expert, from inputs that jitter may disturb in training."""
+
+    def __init__(self, width: int, cfg: config.Experts, layer: int, jitter: float = 0.0) -> None:
+        super().__init__()
+        if cfg.active > cfg.count:
+            raise UsageError(f"model.mlp.active is {cfg.active}, but there are {cfg.count} experts (model.mlp.count)")
+        self.active, self.layer, self.jitter = cfg.active, layer, jitter
+        self.weight = nn.Parameter(torch.empty(cfg.count, width))
+
+    def logits(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time experts"]:
+        if self.jitter and context.keys is not None:
+            places = site_keys(context.keys, self.layer, JITTER_SITE)
+            noise = uniform(places, range(x.shape[1]), range(x.shape[2]), x.shape[2])
+            x = widened(x) * (1 - self.jitter + 2 * self.jitter * noise)
+        logits = RouterProduct.apply(x, self.weight)
+        assert isinstance(logits, Tensor)
+        return logits
+
+
+class SoftmaxRouter(Router):
+    """Equation (1)."""
+
+    def __init__(self, width: int, cfg: config.Experts, layer: int) -> None:
+        part = cfg.router
+        assert isinstance(part, config.SoftmaxRouter)
+        super().__init__(width, cfg, layer, part.jitter)
+        self.renormalize = part.renormalize
+
+    def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
+        logits = self.logits(x, context)
+        scores = logits.softmax(-1)
+        weights, experts = scores.topk(self.active, -1)
+        if self.renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routing(experts, weights, scores, logits)
+
+
+class SwitchRouter(Router):
+    """Equation (3)."""
+
+    def __init__(self, width: int, cfg: config.Experts, layer: int) -> None:
+        part = cfg.router
+        assert isinstance(part, config.SwitchRouter)
+        super().__init__(width, cfg, layer, part.jitter)
+        if cfg.active != 1:
+            raise UsageError(f"a switch router chooses one expert: set model.mlp.active to 1, not {cfg.active}")
+
+    def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
+        logits = self.logits(x, context)
+        scores = logits.softmax(-1)
+        weights, experts = scores.max(-1, keepdim=True)
+        return Routing(experts, weights, scores, logits)
+
+
+class SigmoidRouter(Router):
+    """Equation (2); `bias` [experts] takes no gradient."""
+
+    def __init__(self, width: int, cfg: config.Experts, layer: int) -> None:
+        part = cfg.router
+        assert isinstance(part, config.SigmoidRouter)
+        super().__init__(width, cfg, layer)
+        _check_groups(cfg.count, cfg.active, part)
+        self.renormalize, self.scale, self.rate = part.renormalize, float(part.scale), float(part.balance_rate)
+        self.groups, self.groups_active = part.groups, part.groups_active
+        self.bias = nn.Parameter(torch.empty(cfg.count), requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
+        logits = self.logits(x, context)
+        scores = logits.sigmoid()
+        experts = self._choice(scores.detach() + self.bias)
+        weights = scores.gather(-1, experts)
+        if self.renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+        return Routing(experts, weights * self.scale, scores / scores.sum(-1, keepdim=True), logits)
+
+    def _choice(self, scores: Float[Tensor, "batch time experts"]) -> Int[Tensor, "batch time active"]:
+        if self.groups > 1:
+            grouped = scores.unflatten(-1, (self.groups, -1))
+            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(self.groups_active, -1).indices
+            closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
+            scores = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        return scores.topk(self.active, -1).indices
+
+
+ROUTERS = {
+    config.SoftmaxRouter: SoftmaxRouter,
+    config.SigmoidRouter: SigmoidRouter,
+    config.SwitchRouter: SwitchRouter,
+}
+"""Type of a router's config -> its class."""
+
+
+def moved_bias(
+    bias: Float[Tensor, " experts"], loads: Int[Tensor, " experts"], rate: float
+) -> Float[Tensor, " experts"]:
+    """The bias after a step: up by `rate` where an expert had less than the mean load, down where it had more.
+
+    loads: tokens each expert was chosen for in the whole global batch. Compared as integers, so nothing is rounded.
+    """
+    return bias + rate * torch.sign(loads.sum() - loads * len(loads)).to(bias.dtype)
+
+
+def _check_groups(count: int, active: int, part: config.SigmoidRouter) -> None:
+    if count % part.groups:
+        raise UsageError(f"{count} experts (model.mlp.count) do not divide into model.mlp.router.groups {part.groups}")
+    if part.groups_active > part.groups:
+        raise UsageError(f"model.mlp.router.groups_active is {part.groups_active}, but there are {part.groups} groups")
+    room = part.groups_active * count // part.groups
+    if active > room:
+        raise UsageError(
+            f"model.mlp.active is {active}, but the {part.groups_active} groups that may be chosen from "
+            f"(model.mlp.router.groups_active) hold {room} experts"
+        )
