@@ -266,13 +266,13 @@ def test_what_tokenizer_or_text_cannot_give_is_refused_with_key_and_remedy(raw: 
     assert "data.objective needs a mask token" in refusal(none, kind="infill")
     denoisers = [{"mode": "R", "density": 0.15, "mean_span": 6}, {"mode": "S", "density": 0.25}]
     assert "data.objective.denoisers.1 needs a mode token S" in refusal(few, kind="ul2", denoisers=denoisers)
-    text = refusal(raw, kind="span", mean_span=40)
-    assert text.startswith("data.objective.mean_span is 40, and at a rate of 0.15 only 11 tokens are taken out")
-    assert "shorten mean_span to at most 11" in text
+    text = refusal(raw, kind="span", mean_span=80)
+    assert text.startswith("data.objective.mean_span is 80, and no piece of text is longer than 73 tokens")
+    assert "train.sequence is 64" in text
     short = make_corpus({"a": [12] * 200})
     write_tokenizer(short)
-    assert "the longest piece (11 tokens;" in refusal(short, kind="span", mean_span=8)
-    assert "data.objective.denoisers.4.mean_span is 64" in refusal(raw, kind="ul2")
+    assert "longer than 11 tokens (the longest document has 11," in refusal(short, kind="span", mean_span=12)
+    assert "data.objective.denoisers.4.mean_span is 64" in refusal(short, kind="ul2")
     assert "train.sequence 2 is too short" in refusal(raw, kind="span", sequence=2)
     assert 'data.packing: "best_fit" packs plain text' in refusal(raw, kind="span", packing="best_fit")
     mixed = [{"objective": {"kind": "causal"}}, {"objective": {"kind": "masked"}}]

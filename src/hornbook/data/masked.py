@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from hornbook.data.compiled import compiled
+from hornbook.data.compiled import compiled, inlined
 from hornbook.data.config import Masked
 from hornbook.data.keyed import STEP, below, fraction, mark_subset, shuffle
 from hornbook.data.permutation import mix
@@ -29,24 +29,23 @@ class _Words(NamedTuple):
 
 
 @compiled
-def _candidates(words, tokens, places):
+def _candidates(special, tokens, places):
     """Places of the tokens that may be chosen; returns their number."""
     count = 0
     for j in range(tokens.size):
-        if not words.special[tokens[j]]:
-            places[count] = j
-            count += 1
+        places[count] = j
+        count += not special[tokens[j]]  # without a branch, which would be mispredicted
     return count
 
 
 @compiled
-def _find_words(words, tokens, positions, places, count, firsts):
+def _find_words(begins_inside, ends_inside, tokens, positions, places, count, firsts):
     """Number of the first candidate of each word into `firsts`; returns the number of words."""
     found = 0
     for c in range(count):
         j = places[c]
         inside = c > 0 and places[c - 1] == j - 1 and positions[j] > 0
-        if not (inside and words.begins_inside[tokens[j]] and words.ends_inside[tokens[j - 1]]):
+        if not (inside and begins_inside[tokens[j]] and ends_inside[tokens[j - 1]]):
             firsts[found] = c
             found += 1
     firsts[found] = count
@@ -68,21 +67,17 @@ def _mark_words(firsts, order, found, wanted, marks, state):
     return state
 
 
-@compiled
-def _corrupt(words, mask, rows, row, j, state):
-    """Choose the token at `j`; returns the state."""
+@inlined
+def _fate(words, mask, token, state):
+    """What stands in the place of a chosen token; returns (token, state)."""
     state += STEP
     fate = fraction(mix(state))
-    new = rows.tokens[row, j]
     if fate < MASK_SHARE:
-        new = mask
+        token = mask
     elif fate < _REPLACED:
         state += STEP
-        new = words.ordinary[below(mix(state), words.ordinary.size)]
-    rows.tokens[row, j] = new
-    rows.ids[row, j] = new
-    rows.weights[row, j] = 1.0
-    return state
+        token = np.int64(words.ordinary[below(mix(state), words.ordinary.size)])
+    return token, state
 
 
 @compiled
@@ -92,25 +87,33 @@ def _mask_rows(words, mask, rate, rows, which, keys):
     marks = np.empty(sequence, np.bool_)
     for i in range(which.size):
         row, state = which[i], keys[which[i]]
-        rows.targets[row] = rows.tokens[row]
-        rows.weights[row] = 0.0
-        count = _candidates(words, rows.tokens[row], places)
+        tokens, ids, weights = rows.tokens[row], rows.ids[row], rows.weights[row]
+        rows.targets[row] = tokens
+        weights[:] = 0.0
+        count = _candidates(words.special, tokens, places)
         if count == 0:
             continue
         wanted = max(1, np.int64(np.rint(rate * count)))
         marks[:count] = False
         if words.begins_inside.size:
-            found = _find_words(words, rows.tokens[row], rows.positions[row], places, count, firsts)
+            found = _find_words(
+                words.begins_inside, words.ends_inside, tokens, rows.positions[row], places, count, firsts
+            )
             state = _mark_words(firsts, order, found, wanted, marks, state)
         else:
             state = mark_subset(marks, count, wanted, state)
         for c in range(count):
             if marks[c]:
-                state = _corrupt(words, mask, rows, row, places[c], state)
+                j = places[c]
+                tokens[j], state = _fate(words, mask, tokens[j], state)
+                ids[j] = tokens[j]
+                weights[j] = 1.0
 
 
 class Masking:
     """Turns rows of text into masked rows, in place."""
+
+    gives_prefixes = False
 
     def __init__(self, config: Masked, vocabulary: Vocabulary, *, evaluation: bool, key: str) -> None:
         """`key` names the setting in errors. Raises UsageError where the tokenizer has no mask token."""

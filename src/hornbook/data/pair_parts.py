@@ -68,7 +68,7 @@ def _check_roles(part: Part, vocabulary: Vocabulary) -> None:
     special = vocabulary.special
     if isinstance(part.objective, Infill):
         if special.mask is None:
-            raise vocabulary.lacks(part.key, "a mask token", "infilling", "[MASK] or <mask>")
+            raise vocabulary.lacks(part.key, "a mask token", "infill", "[MASK] or <mask>")
         return
     name = "ul2" if isinstance(part.objective, Denoiser) else "span"
     if not special.sentinels:
@@ -103,17 +103,15 @@ def check_spans(
     *,
     document_mask: bool,
 ) -> None:
-    """Raise UsageError where spans are meant to be longer than all that is taken out of the longest piece there is."""
+    """Raise UsageError where spans are meant to be longer than the longest piece of text there is."""
     longest = max(stream.tokens for stream in streams)
     if document_mask:
         ends = [np.diff(stream_ends(stream), prepend=0) for stream in streams]
         longest = max(int(sizes.max()) for sizes in ends if len(sizes)) - 1 - (roles.begin >= 0)
     for number, part in enumerate(parts):
         piece = min(longest, raw_length(columns, roles, number, sequence))
-        taken = round(piece * _rate(part))
-        if _mean(part) > max(taken, 1) and not math.isinf(_mean(part)):
+        if piece < _mean(part) < math.inf:
             raise UsageError(
-                f"{part.key}.mean_span is {_mean(part):g}, and at a rate of {_rate(part):g} only {taken} tokens are "
-                f"taken out of the longest piece ({piece} tokens; the longest document or row of train.sequence "
-                f"{sequence}): shorten mean_span to at most {max(taken, 1)}"
+                f"{part.key}.mean_span is {_mean(part):g}, and no piece of text is longer than {piece} tokens (the "
+                f"longest document has {longest}, train.sequence is {sequence}): shorten it, or give longer texts"
             )

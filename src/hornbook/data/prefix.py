@@ -31,7 +31,7 @@ def _cut_rows(rows, which, keys):
 class Prefixing:
     """Gives pieces of rows prefixes, in place."""
 
-    dynamic = True
+    dynamic = gives_prefixes = True
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
         """Cut the pieces of the rows numbered `which`; `keys` has one for each row."""

@@ -24,6 +24,8 @@ class Change(Protocol):
 
     dynamic: bool
     """Draws anew in each epoch."""
+    gives_prefixes: bool
+    """Pieces have tokens that are seen in both directions."""
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
         """Change the rows numbered `which`; what is drawn for row i follows from keys[i]."""
@@ -36,9 +38,10 @@ class Changes:
     def __init__(self, parts: Sequence[Change | None], bounds: Float64[np.ndarray, " parts"], keys: Keys) -> None:
         """`parts`: None leaves a row causal; `bounds`: the cumulated shares of the parts."""
         self._parts, self._bounds, self._keys = list(parts), bounds, keys
+        self._gives_prefixes = any(part is not None and part.gives_prefixes for part in parts)
 
-    def apply(self, rows: Rows, segments: Segments, draws: Draws) -> tuple[Rows, Prefixes]:
-        """The rows changed in place, and the prefixes of their pieces."""
+    def apply(self, rows: Rows, segments: Segments, draws: Draws) -> tuple[Rows, Prefixes | None]:
+        """The rows changed in place, and the prefixes of their pieces if any part gives them some."""
         offsets, _, sizes = segments
         arrays = row_arrays(rows, np.add.reduceat(sizes, offsets[:-1]))
         chosen = choices(self._keys, self._bounds, draws.sources, draws.rows)
@@ -47,8 +50,8 @@ class Changes:
                 epochs = draws.epochs if part.dynamic else np.zeros_like(draws.epochs)
                 keys = row_keys(self._keys, draws.sources, draws.rows, epochs)
                 part.apply(arrays, np.flatnonzero(chosen == number), keys)
-        total = int(np.count_nonzero(arrays.weights))
-        return replace(rows, total_weight=total), tuples(arrays.prefixes, arrays.bounds)
+        changed = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
+        return changed, tuples(arrays.prefixes, arrays.bounds) if self._gives_prefixes else None
 
 
 class TextRows:
