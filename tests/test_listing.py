@@ -44,6 +44,16 @@ def test_a_written_recipe_resolves_to_the_same(name: str | None, words: list[str
     assert set(read.origins) == set(resolved.origins)
 
 
+def test_what_a_list_holds_is_written_briefly_and_read_back(tmp_path: Path) -> None:
+    pattern = "[{ attention = { kind = 'latent', query_rank = 'none', kv_rank = 32 } }, {}]"
+    resolved = resolve(None, [f"model.pattern={pattern}"], {})
+    assert (
+        'pattern = [{ attention = { kind = "latent", query_rank = "none", kv_rank = 32 } }, {}]' in resolved.to_toml()
+    )
+    (latent, _) = again(resolved, tmp_path).recipe.model.pattern
+    assert (latent.attention.query_rank, latent.attention.kv_rank, latent.mlp) == (None, 32, None)
+
+
 @given(
     prompt=st.text("ab\"'\\#=[]{}\n\t\r\x00\x7f\x85\u2603\U0001f600 ", max_size=12),
     lr=st.floats(1e-300, 1e300),

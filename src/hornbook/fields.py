@@ -4,11 +4,22 @@ All configuration of hornbook is pydantic models that import no torch, so that `
 and the planner start at once, and so that one schema serves files, command line and pages.
 """
 
+import importlib
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    WrapValidator,
+    model_serializer,
+    model_validator,
+)
 
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SCALES = _DECIMAL | {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -20,6 +31,34 @@ class Config(BaseModel):
     """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def outside_part(kind: Any) -> type[Config] | None:
+    """The config class of a part from outside, whose `kind` is its import path: "package.module:Class".
+
+    None where `kind` is no import path; ValueError where nothing of use is there.
+    """
+    if not isinstance(kind, str) or ":" not in kind:
+        return None
+    module, _, name = kind.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind} cannot be imported ({error}): is its folder in PYTHONPATH?") from error
+    if not (isinstance(found, type) and issubclass(found, Config) and hasattr(found, "build")):
+        raise ValueError(f"{kind} is no part: a subclass of hornbook.fields.Config with a method `build` is needed")
+    return found
+
+
+def _or_outside(value: Any, handler: Callable[[Any], Any]) -> Any:
+    """Parts of the package by their kind, others by their import path."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    found = outside_part(kind)
+    return handler(value) if found is None else found.model_validate(value)
+
+
+OPEN = (SerializeAsAny(), WrapValidator(_or_outside))
+"""For unions of parts that other packages may add to."""
 
 
 def parse_number(value: Any) -> Any:

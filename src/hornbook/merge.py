@@ -54,12 +54,13 @@ class Merge:
 
     def _section(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
         self._kind(shape, node, layer, path)
+        shape = shape.including(node.get("kind"))
         model = shape.model(node.get("kind"))
         for word, value in layer.items():
             name = _any_field(shape, word)
             if name is None:
                 self._unknown((*path, word), value)
-            elif model is None or name == "kind":
+            elif model is None or (name == "kind" and "" not in shape.kinds):
                 continue
             elif name not in model.model_fields:
                 self._other_kind(shape, node, (*path, name), value)
@@ -70,11 +71,11 @@ class Merge:
     def _kind(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
         """Start from another kind's defaults where the layer names one."""
         given = layer.get("kind")
-        if not isinstance(given, Given) or _any_field(shape, "kind") is None:
+        if not isinstance(given, Given) or "" in shape.kinds:
             return
         kind = _typed(given, Leaf(str))
         if kind != node.get("kind"):
-            model = shape.kinds.get(kind) if isinstance(kind, str) else None
+            model = shape.including(kind).kinds.get(kind) if isinstance(kind, str) else None
             node.clear()
             node.update(defaults(model) if model is not None else {"kind": kind})
             self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
@@ -146,7 +147,7 @@ def _any_field(shape: Section, word: str) -> str | None:
 
 
 def _names_kind(shape: Section, value: Any) -> bool:
-    return isinstance(value, Given) and isinstance(value.value, str) and _any_field(shape, "kind") is not None
+    return isinstance(value, Given) and isinstance(value.value, str) and "" not in shape.kinds
 
 
 def _typed(value: Any, shape: Shape) -> Any:
@@ -157,14 +158,29 @@ def _typed(value: Any, shape: Shape) -> Any:
     if isinstance(shape, Leaf) and shape.optional and given == "none":
         return None
     if not value.raw:
-        return given
+        return _nones(given, shape)
     if given[:1] in ('"', "'"):
         parsed = parse_toml(given)
         given = parsed if isinstance(parsed, str) else given
     elif isinstance(shape, Listing):
         parsed = parse_toml(given)
         given = parsed if isinstance(parsed, list) else given if given.startswith("[") else [given]
-    return given
+    return _nones(given, shape)
+
+
+def _nones(value: Any, shape: Shape) -> Any:
+    """Inside of lists too `none` is no value, where the schema has it."""
+    if isinstance(value, list) and isinstance(shape, Listing):
+        return [_nones(item, shape.items) for item in value]
+    if isinstance(value, dict) and isinstance(shape, Section):
+        kind = value.get("kind")
+        model = shape.including(kind).model(kind)
+        known = model.model_fields if model is not None else {}
+        return {
+            name: _nones(each, shape_of(known[name].annotation)) if name in known else each
+            for name, each in value.items()
+        }
+    return None if value == "none" and isinstance(shape, Leaf) and shape.optional else value
 
 
 def _given_at(layer: dict[str, Any], key: str) -> str | None:

@@ -51,6 +51,7 @@ def _attention(config: ModelConfig) -> int:
             return _latent(config, part)
         case parts.DeltaAttention() as part:
             return _delta(config, part)
+    return config.attention.num_parameters(config)  # a part from outside counts itself
 
 
 def _full(config: ModelConfig, part: parts.FullAttention) -> int:
@@ -88,6 +89,7 @@ def _mlp(config: ModelConfig) -> int:
         case parts.Experts() as part:
             experts = part.count * 3 * width * hidden + part.count * width
             return experts + 3 * width * (part.shared_hidden or 0)
+    return config.mlp.num_parameters(config)
 
 
 def _norms(config: ModelConfig, stack: ModelConfig, crossed: bool) -> int:
@@ -109,7 +111,9 @@ def _norm(config: ModelConfig, part: parts.NormConfig) -> int:
             return 0
         case parts.BatchNorm() | parts.LayerNorm(bias=True):
             return 2 * config.width
-    return config.width
+        case parts.LayerNorm() | parts.RMSNorm() | parts.OffsetRMSNorm():
+            return config.width
+    return part.num_parameters(config)
 
 
 def _head(config: ModelConfig, vocab: int) -> int:

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from hornbook.fields import Config, Duration
+from hornbook.fields import Config, Duration, outside_part
 from hornbook.recipe import Recipe
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -34,6 +34,14 @@ class Section:
     def model(self, kind: Any) -> type[Config] | None:
         """The class of that kind; the only class whatever `kind` is where there is no choice."""
         return self.kinds.get(kind) if "" not in self.kinds else self.kinds[""]
+
+    def including(self, kind: Any) -> "Section":
+        """With the part from outside that `kind` names, if it is an import path of one."""
+        try:
+            found = outside_part(kind)
+        except ValueError:  # validation says what is wrong with it
+            found = None
+        return self if found is None else Section({**self.kinds, kind: found})
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,10 @@ def quoted(text: str) -> str:
 
 
 def kind_of(model: type[Config]) -> str:
-    """The value of `kind` that names this class, "" if it has none."""
+    """The value of `kind` that names this class; "" if it has none, or a choice of several as any other setting."""
     field = model.model_fields.get("kind")
-    return get_args(field.annotation)[0] if field is not None else ""
+    names = get_args(field.annotation) if field is not None else ()
+    return names[0] if len(names) == 1 else ""
 
 
 def shape_of(annotation: Any) -> Shape:
@@ -144,8 +153,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [_briefly(item) for item in value]
     return value
+
+
+def _briefly(value: Any) -> Any:
+    """As `plain`, without what is at its default: an item of a list is read where it stands, all on one line."""
+    if not isinstance(value, Config) or isinstance(value, Duration):
+        return plain(value)
+    kept = {}
+    for name, field in type(value).model_fields.items():
+        given = getattr(value, name)
+        if name == "kind" or field.is_required() or given != field.get_default(call_default_factory=True):
+            kept[name] = _briefly(given)
+    return kept
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

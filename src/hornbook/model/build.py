@@ -60,8 +60,10 @@ ROLES = {
     RMSNorm: "norm",
     OffsetRMSNorm: "norm",
     BatchNorm: "norm",
+    FullAttention: "vector",
+    CrossAttention: "vector",
 }
-"""Type of a module -> role of its weight; every `bias` outside of norms is a `vector`."""
+"""Type of a module -> role of its own parameters; every `bias` outside of norms is a `vector`."""
 
 
 def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str = "meta") -> Transformer:
@@ -89,7 +91,7 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
 
 def _norm(cfg: config.ModelConfig, part: config.NormConfig | None = None) -> nn.Module | None:
     part = part or cfg.norm
-    return NORMS[type(part)](cfg.width, part)
+    return NORMS[type(part)](cfg.width, part) if type(part) in NORMS else part.build(cfg.width)
 
 
 def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPositions | None:
@@ -146,8 +148,8 @@ def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.
 
 
 def part(chosen: Any, cfg: config.ModelConfig, layer: int) -> Any:
-    """The module of a part's config in a layer."""
-    return PARTS[type(chosen)](cfg, layer)
+    """The module of a part's config in a layer; a part from outside builds itself."""
+    return PARTS[type(chosen)](cfg, layer) if type(chosen) in PARTS else chosen.build(cfg, layer)
 
 
 def _norms(cfg: config.ModelConfig, chosen: config.NormConfig) -> Norms:
@@ -176,6 +178,6 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     roles = {}
     for prefix, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
-            role = ROLES[type(module)]
+            role = ROLES.get(type(module)) or str(module.role)
             roles[f"{prefix}.{name}"] = "vector" if name == "bias" and role != "norm" else role
     return roles

@@ -11,7 +11,7 @@ the Transformer calls `advance` once all layers have, so a failed forward leaves
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -66,6 +66,13 @@ class KVCache:
     def advance(self, positions: int) -> None:
         """Count positions that every layer has appended."""
         self.length += positions
+
+    def select(self, rows: Int[Tensor, " batch"]) -> None:
+        """Keep these rows of the batch, in this order; one may be taken several times (beam search)."""
+        self._buffers = [None if held is None else held.index_select(1, rows) for held in self._buffers]
+        self._fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self._fixed.items()}
+        for layer, states in self._states.items():
+            self._states[layer] = {at: tuple(part[rows] for part in state) for at, state in states.items()}
 
     def truncate(self, length: int) -> None:
         """Forget everything from position `length` on (to try another continuation)."""

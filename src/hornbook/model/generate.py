@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.model.cache import KVCache
+from hornbook.model.context import Memory
 from hornbook.model.sampling import REMOVED, Sampling, choose_token
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer import Tokenizer
@@ -35,20 +36,30 @@ def generate(
     vocab: int | None = None,
     length: int | None = None,
     agree: Callable[[int], int] | None = None,
+    memory: Memory | None = None,
 ) -> Iterator[int]:
     """Ids that continue `tokens`, as they come; ends after `max_tokens` or before an id of `stop`.
 
     tokens: at least one id; a document begins with the tokenizer's delimiter. vocab: ids from here on are never chosen
     (rows of the embedding that pad it). length: positions to use at most, by default those the model has vectors
     for, else no limit. agree: what ranks that hold the model together make of the id that each has chosen, so that
-    none goes on alone where the last bits of their logits differ. Errors: UsageError.
+    none goes on alone where the last bits of their logits differ. memory: what an encoder-decoder answers to
+    (`Transformer.encode`). Errors: UsageError.
     """
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     if not tokens:
         raise UsageError("there is no token to continue: begin with the tokenizer's delimiter")
     room = _room(model, length)
     return _continue(
-        model, list(tokens), sampling, max_tokens=max_tokens, stop=stop, vocab=vocab, room=room, agree=agree
+        model,
+        list(tokens),
+        sampling,
+        max_tokens=max_tokens,
+        stop=stop,
+        vocab=vocab,
+        room=room,
+        agree=agree,
+        memory=memory,
     )
 
 
@@ -67,12 +78,13 @@ def _continue(
     vocab: int | None,
     room: int | None,
     agree: Callable[[int], int] | None,
+    memory: Memory | None,
 ) -> Iterator[int]:
     cache, pending = KVCache(len(model.blocks)), history
     for index in range(max_tokens):
         if room is not None and cache.length + len(pending) > room:
             cache, pending = KVCache(len(model.blocks)), history[-max(room // 2, 1) :]
-        logits = next_logits(model, pending, cache)
+        logits = next_logits(model, pending, cache, memory)
         if vocab is not None:
             logits[vocab:] = REMOVED
         token = choose_token(logits, sampling, index)
@@ -85,11 +97,13 @@ def _continue(
         pending = [token]
 
 
-def next_logits(model: Transformer, tokens: Sequence[int], cache: KVCache) -> Float[Tensor, " vocab"]:
+def next_logits(
+    model: Transformer, tokens: Sequence[int], cache: KVCache, memory: Memory | None = None
+) -> Float[Tensor, " vocab"]:
     """Logits of the token that follows `tokens`, which follow what the cache holds; the cache takes them up."""
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden, _ = model(torch.tensor([tokens], device=device), cache=cache)
+        hidden, _ = model(torch.tensor([tokens], device=device), cache=cache, memory=memory)
         assert model.head is not None
         return model.head.logits(hidden[0, -1])
 

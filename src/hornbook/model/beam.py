@@ -1,0 +1,89 @@
+"""Beam search: the most likely texts, grown side by side (Graves 2012; length penalty of Wu et al. 2016).
+
+At each length the `beams` best unfinished texts are kept. A text that ends is finished with the score
+
+    log p(text) / length^penalty,
+
+and the search is over when no unfinished text, taken at its present length, scores better than the worst of `beams`
+finished ones. These are the rules of transformers' `generate(num_beams=..., early_stopping=False)`.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hornbook.errors import UsageError
+from hornbook.model.cache import KVCache
+from hornbook.model.context import Memory
+from hornbook.model.sampling import REMOVED
+from hornbook.model.transformer import Transformer
+
+
+class Hypothesis(NamedTuple):
+    """A text and how good it is."""
+
+    score: float
+    """Log-likelihood (nats) of its tokens; once finished, divided by its length to the power of the penalty."""
+    tokens: list[int]
+    """What was generated; a finished text's last token is the one that ended it."""
+
+
+def beam_search(
+    model: Transformer,
+    prompt: Sequence[int],
+    *,
+    beams: int,
+    max_tokens: int,
+    stop: Collection[int],
+    length_penalty: float = 1.0,
+    memory: Memory | None = None,
+    vocab: int | None = None,
+) -> list[Hypothesis]:
+    """The finished texts behind `prompt`, best first; a text also ends with `max_tokens`.
+
+    memory: what an encoder-decoder answers to (`Transformer.encode`). vocab: ids from here on are never chosen.
+    Errors: UsageError.
+    """
+    if beams < 1 or max_tokens < 1:
+        raise UsageError(f"a beam search needs at least one beam and one token, not {beams} and {max_tokens}")
+    cache = KVCache(len(model.blocks))
+    running, finished = [Hypothesis(0.0, [])], list[Hypothesis]()
+    pending = [list(prompt)]
+    for length in range(1, max_tokens + 1):
+        scores = _log_likelihoods(model, pending, cache, memory, vocab)
+        total = scores + torch.tensor([each.score for each in running], device=scores.device)[:, None]
+        best = total.flatten().topk(min(2 * beams, total.numel()))
+        origins, going = list[int](), list[Hypothesis]()
+        for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            origin, token = divmod(place, total.shape[1])
+            text = Hypothesis(score, [*running[origin].tokens, token])
+            if token not in stop and length < max_tokens:
+                going, origins = [*going, text], [*origins, origin]
+            elif rank < beams:
+                finished.append(Hypothesis(score / length**length_penalty, text.tokens))
+        finished = sorted(finished, key=lambda each: -each.score)[:beams]
+        running, origins = going[:beams], origins[:beams]
+        if not running or (len(finished) == beams and running[0].score / length**length_penalty <= finished[-1].score):
+            break
+        cache.select(torch.tensor(origins, device=scores.device))
+        memory = memory and Memory(memory.states[:1].expand(len(running), -1, -1), memory.lengths)
+        pending = [each.tokens[-1:] for each in running]
+    return finished
+
+
+def _log_likelihoods(
+    model: Transformer, pending: list[list[int]], cache: KVCache, memory: Memory | None, vocab: int | None
+) -> Float[Tensor, "beams vocab"]:
+    """Of each token behind each text, whose last tokens are not in the cache yet."""
+    assert model.head is not None
+    with torch.no_grad():
+        tokens = torch.tensor(pending, device=next(model.parameters()).device)
+        hidden, _ = model(tokens, cache=cache, memory=memory)
+        logits = model.head.logits(hidden[:, -1])
+    scores = logits.log_softmax(-1)
+    if vocab is not None:
+        scores[:, vocab:] = REMOVED
+    return scores

@@ -1,0 +1,123 @@
+"""A part from outside the package: a file of a user's own, named in the recipe by its import path."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hornbook.errors import UsageError
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.hf import read_hf, write_hf
+from hornbook.model.init import initialize
+from hornbook.parameters import count_parameters
+from hornbook.resolve import resolve
+
+PART = '''
+"""A maxout layer, and a norm without a mean or a weight."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from hornbook.fields import Config, Count
+from hornbook.model.linear import Linear
+
+
+class Maxout(Config):
+    """Goodfellow et al. 2013 (arXiv 1302.4389)."""
+
+    kind: Literal["{name}:Maxout"] = "{name}:Maxout"
+    pieces: Count = 2
+    """Projections of which the largest value counts."""
+
+    def build(self, model, layer):
+        return MaxoutLayer(model.width, self.pieces)
+
+    def num_parameters(self, model):
+        return self.pieces * model.width * model.width + model.width * model.width
+
+
+class MaxoutLayer(nn.Module):
+    def __init__(self, width, pieces):
+        super().__init__()
+        self.pieces = pieces
+        self.up, self.down = Linear(width, pieces * width, False), Linear(width, width, False)
+
+    def forward(self, x):
+        return self.down(self.up(x).unflatten(-1, (self.pieces, -1)).amax(-2))
+
+
+class Scale(Config):
+    kind: Literal["{name}:Scale"] = "{name}:Scale"
+
+    def build(self, width):
+        return ScaleNorm()
+
+    def num_parameters(self, model):
+        return 1
+
+
+class ScaleNorm(nn.Module):
+    role = "norm"
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(1))
+
+    def forward(self, x):
+        return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-5) * self.gain
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a module with the parts above."""
+    name = f"parts_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(PART.replace("{name}", name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_part_from_outside_is_configured_counted_trained_and_saved(own: str, tmp_path: Path) -> None:
+    words = ["model.layers=2", "model.width=16", "model.heads=2", f"model.mlp={own}:Maxout", "model.mlp.pieces=3"]
+    config = resolve(None, [*words, f"model.norm={own}:Scale"], {}).recipe.model
+    assert (config.mlp.kind, config.mlp.pieces) == (f"{own}:Maxout", 3)
+    model = build_model(config, 64, "cpu")
+    assert count_parameters(config, 64) == sum(each.numel() for each in model.parameters())
+    assert parameter_roles(model)["blocks.0.mlp.up.weight"] == "matrix"
+    assert parameter_roles(model)["blocks.0.norm1.gain"] == "norm"
+    initialize(model, config, seed=1)
+    tokens = torch.arange(24).view(2, 12)
+    hidden, _ = model(tokens)
+    assert model.head is not None
+    model.head.loss(hidden, tokens, torch.ones(2, 12)).backward()
+    assert all(float(each.grad.abs().max()) > 0 for each in model.parameters() if each.grad is not None)
+    assert all(each.grad is not None for each in model.parameters())
+    write_hf(tmp_path / "saved", model, config, 64, None)
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"] == ["HornbookForCausalLM"]
+    again, vocab, tensors = read_hf(tmp_path / "saved")
+    assert (again, vocab) == (config, 64)
+    assert all(torch.equal(tensor, model.get_parameter(name)) for name, tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("nowhere_at_all:Part", "cannot be imported"),
+        ("json:nothing", "cannot be imported"),
+        ("json:loads", "is no part"),
+    ],
+)
+def test_what_is_no_part_is_refused_by_name(kind: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text) as caught:
+        resolve(None, [f"model.mlp={kind}"], {})
+    assert kind in str(caught.value)
+
+
+def test_its_settings_are_checked_as_all_others_are(own: str) -> None:
+    with pytest.raises(UsageError, match="piecse"):
+        resolve(None, [f"model.mlp={own}:Maxout", "model.mlp.piecse=3"], {})
