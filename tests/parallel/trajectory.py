@@ -24,6 +24,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize
 from hornbook.parallel.mesh import Mesh, Place, distributed
 from hornbook.run.config import TrainConfig
+from tests.ranks import LIMIT_SECONDS
 
 VOCAB, ROWS, SEED = 96, 2, 5
 CLIP = 0.5
@@ -101,7 +102,7 @@ class Difference:
     """Of the largest deviation within a parameter to its largest weight."""
 
 
-def perform(run_ranks: Any, run: Run, folder: Path, limit: float = 60.0) -> Result:
+def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
     ranks = run_ranks(ADDRESS, run.world, asdict(run), str(folder), limit=limit)
