@@ -95,6 +95,24 @@ def test_exact_sums_give_the_same_bits_in_bf16(done: Performer) -> None:
     assert same_bits(done(run), done(run.alone))
 
 
+@pytest.mark.parametrize(("world", "layout"), [(2, "none"), (2, "everything"), (4, "hybrid")])
+def test_mixtures_of_experts_have_the_same_bits(done: Performer, world: int, layout: str) -> None:
+    """Auxiliary losses and the biases that follow the loads of the whole global batch included."""
+    run = Run(world, **LAYOUTS[layout], exact=True, steps=4, microbatches=5, experts=True)
+    found, expected = done(run), done(run.alone)
+    assert same_bits(found, expected), compare(found, expected)
+    for layer in range(2):
+        moves = found.weights[f"blocks.{layer}.mlp.router.bias"] / 0.02
+        torch.testing.assert_close(moves, moves.round())
+        assert moves.any()
+
+
+def test_mixtures_of_experts_in_float64(done: Performer) -> None:
+    run = Run(3, **LAYOUTS["gradients"], precision="fp64", steps=4, experts=True)
+    difference = compare(done(run), done(run.alone))
+    assert max(difference.losses, difference.norms, difference.weights) < 1e-9, difference
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("layout", ["none", "everything"])
 def test_a_bad_gradient_of_one_rank_makes_all_refuse(done: Performer, layout: str, precision: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, blank, rank_share
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import LMHead, ModelConfig
+from hornbook.model.config import GLU, Experts, LMHead, ModelConfig, SigmoidRouter
 from hornbook.model.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
@@ -30,6 +30,7 @@ VOCAB, ROWS, SEED = 96, 2, 5
 CLIP = 0.5
 """Below every norm of these runs, so that clipping always bites."""
 OPTIMIZER = AdamW.model_validate({"lr": 3e-3, "clip": CLIP})
+EXPERTS = Experts(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouter(balance_rate=0.02))
 TOLD = ("losses", "norms", "applied", "scales")
 """What every rank must say alike."""
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
@@ -54,6 +55,8 @@ class Run:
     """Of a step, over all ranks."""
     sequence: int = 24
     width: int = 64
+    experts: bool = False
+    """Mixtures of experts whose routers' biases follow the loads."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
 
@@ -152,7 +155,8 @@ def trajectory(place: Place, settings: dict[str, Any], folder: str) -> dict[str,
 
 def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh) -> Engine:
     """The tiny model on the mesh, with its initial values."""
-    sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied))
+    mlp = EXPERTS if run.experts else GLU()
+    sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
     model = build_model(sizes, VOCAB)
     if run.precision == "fp64":
         model.double()

@@ -11,7 +11,7 @@ from hornbook.model.position import Rope, Rotation
 from hornbook.model.sight import Pieces, Sight
 
 Auxiliary = dict[str, Tensor]
-"""Named scalars beside the hidden states (losses of routers and the like)."""
+"""By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""
 
 
 @dataclass(frozen=True)

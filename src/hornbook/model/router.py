@@ -8,7 +8,7 @@ For a token x and router weights W [experts, width], with logits z = W x (float3
 
 (1) is Mixtral's (arXiv 2401.04088) and OLMoE's router, (2) DeepSeek-V3's (arXiv 2412.19437, equations 12-16), (3) Fedus
 et al. 2021 (arXiv 2101.03961). The bias of (2) takes part in the choice only: no gradient reaches it, and after each
-step it moves against the excess load (`moved_bias`; Wang et al. 2024, arXiv 2408.15664).
+step it moves against the excess load (`load_direction`; Wang et al. 2024, arXiv 2408.15664).
 """
 
 from typing import NamedTuple
@@ -155,14 +155,12 @@ ROUTERS = {
 """Type of a router's config -> its class."""
 
 
-def moved_bias(
-    bias: Float[Tensor, " experts"], loads: Int[Tensor, " experts"], rate: float
-) -> Float[Tensor, " experts"]:
-    """The bias after a step: up by `rate` where an expert had less than the mean load, down where it had more.
+def load_direction(loads: Int[Tensor, " experts"]) -> Float[Tensor, " experts"]:
+    """Where a bias moves after a step: 1 where an expert had less than the mean load, -1 where it had more, else 0.
 
     loads: tokens each expert was chosen for in the whole global batch. Compared as integers, so nothing is rounded.
     """
-    return bias + rate * torch.sign(loads.sum() - loads * len(loads)).to(bias.dtype)
+    return torch.sign(loads.sum() - loads * len(loads)).float()
 
 
 def _check_groups(count: int, active: int, part: config.SigmoidRouter) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.cache import KVCache
@@ -36,6 +36,8 @@ class Source(NamedTuple):
     positions: Int[Tensor, "batch time"] | None = None
     lengths: Lengths | None = None
     """Documents of each row; the k-th document of a row's target looks at the k-th of its source."""
+    counted: Bool[Tensor, "batch time"] | None = None
+    """Tokens that statistics of experts are made of; None: all."""
 
 
 class Stack(nn.Module):
@@ -88,7 +90,7 @@ class Stack(nn.Module):
     def climb(
         self, x: Float[Tensor, "batch time width"], context: Context
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
-        """Through all blocks and the norm; auxiliary scalars are summed by name."""
+        """Through all blocks and the norm; what layers say besides is summed by name."""
         auxiliary: Auxiliary = {}
         for block in self.blocks.values():
             x, found = block(x, context)
@@ -102,7 +104,7 @@ def as_pieces(lengths: Lengths | None) -> Pieces | None:
 
 
 def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
-    """Add scalars by name."""
+    """Add by name."""
     for name, value in found.items():
         total[name] = total[name] + value if name in total else value
 
@@ -135,8 +137,9 @@ class Transformer(Stack):
         types: Int[Tensor, "batch time"] | None = None,
         source: Source | None = None,
         memory: Memory | None = None,
+        counted: Bool[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
-        """Hidden states (of `compute_dtype`) and named auxiliary scalars.
+        """Hidden states (of `compute_dtype`), and what layers say besides by name (losses of each row of experts).
 
         tokens: ids; or, in a model without embedding, the hidden states of the stage before.
         positions: place of each token in its document; by default counted from `cache.length`, anew in each document.
@@ -146,13 +149,14 @@ class Transformer(Stack):
         prefixes: of each document, how many tokens at its begin all see one another (prefix language model).
         types: token types (BERT's segments); by default all 0.
         source, memory: what an encoder-decoder answers to, as tokens or as `encode` gave it.
+        counted: tokens that are not padding, of which statistics of experts are made; None: all.
         """
         assert cache is None or lengths is None, "a cache continues one document per row"
         assert (source is None and memory is None) == (self.encoder is None), "an encoder-decoder needs its source"
         auxiliary: Auxiliary = {}
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
-        x, context = self._begin(self, tokens, positions, lengths, keys, cache, prefixes, types, memory)
+        x, context = self._begin(self, tokens, positions, lengths, keys, cache, prefixes, types, memory, counted)
         x, found = self.climb(x, context)
         add_auxiliary(auxiliary, found)
         if cache is not None:
@@ -165,7 +169,8 @@ class Transformer(Stack):
 
     def _encode(self, source: Source, keys: Tensor | None) -> tuple[Memory, Auxiliary]:
         assert self.encoder is not None
-        x, context = self._begin(self.encoder, source.tokens, source.positions, source.lengths, keys)
+        places = source.positions, source.lengths
+        x, context = self._begin(self.encoder, source.tokens, *places, keys, counted=source.counted)
         x, auxiliary = self.encoder.climb(x, context)
         return Memory(x, as_pieces(source.lengths)), auxiliary
 
@@ -180,6 +185,7 @@ class Transformer(Stack):
         prefixes: Lengths | None = None,
         types: Tensor | None = None,
         memory: Memory | None = None,
+        counted: Tensor | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
         """What the first block of a stack reads."""
         start = 0 if cache is None else cache.length
@@ -191,6 +197,7 @@ class Transformer(Stack):
             cache=cache,
             bias=None if stack.bias is None else stack.bias(start + tokens.shape[1], tokens.device),
             memory=memory,
+            counted=counted,
         )
         if self.embedding is None:
             return tokens, context

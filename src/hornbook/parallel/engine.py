@@ -16,6 +16,7 @@ from hornbook.model.dropout import row_keys
 from hornbook.model.head import Head
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.moments import check_cover
+from hornbook.parallel.balance import Balance, counted_tokens
 from hornbook.parallel.clip import clip, unsound
 from hornbook.parallel.compile import apply_compile
 from hornbook.parallel.config import ParallelConfig
@@ -85,6 +86,7 @@ class Engine:
     ) -> None:
         self.model, self.mesh, self.scaler = model, mesh, scaler
         self._spread, self._exact, self._loss = spread, exact, loss
+        self._balance = Balance(model)
         self._objective: Tensor | None = None
         self._found_inf: Tensor | None = None
 
@@ -100,17 +102,23 @@ class Engine:
 
     @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The tensors of the pieces: what the optimizer updates."""
-        return {name: piece.tensor for name, piece in self.pieces.items()}
+        """The tensors of the pieces that are trained: what the optimizer updates."""
+        return {name: piece.tensor for name, piece in self.pieces.items() if piece.tensor.requires_grad}
 
     @property
     def num_parameters(self) -> int:
         """Numbers in the whole model."""
         return sum(math.prod(piece.shape) for piece in self.pieces.values())
 
+    @property
+    def num_trained(self) -> int:
+        """Numbers that training changes: all of the model, but for frozen parts (`hornbook.model.surgery`)."""
+        return sum(math.prod(self.pieces[name].shape) for name in self.named_parameters)
+
     def zero_gradients(self) -> None:
         """Forget the gradients of the step before."""
         self._spread.zero()
+        self._balance.forget()
         self._objective = self._found_inf = None
 
     def forward_backward(
@@ -160,7 +168,7 @@ class Engine:
     def _take_gradients(self) -> list[Tensor]:
         """Of one microbatch of each rank: the sum over ranks, taken out of the parameters."""
         self._spread.collect()
-        gradients = [piece.tensor.grad for piece in self.pieces.values()]
+        gradients = [parameter.grad for parameter in self.named_parameters.values()]
         self._spread.zero()
         taken = [gradient for gradient in gradients if gradient is not None]
         assert len(taken) == len(gradients), "a parameter took no part in the loss"
@@ -168,8 +176,8 @@ class Engine:
         return taken
 
     def _set_gradients(self, gradients: list[Tensor]) -> None:
-        for piece, gradient in zip(self.pieces.values(), gradients, strict=True):
-            piece.tensor.grad = gradient
+        for parameter, gradient in zip(self.named_parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
 
     def _terms(self, batch: Batch, key: tuple[int, int] | None, factor: float) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name.
@@ -183,18 +191,29 @@ class Engine:
         loss = self._loss
         early = power_below(factor) if self.scaler else 1.0
         found = self._head.losses(hidden, targets, weights * early, smoothing=loss.smoothing, z_loss=loss.z_loss)
-        return {**{name: term / early for name, term in found.items()}, **auxiliary}
+        rest = self._balance.take(auxiliary, weights, batch.blank)
+        return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         call = self._spread.module if torch.is_grad_enabled() else self.model
         tokens, positions = self._place(batch.tokens), self._place(batch.positions)
-        return call(tokens, positions, batch.lengths, keys, prefixes=batch.prefixes, source=self._source(batch))
+        counted, source = counted_tokens(batch) if self._balance.present else (None, None)
+        return call(
+            tokens,
+            positions,
+            batch.lengths,
+            keys,
+            prefixes=batch.prefixes,
+            source=self._source(batch, source),
+            counted=None if counted is None else self._place(counted),
+        )
 
-    def _source(self, batch: Batch) -> Source | None:
+    def _source(self, batch: Batch, counted: Tensor | None) -> Source | None:
         """What the encoder of an encoder-decoder reads."""
         if batch.source is None:
             return None
-        return Source(self._place(batch.source.tokens), self._place(batch.source.positions), batch.source.lengths)
+        tokens, positions = self._place(batch.source.tokens), self._place(batch.source.positions)
+        return Source(tokens, positions, batch.source.lengths, None if counted is None else self._place(counted))
 
     def _place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.mesh.device, non_blocking=True)
@@ -225,6 +244,7 @@ class Engine:
         optimizer.found_inf = self._found_inf  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.step()
         applied = 1.0 - self._found_inf
+        self._balance.step(self.pieces, self.mesh, applied)
         if self.scaler:
             self.scaler.update(applied=bool(applied))
         return applied

@@ -194,6 +194,8 @@ def _fold_(x: Tensor) -> Tensor:
 def check_cut(pieces: Mapping[str, Piece]) -> None:
     """Raise UsageError unless every cut inside a parameter falls between vectors of the optimizer's kernel."""
     for name, piece in pieces.items():
+        if not piece.tensor.requires_grad:
+            continue
         row = math.prod(piece.shape[1:])
         assert tuple(piece.tensor.shape[1:]) == piece.shape[1:], f"{name} is not cut between rows"
         first, size, whole = piece.start[0] * row if piece.start else 0, piece.tensor.numel(), math.prod(piece.shape)

@@ -124,7 +124,8 @@ class Sharded(Whole):
             _, start = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-            local = nn.Parameter(parameter._local_tensor.detach())  # the same storage, without DTensor's dispatch
+            # The same storage, without DTensor's dispatch.
+            local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=parameter.requires_grad)
             pieces[name] = Piece(local, tuple(parameter.shape), tuple(start), keepers[name] == replica)
         return pieces
 
@@ -141,6 +142,8 @@ class Sharded(Whole):
 
     def collect(self) -> None:
         for name, parameter in self._cut.items():
+            if not parameter.requires_grad:
+                continue
             gradient = parameter.grad
             assert isinstance(gradient, DTensor), f"{name} took no part in the loss"
             self.pieces[name].tensor.grad = gradient._local_tensor
