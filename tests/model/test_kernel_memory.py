@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.cpu import gate, heads, loss, norm, softmax
+from hornbook.model.cpu import attention_dropout, gate, heads, loss, norm, softmax
 from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
@@ -32,23 +32,25 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
     groups = HEADS + 2 * KV_HEADS
     turned = [draw(2, count, TIME, width) for count in (HEADS, KV_HEADS, KV_HEADS)]
     angles = [torch.randn(1, TIME, width // 2) for _ in range(2)]
-    fused, shape = draw(2, TIME, groups * width), (TIME, HEADS, KV_HEADS, width, 0)
+    fused, shape = draw(2, TIME, groups * width), (TIME, HEADS, KV_HEADS, width, 0, width // 2)
     weight, partial = torch.randn(width), torch.zeros(chunks(ROWS), width)
+    seen, biased = (width, width, 4 * width, 0, 0.3), (width, width, 4 * width, 0, 4, 2 * width - 1, width - 1, 0.3)
+    table, sinks, rest = torch.randn(4, 2 * width - 1), torch.randn(4), torch.zeros(4 * width)
+    dropped = (4, width, width, 3, 5, 2**23, 2.0)
     cases: dict[str, Case] = {
         "swiglu": (gate._forward_kernel, ROWS, (width,), [both, x]),
         "swiglu_backward": (gate._backward_kernel, ROWS, (width,), [both, x, draw(ROWS, 2 * width)]),
         "norm": (norm._forward_kernel, ROWS, (width, 1e-5), [x, weight, draw(ROWS, width), rates]),
         "norm_backward": (norm._backward_kernel, ROWS, (width,), [x, weight, rates, x + 1, draw(ROWS, width), partial]),
         "loss": (loss._kernel, ROWS, (width, 1), [x, targets, weights, rates]),
-        "softmax": (softmax._softmax_kernel, 4 * width, (width, width, 0.3), [block, starts, ends]),
-        "softmax_backward": (
-            softmax._backward_kernel,
-            4 * width,
-            (width, width, 0.3),
-            [block, block + 1, starts, ends],
-        ),
-        "split": (heads._kernel, 2 * TIME, (0, *shape), [fused, *turned, *angles]),
-        "merge": (heads._kernel, 2 * TIME, (1, *shape), [fused, *turned, *angles]),
+        "softmax": (softmax._softmax_kernel, 4 * width, seen, [block, starts, ends]),
+        "biased_softmax": (softmax._biased_kernel, 4 * width, biased, [block, starts, ends, table, sinks, rest]),
+        "softmax_backward": (softmax._backward_kernel, 4 * width, seen, [block, block + 1, starts, ends]),
+        "diagonals": (softmax._diagonal_kernel, 4, (width, width), [block, torch.zeros(4, 2 * width - 1)]),
+        "attention_dropout": (attention_dropout._kernel, 4 * width, dropped, [block, targets[:1], block + 1]),
+        "split": (heads._kernel, 2 * TIME, (0, *shape, 0), [fused, *turned, *angles]),
+        "merge": (heads._kernel, 2 * TIME, (1, *shape, 0), [fused, *turned, *angles]),
+        "split_neighbours": (heads._kernel, 2 * TIME, (0, *shape, 1), [fused, *turned, *angles]),
     }
     return cases[name]
 
@@ -70,7 +72,8 @@ def place(tensors: list[Tensor], draw: random.Random | None) -> list[Tensor]:
     return copies
 
 
-NAMES = ["swiglu", "swiglu_backward", "norm", "norm_backward", "loss", "softmax", "softmax_backward", "split", "merge"]
+NAMES = ["swiglu", "swiglu_backward", "norm", "norm_backward", "loss", "softmax", "biased_softmax", "softmax_backward"]
+NAMES += ["diagonals", "attention_dropout", "split", "merge", "split_neighbours"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,9 +16,9 @@ from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.scalar import exponential
-from hornbook.model.cpu.softmax import softmax_, softmax_backward_
+from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.dropout import keep_mask, mix
-from hornbook.model.position import rotate
+from hornbook.model.position import Layout, rotate
 
 # Relative to the largest value: float32 sums of some hundred terms; one rounding to bfloat16 is 2^-9 = 0.002, and a
 # product of two rounded values at most two of them.
@@ -95,39 +95,78 @@ def test_swiglu_of_large_gates_is_finite() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
-def test_split_heads(dtype: torch.dtype, rows: int, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize("heads", [(4, 4), (3, 1), (5, 0)])
+@pytest.mark.parametrize(
+    ("pairs", "layout"), [(3, "half"), (1, "half"), (0, "half"), (3, "interleaved"), (2, "interleaved")]
+)
+def test_split_heads(dtype: torch.dtype, rows: int, heads: tuple[int, int], pairs: int, layout: Layout) -> None:
+    """All dims turn, some, or none."""
     dim, time = 6, 11
-    angles = torch.rand(rows, time, dim // 2) * 6
+    angles = torch.rand(rows, time, pairs) * 6
     cos, sin = angles.cos(), angles.sin()
 
     def reference(fused: Tensor) -> Tensor:
         query, key, value = fused.unflatten(-1, (-1, dim)).transpose(1, 2).split([heads[0], heads[1], heads[1]], 1)
         exact = cos.double(), sin.double()
-        return torch.cat([rotate(query, exact), rotate(key, exact), value], 1)
+        return torch.cat([rotate(query, exact, layout), rotate(key, exact, layout), value], 1)
 
     fused = torch.randn(3, time, (heads[0] + 2 * heads[1]) * dim).to(dtype)
-    check(lambda x: torch.cat(SplitHeads.apply(x, heads, cos, sin), 1), reference, fused)
+    check(lambda x: torch.cat(SplitHeads.apply(x, heads, cos, sin, layout == "interleaved"), 1), reference, fused)
+
+
+QUERIES, KEYS = 33, 75
+
+
+def intervals(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts and ends of what queries see, some nothing, and what is hidden from them."""
+    starts = (torch.arange(QUERIES) // 10 * 10).repeat(rows, 1)
+    ends = torch.arange(QUERIES) + KEYS - QUERIES + 1 - torch.arange(rows)[:, None] * 7
+    starts[0, 4] = ends[0, 4]
+    place = torch.arange(KEYS)
+    return starts, ends, ((place < starts[..., None]) | (place >= ends[..., None]))[:, None]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_softmax_of_a_block_and_its_gradient(dtype: torch.dtype) -> None:
-    queries, keys = 33, 75
-    starts = torch.arange(queries) // 10 * 10
-    ends = torch.arange(queries) + keys - queries + 1
-    scores, grads = (8 * torch.randn(6, queries, keys)).to(dtype), torch.randn(6, queries, keys).to(dtype)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_softmax_of_a_block_and_its_gradient(dtype: torch.dtype, rows: int) -> None:
+    starts, ends, hidden = intervals(rows)
+    shape = (3, 4, QUERIES, KEYS)
+    scores, grads = (8 * torch.randn(shape)).to(dtype), torch.randn(shape).to(dtype)
     got, want = scores.clone(), scores.double()
     for block in (got, want):
         softmax_(block, starts, ends, 0.3)
     close(got, want, dtype)
-    place = torch.arange(keys)
-    hidden = (place < starts[:, None]) | (place >= ends[:, None])
-    assert torch.all(got[:, hidden] == 0)
-    assert torch.allclose(want.sum(-1), torch.ones(6, queries, dtype=torch.float64))
+    assert torch.all(got[hidden.expand(shape)] == 0)
+    assert torch.allclose(want.sum(-1), (starts < ends)[:, None].double().expand(3, 4, QUERIES))
     back, true = grads.clone(), grads.double()
     softmax_backward_(back, got, starts, ends, 0.3)
     softmax_backward_(true, got.double(), starts, ends, 0.3)
     close(back, true, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sinks", [None, torch.tensor([-1.0, 0.0, 3.0, 30.0])])
+def test_softmax_with_scores_by_distance_and_sinks(dtype: torch.dtype, sinks: Tensor | None) -> None:
+    starts, ends, hidden = intervals(3)
+    scores, table = (8 * torch.randn(3, 4, QUERIES, KEYS)).to(dtype), torch.randn(4, 2 * KEYS + 11)
+    got, column = scores.clone(), KEYS + 9
+    rest = biased_softmax_(got, starts, ends, 0.3, table, column, sinks)
+    apart = torch.arange(KEYS) - torch.arange(QUERIES)[:, None]
+    full = (scores.double() * 0.3 + table.double()[:, column + apart]).masked_fill(hidden, -torch.inf)
+    beside = (torch.full((4,), -torch.inf) if sinks is None else sinks).double()[:, None, None].expand(3, 4, QUERIES, 1)
+    want = torch.cat([full, beside], -1).softmax(-1).nan_to_num(0)
+    close(got, want[..., :KEYS], dtype)
+    assert torch.all(got[hidden.expand(got.shape)] == 0)
+    sees = (starts < ends)[:, None].expand(rest.shape)
+    assert torch.allclose(rest[sees], want[..., KEYS].float()[sees], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_over_equal_distances(dtype: torch.dtype) -> None:
+    grads = torch.randn(2, 3, QUERIES, KEYS).to(dtype)
+    want = torch.stack([grads.double().diagonal(d, 2, 3).sum(-1) for d in range(1 - QUERIES, KEYS)], -1)
+    close(diagonal_sums(grads), want, torch.float32)
+    close(diagonal_sums(grads.double()), want, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -168,9 +207,12 @@ def test_what_is_not_finite_is_not_hidden(dtype: torch.dtype, bad: float) -> Non
     losses, logits = torch.empty(4), x.clone()
     cross_entropy_(logits, torch.zeros(4, dtype=torch.int64), torch.ones(4), losses, want_grad=True)
     assert torch.equal(torch.isfinite(losses), torch.tensor([True, False, True, True]))
-    scores = x[None].clone()
-    softmax_(scores, torch.zeros(4, dtype=torch.int64), torch.full((4,), 8), 1.0)
-    assert not torch.isfinite(scores[0, 1]).all()
+    plain, biased = x[None, None].clone(), x[None, None].clone()
+    whole = torch.zeros(1, 4, dtype=torch.int64), torch.full((1, 4), 8)
+    softmax_(plain, *whole, 1.0)
+    biased_softmax_(biased, *whole, 1.0, torch.zeros(1, 11), 3, torch.zeros(1))
+    assert not torch.isfinite(plain[0, 0, 1]).all()
+    assert not torch.isfinite(biased[0, 0, 1]).all()
 
 
 def test_the_exponential_keeps_its_promise() -> None:

@@ -1,6 +1,6 @@
 """Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device.
 
-On CPU with gradients or many queries: blocks of queries against the keys up to their end (`hornbook.model.blocks`);
+On CPU with gradients or many queries: blocks of queries against the keys they see (`hornbook.model.block_attention`);
 for a few new queries on a cache, and on other devices, torch's scaled_dot_product_attention. docs/speed.md has the
 measurements behind this rule.
 """
@@ -9,67 +9,107 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.blocks import BlockAttention
-from hornbook.model.position import Lengths
+from hornbook.model.attention_dropout import Drop
+from hornbook.model.block_attention import BlockAttention, Scoring
+from hornbook.model.sight import Sight, mask
 
 Heads = Float[Tensor, "batch heads time dim"]
+Bias = Float[Tensor, "heads distances"]
+"""Scores by key position minus query position; distance 0 stands in the middle."""
+Sinks = Float[Tensor, " heads"]
 FEW_QUERIES = 16
 """Up to so many queries a block is not worth its preparation."""
 
 
-def reference_attention(query: Heads, key: Heads, value: Heads, lengths: Lengths | None = None) -> Heads:
-    """Causal attention written as its formula, softmax(Q K^T / sqrt(d)) V, confined to documents.
+def reference_attention(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sight: Sight,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
+    dropout: Drop | None = None,
+) -> Heads:
+    """Attention written as its formula: softmax(scale Q K^T + bias) V over the keys each query sees.
 
-    Queries are the last `time` of the keys' positions; each group of heads / kv_heads queries shares a key-value head.
+    Each group of heads / kv_heads queries shares a key-value head; `scale` is 1 / sqrt(dim) if not given. `softcap` c
+    makes scores s to c tanh(s / c), before `bias` is added. `sinks` are one more score per head, which takes part in
+    the softmax and has no value. A query that sees nothing gets zeros.
     """
-    groups = query.shape[1] // key.shape[1]
+    groups, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    allowed = causal_mask(query.shape[2], key.shape[2], query.device)
-    if lengths is not None:
-        allowed = allowed & document_mask(lengths, query.device)[:, None]
-    return scores.masked_fill(~allowed, -math.inf).softmax(-1) @ value
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + spread(bias, queries, keys)
+    allowed = mask(sight, query.shape[0], queries, keys, query.device)[:, None]
+    scores = scores.masked_fill(~allowed, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    probabilities = torch.where(allowed, scores.softmax(-1)[..., :keys], 0.0).to(query.dtype)
+    if dropout is not None:
+        keep = dropout.keep(slice(None), query.shape[1], range(keys - queries, keys), range(keys))
+        probabilities = probabilities * keep / (1 - dropout.rate)
+    return probabilities @ value
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "queries keys"]:
-    """True where a query may look: the last query at all keys, each earlier one at one key fewer."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+def spread(bias: Bias, queries: int, keys: int) -> Float[Tensor, "heads queries keys"]:
+    """The table's score of each pair; queries are the last of the keys' positions."""
+    device = bias.device
+    distance = torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
+    return bias[:, distance + bias.shape[1] // 2]
 
 
-def document_mask(lengths: Lengths, device: torch.device) -> Bool[Tensor, "batch time time"]:
-    """True where both positions lie in the same document."""
-    rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
-    documents = torch.stack(rows).to(device)
-    return documents[:, :, None] == documents[:, None, :]
-
-
-def attend(query: Heads, key: Heads, value: Heads, lengths: Lengths | None = None) -> Heads:
-    """Causal attention; shapes as `reference_attention`."""
-    if lengths is not None and all(len(row) == 1 for row in lengths):
-        lengths = None
+def attend(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sight: Sight,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
+    dropout: Drop | None = None,
+) -> Heads:
+    """Attention by the fastest way; arguments as of `reference_attention`."""
+    scoring = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
     plain = type(query) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling()
     if plain and query.shape[2] > FEW_QUERIES:
-        out = BlockAttention.apply(query, key, value, lengths, torch.is_grad_enabled())
+        rest = scoring._replace(bias=None, sinks=None)
+        out = BlockAttention.apply(query, key, value, bias, sinks, sight, rest, torch.is_grad_enabled())
         assert isinstance(out, Tensor)
         return out
-    return _attend_by_torch(query, key, value, lengths)
+    if softcap is None and sinks is None and dropout is None:
+        return _attend_by_torch(query, key, value, sight, scoring)
+    return reference_attention(
+        query, key, value, sight, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout
+    )
 
 
-def _attend_by_torch(query: Heads, key: Heads, value: Heads, lengths: Lengths | None) -> Heads:
-    queries, keys = query.shape[2], key.shape[2]
-    mask = None
-    if lengths is not None:
-        mask = causal_mask(queries, keys, query.device) & document_mask(lengths, query.device)[:, None]
-    elif 1 < queries < keys:
-        mask = causal_mask(queries, keys, query.device)
+def _attend_by_torch(query: Heads, key: Heads, value: Heads, sight: Sight, scoring: Scoring) -> Heads:
+    queries, keys, bias = query.shape[2], key.shape[2], scoring.bias
+    whole = sight.unbroken and sight.window is None
+    causal = whole and sight.kind == "causal" and queries == keys and bias is None
+    seen = None
+    if not (causal or (whole and (sight.kind != "causal" or queries == 1))):
+        seen = mask(sight, query.shape[0], queries, keys, query.device)[:, None]
+    if bias is not None:
+        scores = spread(bias, queries, keys)
+        seen = (scores if seen is None else scores.masked_fill(~seen, -math.inf)).to(query.dtype)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=mask,
-        is_causal=mask is None and queries == keys,
+        attn_mask=seen,
+        is_causal=causal,
+        scale=scoring.scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )

@@ -13,11 +13,12 @@ from hornbook.model.cpu.team import supports
 from hornbook.model.dropout import site_keys
 from hornbook.model.linear import Linear, fused_linear
 from hornbook.model.norm import RMSNorm
-from hornbook.model.position import Rope, rotate
+from hornbook.model.position import Layout, Rope, Rotation, rotate
 from hornbook.model.sight import Sight
 
 SITE = 8
 """Place of a layer where probabilities of attention are dropped; the next one is that of attention across stacks."""
+Heads = Float[Tensor, "batch heads time head_dim"]
 
 
 class FullAttention(nn.Module):
@@ -35,92 +36,117 @@ class FullAttention(nn.Module):
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
         self.value = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
         self.out = Linear(cfg.heads * cfg.head_dim, width, part.out_bias)
-        self.query_norm = self._norm(cfg, cfg.heads)
-        self.key_norm = self._norm(cfg, cfg.kv_heads)
+        self.query_norm, self.key_norm = (_norm(cfg, part, count) for count in (cfg.heads, cfg.kv_heads))
         self.sinks = nn.Parameter(torch.empty(cfg.heads)) if part.sinks else None
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         query, key, value = self._project(x, context)
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
-        sight = context.sight.narrowed(self.cfg.window)
-        return self.out(self._attend(query, key, value, sight, context.bias, context))
+        return self._answer(query, key, value, context.sight.narrowed(self.cfg.window), context.bias, context)
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, bias: Tensor | None, context: Context
-    ) -> Float[Tensor, "batch time heads_width"]:
-        drop = None
-        if self.cfg.dropout and context.keys is not None:
-            drop = Drop(site_keys(context.keys, self.layer, self.site), self.cfg.dropout)
-        options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias}
-        heads = attend(query, key, value, sight, **options, sinks=self.sinks, dropout=drop)
-        return heads.transpose(1, 2).flatten(2)
+    def _answer(
+        self, query: Heads, key: Heads, value: Heads, sight: Sight, bias: Tensor | None, context: Context
+    ) -> Float[Tensor, "batch time width"]:
+        """What the heads find, through the output projection."""
+        options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
+        drop = dropped(context, self.layer, self.site, self.cfg.dropout)
+        return self.out(attend(query, key, value, sight, **options, dropout=drop).transpose(1, 2).flatten(2))
 
-    def _norm(self, cfg: config.ModelConfig, heads: int) -> RMSNorm | None:
-        if cfg.attention.qk_norm == "none":
-            return None
-        width = cfg.head_dim if cfg.attention.qk_norm == "head" else heads * cfg.head_dim
-        return RMSNorm(width, config.RMSNorm(eps=cfg.norm.eps))
-
-    def _project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, time, head_dim], normalised and rotated."""
+    def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
+        """Queries, keys and values, normalised and rotated."""
         layers = [self.query, self.key, self.value]
-        fused = fused_linear(x, layers)
-        if self.cfg.clip is not None:
-            fused = fused.clamp(-self.cfg.clip, self.cfg.clip)
-        rotation = context.rotation(self.rope)
-        if self._kernel_serves(fused):
-            counts = [layer.weight.shape[0] // self.head_dim for layer in layers]
-            return SplitHeads.apply(fused, (counts[0], counts[1]), *rotation)
-        query, key, value = fused.split([layer.weight.shape[0] for layer in layers], -1)
-        return (
-            self._turned(query, self.query_norm, rotation),
-            self._turned(key, self.key_norm, rotation),
-            self._heads(value),
-        )
+        widths, rotation = [layer.weight.shape[0] for layer in layers], context.rotation(self.rope)
+        fused = self._clipped(fused_linear(x, layers))
+        layout: Layout = "half" if self.rope is None else self.rope.cfg.layout
+        if self.cfg.qk_norm == "full":
+            query, key, value = fused.split(widths, -1)
+            fused = torch.cat(
+                [self._normalised(query, self.query_norm), self._normalised(key, self.key_norm), value], -1
+            )
+        counts = widths[0] // self.head_dim, widths[1] // self.head_dim
+        if self.cfg.qk_norm != "head":
+            return split_heads(fused, counts, rotation, layout)
+        query, key, value = split_heads(fused, counts, None, layout)
+        query, key = self._normalised(query, self.query_norm), self._normalised(key, self.key_norm)
+        if rotation is not None:
+            query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)
+        return query, key, value
 
-    def _kernel_serves(self, fused: Tensor) -> bool:
-        rope = self.rope
-        whole = rope is not None and rope.turned == rope.head_dim and rope.cfg.layout == "half"
-        return whole and self.query_norm is None and supports(fused)
+    def _clipped(self, x: Tensor) -> Tensor:
+        return x if self.cfg.clip is None else x.clamp(-self.cfg.clip, self.cfg.clip)
 
-    def _turned(self, x: Tensor, norm: nn.Module | None, rotation) -> Tensor:
-        """Heads of queries or keys, normalised over each head or over all, and rotated."""
-        if norm is not None and self.cfg.qk_norm == "full":
-            x = norm(x)
-        x = self._heads(x)
-        if norm is not None and self.cfg.qk_norm == "head":
-            x = norm(x)
-        return x if rotation is None else rotate(x, rotation, self.rope.cfg.layout)
-
-    def _heads(self, x: Tensor) -> Float[Tensor, "batch heads time head_dim"]:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    @staticmethod
+    def _normalised(x: Tensor, norm: nn.Module | None) -> Tensor:
+        return x if norm is None else norm(x)
 
 
 class CrossAttention(FullAttention):
-    """Queries from a decoder's states; keys and values from `context.memory`, projected once where there is a cache."""
+    """Queries from a decoder's states; keys and values from `context.memory`, projected once where there is a cache.
+
+    No positions: what is looked at is another sequence.
+    """
 
     site = SITE + 1
 
+    def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
+        super().__init__(cfg, layer)
+        self.rope = None
+
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         assert context.memory is not None
-        query = self._turned(self._clipped(self.query(x)), self.query_norm, None)
+        query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
         sight = Sight("cross", context.sight.lengths, context.memory.lengths)
-        return self.out(self._attend(query, key, value, sight, None, context))
+        return self._answer(query, key, value, sight, None, context)
 
-    def _memory(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values [batch, kv_heads, source time, head_dim] of the memory."""
+    def _memory(self, context: Context) -> tuple[Heads, Heads]:
+        """Keys and values of the memory."""
         held = None if context.cache is None else context.cache.fixed(self.layer)
         if held is not None:
             return held
+        assert context.memory is not None
         states = context.memory.states
-        fused = self._clipped(fused_linear(states, [self.key, self.value]))
-        key, value = fused.split([self.key.weight.shape[0], self.value.weight.shape[0]], -1)
-        pair = self._turned(key, self.key_norm, None), self._heads(value)
+        pair = self._ready(self.key, self.key_norm, states), self._ready(self.value, None, states)
         if context.cache is not None:
             context.cache.fix(self.layer, *pair)
         return pair
 
-    def _clipped(self, x: Tensor) -> Tensor:
-        return x if self.cfg.clip is None else x.clamp(-self.cfg.clip, self.cfg.clip)
+    def _ready(self, layer: Linear, norm: nn.Module | None, x: Tensor) -> Heads:
+        """Heads of one projection, clipped and normalised."""
+        y = self._clipped(layer(x))
+        if self.cfg.qk_norm == "full":
+            y = self._normalised(y, norm)
+        heads = split_heads(y, (layer.weight.shape[0] // self.head_dim, 0), None)[0]
+        return self._normalised(heads, norm) if self.cfg.qk_norm == "head" else heads
+
+
+def split_heads(
+    fused: Float[Tensor, "batch time all_heads"],
+    counts: tuple[int, int],
+    rotation: Rotation | None,
+    layout: Layout = "half",
+) -> tuple[Heads, Heads, Heads]:
+    """Queries, keys and values that lie side by side; `counts` are heads and key-value heads. The first two turn."""
+    dim = fused.shape[-1] // (counts[0] + 2 * counts[1])
+    if supports(fused):
+        none = torch.empty(1, fused.shape[1], 0)
+        cos, sin = (none, none) if rotation is None else rotation
+        return SplitHeads.apply(fused, counts, cos, sin, layout == "interleaved")
+    query, key, value = fused.unflatten(-1, (-1, dim)).transpose(1, 2).split([counts[0], counts[1], counts[1]], dim=1)
+    if rotation is not None:
+        query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)
+    return query, key, value
+
+
+def dropped(context: Context, layer: int, site: int, rate: float) -> Drop | None:
+    """Dropout of a layer's attention probabilities, if there is any in this pass."""
+    return None if rate == 0 or context.keys is None else Drop(site_keys(context.keys, layer, site), rate)
+
+
+def _norm(cfg: config.ModelConfig, part: config.FullAttention, heads: int) -> RMSNorm | None:
+    """RMSNorm over each head or over all, with the eps of the model's norms."""
+    if part.qk_norm == "none":
+        return None
+    eps = config.RMSNorm().eps if isinstance(cfg.norm, config.NoNorm) else cfg.norm.eps
+    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNorm(eps=eps))

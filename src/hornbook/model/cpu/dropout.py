@@ -34,7 +34,7 @@ def _run(x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
 
 
 @njit(inline="always")
-def _mix(x):
+def mix(x):
     """SplitMix64, as `hornbook.model.dropout.mix`."""
     x = np.uint64(x + GAMMA)
     x = np.uint64((x ^ (x >> np.uint64(30))) * FIRST)
@@ -49,7 +49,7 @@ def _drop(first, last, time, width, threshold, scale, x, places, y):
         place, index = np.uint64(places[row // time]), np.uint64(row % time * width)
         x_row, y_row = x[row * width : (row + 1) * width], y[row * width : (row + 1) * width]
         for j in range(width):
-            keep = (_mix(place ^ _mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
+            keep = (mix(place ^ mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
             store(y_row, j, load(x_row, j) * scale if keep else np.float32(0))
 
 

@@ -1,7 +1,8 @@
 """From the fused projection to heads, turned: one pass instead of split, transpose, rotate and copy.
 
 [batch, time, (heads + 2 kv_heads) dim] -> query [batch, heads, time, dim], key and value [batch, kv_heads, time, dim],
-queries and keys rotated (`hornbook.model.position`); backward turns by the opposite angle into one tensor again.
+queries and keys rotated (`hornbook.model.position`), all of their dims, the first ones, or none; backward turns by the
+opposite angle into one tensor again.
 """
 
 import torch
@@ -13,15 +14,19 @@ from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_row
 
 
 class SplitHeads(torch.autograd.Function):
-    """Fused projection, numbers of heads, cosines and sines [1 or batch, time, dim / 2] -> query, key, value."""
+    """Fused projection, numbers of heads, cosines and sines [1 or batch, time, pairs], whether pairs are neighbours
+    -> query, key, value."""
 
     @staticmethod
-    def forward(ctx, fused: Tensor, heads: tuple[int, int], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx, fused: Tensor, heads: tuple[int, int], cos: Tensor, sin: Tensor, neighbours: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         batch, time, width = fused.shape
         dim = width // (heads[0] + 2 * heads[1])
         parts = [fused.new_empty(batch, count, time, dim) for count in (heads[0], heads[1], heads[1])]
-        _run(fused.contiguous(), parts, cos, sin, 1.0, 0)
+        _run(fused.contiguous(), parts, cos, sin, 1.0, 0, neighbours)
         ctx.save_for_backward(cos, sin)
+        ctx.neighbours = neighbours
         return parts[0], parts[1], parts[2]
 
     @staticmethod
@@ -30,13 +35,17 @@ class SplitHeads(torch.autograd.Function):
         parts = [grad.contiguous() for grad in grads]
         batch, heads, time, dim = parts[0].shape
         fused = parts[0].new_empty(batch, time, (heads + 2 * parts[1].shape[1]) * dim)
-        _run(fused, parts, cos, sin, -1.0, 1)
-        return fused, None, None, None
+        _run(fused, parts, cos, sin, -1.0, 1, ctx.neighbours)
+        return fused, None, None, None, None
 
 
-def _run(fused: Tensor, parts: list[Tensor], cos: Tensor, sin: Tensor, sign: float, merge: int) -> None:
+def _run(
+    fused: Tensor, parts: list[Tensor], cos: Tensor, sin: Tensor, sign: float, merge: int, neighbours: bool
+) -> None:
     batch, heads, time, dim = parts[0].shape
-    shape = (time, heads, parts[1].shape[1], dim, 0 if cos.shape[0] == 1 else time)
+    pairs = cos.shape[2]
+    assert 2 * pairs <= dim
+    shape = (time, heads, parts[1].shape[1], dim, 0 if cos.shape[0] == 1 else time, pairs, int(neighbours))
     signed = (sin * sign).contiguous()
     launch(_kernel, batch * time, is_bf16(fused), merge, *shape, fused, *parts, cos.contiguous(), signed)
 
@@ -50,9 +59,17 @@ def _turn(source, target, cos, sin, half):
 
 
 @njit(inline="always", **OPTIONS)
+def _turn_neighbours(source, target, cos, sin, pairs):
+    for j in range(pairs):
+        a, b = load(source, 2 * j), load(source, 2 * j + 1)
+        store(target, 2 * j, a * cos[j] - b * sin[j])
+        store(target, 2 * j + 1, b * cos[j] + a * sin[j])
+
+
+@njit(inline="always", **OPTIONS)
 def _split(first, last, a, fused, query, key, value, cos, sin):
-    merge, time, heads, kv_heads, dim, turns = a[1], a[2], a[3], a[4], a[5], a[6]
-    half, width = dim // 2, (heads + 2 * kv_heads) * dim
+    merge, time, heads, kv_heads, dim, turns, half = a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+    width = (heads + 2 * kv_heads) * dim
     for row in range(first, last):
         batch, place = row // time, row % time
         angle = (batch * turns + place) * half
@@ -67,11 +84,13 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
                 part, index = value, batch * kv_heads + head - heads - kv_heads
             here = part[(index * time + place) * dim : (index * time + place + 1) * dim]
             source, target = (here, whole) if merge else (whole, here)
-            if head < heads + kv_heads:
+            turned = 2 * half if head < heads + kv_heads else 0
+            if turned and a[8]:
+                _turn_neighbours(source, target, c, s, half)
+            elif turned:
                 _turn(source, target, c, s, half)
-            else:
-                for j in range(dim):
-                    target[j] = source[j]
+            for j in range(turned, dim):
+                target[j] = source[j]
 
 
 @Kernel
@@ -82,6 +101,6 @@ def _kernel(pointer):
         if first == last:
             return
         if a[0]:
-            _split(first, last, a, bf16(a[7]), bf16(a[8]), bf16(a[9]), bf16(a[10]), f32(a[11]), f32(a[12]))
+            _split(first, last, a, bf16(a[9]), bf16(a[10]), bf16(a[11]), bf16(a[12]), f32(a[13]), f32(a[14]))
         else:
-            _split(first, last, a, f32(a[7]), f32(a[8]), f32(a[9]), f32(a[10]), f32(a[11]), f32(a[12]))
+            _split(first, last, a, f32(a[9]), f32(a[10]), f32(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))

@@ -1,7 +1,9 @@
-"""Causal softmax of a block of scores and its gradient, in place.
+"""Softmax of a block of scores over the keys each query sees, and its gradient, in place.
 
-A block is scores [groups, queries, keys]: query i sees keys starts[i] .. ends[i] - 1, counted from the block's first
-key; the rest become exact zeros. P = softmax(scale * S), and with D = sum_j P dP: dS = scale * P (dP - D).
+A block is scores [rows, heads, queries, keys]: query i of row r sees keys starts[r, i] .. ends[r, i] - 1, counted from
+the block's first key; the rest become exact zeros. P = softmax(scale * S + B), and with D = sum_j P dP:
+dS = scale * P (dP - D). The bias B depends on head and distance alone, so it is read from a table and its gradient is
+sums along diagonals of dS / scale.
 """
 
 import math
@@ -16,32 +18,86 @@ from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, 
 
 
 def softmax_(scores: Tensor, starts: Tensor, ends: Tensor, scale: float) -> None:
-    """Scores [groups, queries, keys] become probabilities; starts, ends [queries] (int64)."""
+    """Scores [rows, heads, queries, keys] become probabilities; starts, ends [rows or 1, queries] (int64)."""
     if supports(scores):
-        groups, queries, keys = scores.shape
-        launch(_softmax_kernel, groups * queries, is_bf16(scores), queries, keys, scale, scores, starts, ends)
+        launch(_softmax_kernel, _rows(scores), *_shape(scores, starts), scale, scores, starts, ends)
         return
-    place = torch.arange(scores.shape[-1], device=scores.device)
-    hidden = (place < starts[:, None]) | (place >= ends[:, None])
-    scores.copy_((scores * scale).masked_fill(hidden, -math.inf).softmax(-1))
+    hidden = _hidden(scores, starts, ends)
+    scores.copy_((scores * scale).masked_fill(hidden, -math.inf).softmax(-1).masked_fill(hidden, 0))
+
+
+def biased_softmax_(
+    scores: Tensor, starts: Tensor, ends: Tensor, scale: float, table: Tensor, column: int, sinks: Tensor | None
+) -> Tensor:
+    """As `softmax_`, with scores by distance, and a score per head that has no key: gives that one's probability.
+
+    table: [heads, distances], of which `column` is for the first query and the first key; a later key is a later
+    column, a later query an earlier one. sinks: [heads]. Gives [rows, heads, queries].
+    """
+    rows, heads, queries, keys = scores.shape
+    sinks = table.new_full((heads,), -math.inf) if sinks is None else sinks
+    if supports(scores):
+        rest = torch.empty(rows, heads, queries)
+        given = (table.float().contiguous(), sinks.float().contiguous())
+        shape = (*_shape(scores, starts), heads, table.shape[1], column, scale)
+        launch(_biased_kernel, _rows(scores), *shape, scores, starts, ends, *given, rest)
+        return rest
+    apart = torch.arange(keys, device=scores.device) - torch.arange(queries, device=scores.device)[:, None]
+    hidden = _hidden(scores, starts, ends)
+    full = (scores * scale + table[:, apart + column]).masked_fill(hidden, -math.inf)
+    full = torch.cat([full, sinks[:, None, None].expand(rows, heads, queries, 1)], -1).softmax(-1)
+    scores.copy_(full[..., :keys].masked_fill(hidden, 0))
+    return full[..., keys]
 
 
 def softmax_backward_(grads: Tensor, probabilities: Tensor, starts: Tensor, ends: Tensor, scale: float) -> None:
-    """Gradients of the probabilities become gradients of the scores."""
+    """Gradients of the probabilities become gradients of the scores; shapes as of `softmax_`."""
     if supports(grads, probabilities):
-        groups, queries, keys = grads.shape
-        shape = (queries, keys, scale)
-        launch(_backward_kernel, groups * queries, is_bf16(grads), *shape, grads, probabilities, starts, ends)
+        shape = (*_shape(grads, starts), scale)
+        launch(_backward_kernel, _rows(grads), *shape, grads, probabilities, starts, ends)
         return
     inner = (grads * probabilities).sum(-1, keepdim=True)
     grads.sub_(inner).mul_(probabilities).mul_(scale)
 
 
+def diagonal_sums(grads: Tensor) -> Tensor:
+    """Sums of [rows, heads, queries, keys] over equal distance -> [rows, heads, queries + keys - 1], float32 at least.
+
+    Entry d is that of key minus query equal to d - (queries - 1).
+    """
+    rows, heads, queries, keys = grads.shape
+    if supports(grads):
+        sums = torch.zeros(rows, heads, queries + keys - 1)
+        launch(_diagonal_kernel, rows * heads, is_bf16(grads), queries, keys, grads, sums)
+        return sums
+    apart = torch.arange(keys, device=grads.device) - torch.arange(queries, device=grads.device)[:, None] + queries - 1
+    sums = grads.new_zeros(rows, heads, queries + keys - 1)
+    return sums.index_add_(2, apart.flatten(), grads.flatten(2))
+
+
+def _rows(scores: Tensor) -> int:
+    rows, heads, queries, _ = scores.shape
+    return rows * heads * queries
+
+
+def _shape(scores: Tensor, starts: Tensor) -> tuple[int, int, int, int, int]:
+    """Dtype, queries, keys, and by which rows of scores intervals change: after `group` rows by `step` intervals."""
+    _, heads, queries, keys = scores.shape
+    return is_bf16(scores), queries, keys, heads * queries, 0 if starts.shape[0] == 1 else queries
+
+
+def _hidden(scores: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    return ((place < starts[..., None]) | (place >= ends[..., None]))[:, None]
+
+
 @njit(inline="always", **OPTIONS)
-def _softmax(first, last, queries, keys, scale, scores, starts, ends):
+def _softmax(first, last, a, scale, scores, starts, ends):
+    queries, keys, group, step = a[1], a[2], a[3], a[4]
     exponentials = np.empty(keys, np.float32)
     for row in range(first, last):
-        start, end = starts[row % queries], ends[row % queries]
+        query = row // group * step + row % queries
+        start, end = starts[query], ends[query]
         base = row * keys
         whole = scores[base : base + keys]
         seen = scores[base + start : base + end]
@@ -61,9 +117,40 @@ def _softmax(first, last, queries, keys, scale, scores, starts, ends):
 
 
 @njit(inline="always", **OPTIONS)
-def _backward(first, last, queries, keys, scale, grads, probabilities, starts, ends):
+def _biased(first, last, a, scale, scores, starts, ends, table, sinks, rest):
+    queries, keys, group, step, heads, width, column = a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+    exponentials = np.empty(keys, np.float32)
     for row in range(first, last):
-        start, end = starts[row % queries], ends[row % queries]
+        query, head = row // group * step + row % queries, row // queries % heads
+        start, end = starts[query], ends[query]
+        base, away = row * keys, head * width + column - row % queries
+        whole = scores[base : base + keys]
+        seen, bias = scores[base + start : base + end], table[away + start : away + end]
+        count = end - start
+        for j in range(count):
+            exponentials[j] = load(seen, j) * scale + bias[j]
+        largest = sinks[head]
+        for j in range(count):
+            largest = max(largest, exponentials[j])
+        for j in range(count):
+            exponentials[j] = exponential(exponentials[j] - largest)
+        beside = exponential(sinks[head] - largest)
+        inverse = np.float32(1) / (total(exponentials, count) + beside)
+        for j in range(count):
+            store(seen, j, exponentials[j] * inverse)
+        for j in range(start):
+            whole[j] = 0
+        for j in range(end, keys):
+            whole[j] = 0
+        rest[row] = beside * inverse
+
+
+@njit(inline="always", **OPTIONS)
+def _backward(first, last, a, scale, grads, probabilities, starts, ends):
+    queries, keys, group, step = a[1], a[2], a[3], a[4]
+    for row in range(first, last):
+        query = row // group * step + row % queries
+        start, end = starts[query], ends[query]
         base = row * keys
         whole = grads[base : base + keys]
         d, p = grads[base + start : base + end], probabilities[base + start : base + end]
@@ -78,29 +165,67 @@ def _backward(first, last, queries, keys, scale, grads, probabilities, starts, e
             whole[j] = 0
 
 
+@njit(inline="always", **OPTIONS)
+def _diagonals(first, last, queries, keys, grads, sums):
+    for matrix in range(first, last):
+        for i in range(queries):
+            begin = matrix * (queries + keys - 1) + queries - 1 - i
+            target = sums[begin : begin + keys]
+            source = grads[(matrix * queries + i) * keys : (matrix * queries + i + 1) * keys]
+            for j in range(keys):
+                target[j] += load(source, j)
+
+
 @Kernel
 def _softmax_kernel(pointer):
     a = arguments(pointer)
-    scale = float_argument(a, 3)
+    scale = float_argument(a, 5)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
         if a[0]:
-            _softmax(first, last, a[1], a[2], scale, bf16(a[4]), i64(a[5]), i64(a[6]))
+            _softmax(first, last, a, scale, bf16(a[6]), i64(a[7]), i64(a[8]))
         else:
-            _softmax(first, last, a[1], a[2], scale, f32(a[4]), i64(a[5]), i64(a[6]))
+            _softmax(first, last, a, scale, f32(a[6]), i64(a[7]), i64(a[8]))
+
+
+@Kernel
+def _biased_kernel(pointer):
+    a = arguments(pointer)
+    scale = float_argument(a, 8)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _biased(first, last, a, scale, bf16(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
+        else:
+            _biased(first, last, a, scale, f32(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
 
 
 @Kernel
 def _backward_kernel(pointer):
     a = arguments(pointer)
-    scale = float_argument(a, 3)
+    scale = float_argument(a, 5)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
         if a[0]:
-            _backward(first, last, a[1], a[2], scale, bf16(a[4]), bf16(a[5]), i64(a[6]), i64(a[7]))
+            _backward(first, last, a, scale, bf16(a[6]), bf16(a[7]), i64(a[8]), i64(a[9]))
         else:
-            _backward(first, last, a[1], a[2], scale, f32(a[4]), f32(a[5]), i64(a[6]), i64(a[7]))
+            _backward(first, last, a, scale, f32(a[6]), f32(a[7]), i64(a[8]), i64(a[9]))
+
+
+@Kernel
+def _diagonal_kernel(pointer):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        if a[0]:
+            _diagonals(first, last, a[1], a[2], bf16(a[3]), f32(a[4]))
+        else:
+            _diagonals(first, last, a[1], a[2], f32(a[3]), f32(a[4]))
