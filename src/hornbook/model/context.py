@@ -1,4 +1,4 @@
-"""What every block of one forward pass shares: rotations, who sees whom, dropout keys, the cache, scores by distance."""
+"""What every block of one forward pass shares: rotations, who sees whom, dropout keys, cache, scores by distance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
