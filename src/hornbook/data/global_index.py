@@ -60,12 +60,13 @@ class GlobalIndex:
 
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
-        sources, rows, _ = self.order.locate(np.array([sample], np.int64))
-        source = int(sources[0])
+        positions = np.array([sample], np.int64)
+        draws = Draws(positions, *self.order.locate(positions))
+        source = int(draws.sources[0])
         name = self.sources[source]
         shards = self.streams[source].shards
         found = []
-        _, begins, sizes = self.plans[source].segments(rows)
+        _, begins, sizes = self._maker.segments(draws)
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
             for number, document, start, length in self._shards.documents(source, begin, size):
                 shard = shards[number]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Float64, Int64, UInt64
 
 from hornbook.data.compiled import compiled
 from hornbook.data.permutation import key_of, mix
@@ -95,16 +95,25 @@ def row_keys(
 
 
 @compiled
-def _choices(table, bounds, streams, rows, out):
+def _choices(table, bounds, streams, rows, epochs, out):
     for i in range(rows.size):
-        out[i] = choose(key_of_row(table[streams[i]], rows[i]), bounds)
+        out[i] = choose(key_of_row(key_of_row(table[streams[i]], epochs[i]), rows[i]), bounds)
 
 
 def choices(
-    keys: Keys, bounds: np.ndarray, streams: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]
+    keys: Keys,
+    bounds: Float64[np.ndarray, " parts"],
+    streams: Int64[np.ndarray, " n"],
+    rows: Int64[np.ndarray, " n"],
+    epochs: Int64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Which part of a mixture each row belongs to: the same in every epoch, because rows are cut to fit it."""
+    """Which part of a mixture each row belongs to in each epoch; `bounds` are the cumulated shares of the parts."""
     out = np.zeros(len(rows), np.int64)
     if len(bounds) > 1:
-        _choices(keys.choices, bounds, streams, rows, out)
+        _choices(keys.choices, bounds, streams, rows, epochs, out)
     return out
+
+
+def epoch_key(keys: Keys, stream: int, epoch: int) -> np.uint64:
+    """Key of the choices in one epoch of a stream: row r belongs to part `choose(key_of_row(key, r), bounds)`."""
+    return np.uint64(key_of_row(keys.choices[stream], np.int64(epoch)))

@@ -1,14 +1,13 @@
 """What turns positions into microbatches: one interface for rows of text and for pairs of source and target."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.plan import Plan
+from hornbook.data.plan import Plan, Segments
 
 
 class Draws(NamedTuple):
@@ -23,8 +22,7 @@ class Draws(NamedTuple):
     """How often the plan was gone through before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A global batch, from which each rank takes its microbatches."""
 
     total_weight: float
@@ -37,7 +35,11 @@ class Maker(Protocol):
     """Makes batches from some streams."""
 
     plans: Sequence[Plan]
-    """How each stream is cut into rows."""
+    """How each stream is cut into rows, the first time it is gone through."""
+
+    def segments(self, draws: Draws) -> Segments:
+        """Which stretches of the streams each sample is made from."""
+        ...
 
     def make(self, draws: Draws, micro_batch: int) -> Made:
         """The samples as one global batch, in microbatches of `micro_batch` rows."""

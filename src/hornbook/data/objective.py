@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Masked, Prefix
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.keyed import stream_keys
+from hornbook.data.keyed import epoch_key, stream_keys
 from hornbook.data.making import Maker
 from hornbook.data.masked import Masking
 from hornbook.data.objective_parts import Part, cumulated, family_of, objective_parts
 from hornbook.data.pair_parts import check_sequence, check_spans, pair_tables
-from hornbook.data.pair_plan import SHORTEST, build_pair_plan
+from hornbook.data.pair_plan import SHORTEST, PairPlans, build_pair_plan
 from hornbook.data.pair_rows import PairRows
-from hornbook.data.plan import ConcatPlan, Plan, build_plan
+from hornbook.data.plan import ConcatPlan, Plan, TablePlan, build_plan
 from hornbook.data.prefix import Prefixing
 from hornbook.data.text_rows import Change, Changes, TextRows
 from hornbook.data.vocabulary import Vocabulary
@@ -86,12 +86,16 @@ def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
     if not evaluation:
         check_spans(parts, columns, roles, streams, sequence, document_mask=mask)
     keys = stream_keys(seed, [stream.source for stream in streams], evaluation=evaluation)
-    plans = [
-        build_pair_plan(stream, sequence, columns, roles, key, document_mask=mask, cache=cache, limit=limit)
-        for stream, key in zip(streams, keys.choices, strict=True)
-    ]
-    for stream, plan in zip(streams, plans, strict=True):
-        if plan.rows == 0 and not evaluation:
+
+    def plan(stream: int, epoch: int) -> TablePlan:
+        key, kept = epoch_key(keys, stream, epoch), None if epoch else cache
+        return build_pair_plan(
+            streams[stream], sequence, columns, roles, key, document_mask=mask, cache=kept, limit=limit
+        )
+
+    plans = PairPlans(plan, len(streams), vary=len(parts) > 1)
+    for stream, first in zip(streams, plans.first, strict=True):
+        if first.rows == 0 and not evaluation:
             raise UsageError(
                 f"data.weights: source {stream.source} has no document of {SHORTEST} tokens or more, which "
                 f"{parts[0].key} needs: give it weight 0, or more text"

@@ -5,6 +5,8 @@ the documents in order cuts from each as much as the row still holds on both sid
 decides how much that is, so a source is full whatever is asked of it (T5's `random_spans_helper`, by document).
 """
 
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,9 @@ from jaxtyping import Int64
 from hornbook.data.compiled import compiled
 from hornbook.data.corpus import Stream
 from hornbook.data.keyed import choose, key_of_row
+from hornbook.data.making import Draws
 from hornbook.data.pairs import Parts, Roles, pair_sizes
-from hornbook.data.plan import TablePlan, kept_table, stream_ends
+from hornbook.data.plan import PlanSet, Segments, TablePlan, kept_table, stream_ends
 
 VERSION = 1
 """Part of every plan's key: raise it when the same documents would be packed differently."""
@@ -114,3 +117,29 @@ def _name(stream: Stream, sequence: int, parts: Parts, roles: Roles, key: np.uin
     several = key if len(parts.bounds) > 1 else 0
     facts = [VERSION, sequence, roles.begin >= 0, several, *rest, *(shape.tolist() for shape in shapes)]
     return xxhash.xxh3_64_hexdigest(f"{stream.digest} {facts}".encode())
+
+
+class PairPlans:
+    """Plans of some streams. Those of a mixture are others in each epoch, so that no text keeps its part for ever.
+
+    A stream has as many rows in every epoch as in the first; what chance makes more in a later one is left out, what
+    it makes less is filled with the first rows once more.
+    """
+
+    def __init__(self, make: Callable[[int, int], TablePlan], streams: int, *, vary: bool) -> None:
+        """`make` gives the plan of (number of a stream, epoch); `vary`: it depends on the epoch."""
+        self.first: Sequence[TablePlan] = [make(stream, 0) for stream in range(streams)]
+        self._plan_set = None if vary else PlanSet(self.first)
+        self._make = lru_cache(maxsize=2 * streams)(make)
+
+    def segments(self, draws: Draws) -> tuple[Segments, Int64[np.ndarray, " n"]]:
+        """Segments of each row, and its number in the plan of its epoch."""
+        if self._plan_set is not None:
+            return self._plan_set.segments(draws.sources, draws.rows), draws.rows
+        names, which = np.unique(draws.epochs * len(self.first) + draws.sources, return_inverse=True)
+        plans = [self._plan(*divmod(name, len(self.first))) for name in names.tolist()]
+        rows = draws.rows % np.array([plan.rows for plan in plans])[which]
+        return PlanSet(plans).segments(which, rows), rows
+
+    def _plan(self, epoch: int, stream: int) -> TablePlan:
+        return self._make(stream, epoch) if epoch else self.first[stream]

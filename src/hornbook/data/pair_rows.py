@@ -16,8 +16,9 @@ from hornbook.data.compiled import compiled
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.keyed import Keys, choices, row_keys
 from hornbook.data.making import Draws, Made
+from hornbook.data.pair_plan import PairPlans
 from hornbook.data.pairs import Pairs, Parts, Roles, write_pairs
-from hornbook.data.plan import Plan, PlanSet
+from hornbook.data.plan import Plan, Segments
 from hornbook.data.rows import tuples
 from hornbook.data.shard_table import ShardTable
 
@@ -29,18 +30,20 @@ class PairRows:
     """Makes batches of pairs."""
 
     def __init__(
-        self, corpus: Corpus, streams: Sequence[Stream], plans: Sequence[Plan], parts: Parts, roles: Roles, keys: Keys
+        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, parts: Parts, roles: Roles, keys: Keys
     ) -> None:
-        self.plans = plans
-        self._plan_set, self._shards = PlanSet(plans), ShardTable(corpus, streams)
+        self.plans: Sequence[Plan] = plans.first
+        self._plans, self._shards = plans, ShardTable(corpus, streams)
         self._parts, self._roles, self._keys = parts, roles, keys
 
+    def segments(self, draws: Draws) -> Segments:
+        """Which stretches of the streams each sample is made from: a piece each, of at least 2 tokens."""
+        return self._plans.segments(draws)[0]
+
     def make(self, draws: Draws, micro_batch: int) -> Made:
-        """The samples as one global batch; the rows of a plan are lists of pieces of at least 2 tokens."""
-        chosen = choices(self._keys, self._parts.bounds, draws.sources, draws.rows)
-        order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
-        draws, chosen = Draws(*(column[order] for column in draws)), chosen[order]
-        bounds, begins, sizes = self._plan_set.segments(draws.sources, draws.rows)
+        """The samples as one global batch."""
+        draws, chosen = self._by_part(draws)
+        bounds, begins, sizes = self.segments(draws)
         raw = self._shards.gather(np.repeat(draws.sources, np.diff(bounds)), begins, sizes)
         keys = row_keys(self._keys, draws.sources, draws.rows, draws.epochs)
         pairs = write_pairs(self._parts, self._roles, raw, bounds, sizes, chosen, keys)
@@ -50,6 +53,15 @@ class PairRows:
             return _batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
 
         return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+
+    def _by_part(self, draws: Draws) -> tuple[Draws, Int64[np.ndarray, " n"]]:
+        """The samples sorted by their part of the mixture, and the parts."""
+        if len(self._parts.bounds) == 1:
+            return draws, np.zeros_like(draws.rows)
+        _, rows = self._plans.segments(draws)
+        chosen = choices(self._keys, self._parts.bounds, draws.sources, rows, draws.epochs)
+        order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
+        return Draws(*(column[order] for column in draws)), chosen[order]
 
 
 @compiled
@@ -115,5 +127,6 @@ def _lengths(
     lengths: Int64[np.ndarray, " pieces"], bounds: Int64[np.ndarray, " all+1"], first: int, padding: np.ndarray
 ) -> list[tuple[int, ...]]:
     """Lengths of the pieces of each row and, where there is any, of its padding."""
-    pieces = tuples(lengths, bounds[first : first + len(padding) + 1])
+    mine = bounds[first : first + len(padding) + 1]
+    pieces = tuples(lengths[mine[0] :], mine - mine[0])
     return [(*some, left) if left else some for some, left in zip(pieces, padding.tolist(), strict=True)]

@@ -228,6 +228,7 @@ class RowReader:
 
 
 def tuples(values: np.ndarray, bounds: Int64[np.ndarray, " rows+1"]) -> list[tuple[int, ...]]:
-    """The values of each row, which begin at its bound."""
-    flat = values[bounds[0] : bounds[-1]].tolist()
-    return [tuple(flat[first:end]) for first, end in itertools.pairwise((bounds - bounds[0]).tolist())]
+    """The values of each row, which begin at its bound; the first bound is 0."""
+    edges = bounds.tolist()
+    flat = values[: edges[-1]].tolist()
+    return [tuple(flat[first:end]) for first, end in itertools.pairwise(edges)]

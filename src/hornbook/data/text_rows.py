@@ -38,16 +38,19 @@ class Changes:
     def __init__(self, parts: Sequence[Change | None], bounds: Float64[np.ndarray, " parts"], keys: Keys) -> None:
         """`parts`: None leaves a row causal; `bounds`: the cumulated shares of the parts."""
         self._parts, self._bounds, self._keys = list(parts), bounds, keys
+        self._dynamic = all(part is None or part.dynamic for part in parts)
         self._gives_prefixes = any(part is not None and part.gives_prefixes for part in parts)
 
     def apply(self, rows: Rows, segments: Segments, draws: Draws) -> tuple[Rows, Prefixes | None]:
         """The rows changed in place, and the prefixes of their pieces if any part gives them some."""
         offsets, _, sizes = segments
         arrays = row_arrays(rows, np.add.reduceat(sizes, offsets[:-1]))
-        chosen = choices(self._keys, self._bounds, draws.sources, draws.rows)
+        first = np.zeros_like(draws.epochs)
+        epochs = draws.epochs if self._dynamic else first
+        chosen = choices(self._keys, self._bounds, draws.sources, draws.rows, epochs)
         for number, part in enumerate(self._parts):
             if part is not None:
-                epochs = draws.epochs if part.dynamic else np.zeros_like(draws.epochs)
+                epochs = draws.epochs if part.dynamic else first
                 keys = row_keys(self._keys, draws.sources, draws.rows, epochs)
                 part.apply(arrays, np.flatnonzero(chosen == number), keys)
         changed = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
@@ -72,9 +75,13 @@ class TextRows:
         self._plan_set, self._changes = PlanSet(plans), changes
         self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=document_mask)
 
+    def segments(self, draws: Draws) -> Segments:
+        """Which stretches of the streams each sample is made from."""
+        return self._plan_set.segments(draws.sources, draws.rows)
+
     def make(self, draws: Draws, micro_batch: int) -> Made:
         """The samples as one global batch."""
-        segments = self._plan_set.segments(draws.sources, draws.rows)
+        segments = self.segments(draws)
         rows, prefixes = self._reader.read(draws.sources, segments), None
         if self._changes is not None:
             rows, prefixes = self._changes.apply(rows, segments, draws)
