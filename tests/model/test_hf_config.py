@@ -5,10 +5,26 @@ import math
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, ModelConfig, Rope, ScaledNormal
-from hornbook.model.hf import parameter_shapes
+from hornbook.model.config import (
+    GLU,
+    MLP,
+    EmbeddingConfig,
+    FullAttention,
+    LayerConfig,
+    LayerNorm,
+    LearnedPositions,
+    LMHead,
+    ModelConfig,
+    NoNorm,
+    NTKScaling,
+    PreNorm,
+    Rope,
+    ScaledNormal,
+)
 from hornbook.model.hf_config import choose_architecture, flatten, from_json, misfits, to_json, why_native
-from hornbook.model.hf_tables import ARCHITECTURES, GPT2, INERT, LLAMA, QWEN3
+from hornbook.model.hf_layout import parameter_shapes
+from hornbook.model.hf_tables.inert import INERT
+from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, QWEN3
 
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
@@ -18,6 +34,26 @@ LLAMA_KEYS = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
+
+
+CHANGED = [
+    ({"position": Rope(scaling=NTKScaling(factor=2.0))}, "position.scaling.kind is 'ntk', it has only 'none'"),
+    ({"attention": FullAttention(window=8)}, "attention.window is 8, it has only None"),
+    ({"embedding": EmbeddingConfig(scale=2.0)}, "embedding.scale is 2.0, it has only 1.0"),
+    ({"head": LMHead(softcap=30.0)}, "head.softcap is 30.0, it has only None"),
+    ({"block": PreNorm(multiplier=0.5)}, "block.multiplier is 0.5, it has only 1.0"),
+    ({"first": [LayerConfig(mlp=GLU(hidden=64))]}, "mlp.hidden of layer 0 is 64, it has only 2048"),
+    ({"first": [LayerConfig(attention_norm=NoNorm())]}, "attention_norm of layer 0"),
+    ({"mlp": GLU(activation="relu2")}, None),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGED)
+def test_whatever_an_architecture_cannot_say_keeps_it_from_being_taken(change, reason):
+    config = ModelConfig(**change)
+    reasons = misfits(config, LLAMA)
+    assert bool(reasons) == (reason is not None)
+    assert reason is None or any(each.startswith(reason) for each in reasons)
 
 
 def test_the_family_follows_from_the_parts():
@@ -44,12 +80,15 @@ def test_tables_are_consistent(architecture):
     keys = [key.theirs for key in architecture.keys]
     assert len(keys) == len(set(keys))
     assert not set(keys) & (INERT | set(architecture.constant))
-    assert len({row.ours for row in architecture.rows}) == len(architecture.rows)
+    assert len({(row.ours, row.beside) for row in architecture.rows}) == len(architecture.rows)
     for row in architecture.rows:
-        same = [other for other in architecture.rows if other.theirs == row.theirs]
-        assert sorted(other.part for other in same) == list(range(row.parts))
+        parts = {other.part for other in architecture.rows if other.theirs == row.theirs}
+        assert parts == set(range(len(parts)))
+    ours = {row.ours for row in architecture.rows}
+    assert set(architecture.copies.values()) <= ours
+    assert {row.beside for row in architecture.rows} <= ours | {""}
     for key in architecture.keys:
-        assert all(theirs for theirs in key.values)
+        assert None not in key.values
 
 
 def test_what_their_configuration_has_no_place_for_survives():
@@ -154,14 +193,15 @@ def parameters(config: ModelConfig, vocab: int) -> int:
 
 
 REFUSED = [
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "yarn"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+    ({"rope_parameters": {"rope_type": "longrope", "long_factor": [4.0], "rope_theta": 1e4}}, "longrope"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "truncate"),
     ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"hidden_act": "laurel"}, "hidden_act 'laurel'"),
     ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-    ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+    ({"sliding_window": 8}, "sliding_window"),
     ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
     (
         {"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True},
@@ -209,6 +249,6 @@ def test_a_file_edited_in_one_place_only_is_not_guessed_at():
 
 
 def test_the_reason_for_our_own_names_is_given():
-    assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(bias=True)))
+    assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(out_bias=True)))
     config = ModelConfig(attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True), position=Rope(length=8))
     assert "nearest is LlamaForCausalLM: attention.qk_norm is 'head', it has only 'none'" in why_native(config)

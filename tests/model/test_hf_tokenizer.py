@@ -19,7 +19,8 @@ def test_a_bare_tokenizer_is_completed_for_autotokenizer(tokenizer_folder, tmp_p
     ids = copy_tokenizer(tokenizer_folder, tmp_path, 512)
     assert (tmp_path / "tokenizer.json").read_bytes() == (tokenizer_folder / "tokenizer.json").read_bytes()
     ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert ids == (ours.delimiter_id, ours.end_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ids == {"bos_token_id": ours.delimiter_id, "eos_token_id": ours.end_id, "pad_token_id": None}
+    assert (ours.delimiter_id, ours.end_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert theirs.model_max_length == 512
     assert ours.digest == Tokenizer.load(tokenizer_folder).digest
     text = "the letters \u00e9t\u00e9 \U0001f600"

@@ -17,9 +17,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig
-from hornbook.model.hf import create_hf, fill_hf, lay_out, parameter_shapes, read_hf, view_hf, write_hf
+from hornbook.model.config import (
+    MLP,
+    Experts,
+    FullAttention,
+    LayerConfig,
+    LayerNorm,
+    LearnedPositions,
+    LMHead,
+    ModelConfig,
+    Parallel,
+    Rope,
+)
+from hornbook.model.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf_config import choose_architecture
+from hornbook.model.hf_layout import lay_out, parameter_shapes
 from hornbook.model.rectangles import Rectangle, Writer, create_file, create_tensors, runs
 from hornbook.model.safetensors_folder import list_tensors, plan_shards, read_header, write_json
 
@@ -37,9 +49,20 @@ CONFIGS = {
     "gpt2": LIKE_GPT2,
     "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttention(kv_heads=2)),
     "qwen3": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm="head"), head=LMHead(tied=False)),
-    "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(bias=True)),
+    "neox": LIKE_GPT2.model_copy(update={"block": Parallel(), "position": Rope(fraction=0.5), "heads": 4}),
+    "mixtral": ModelConfig(layers=1, width=16, heads=2, mlp=Experts(count=5, hidden=12)),
+    "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(out_bias=True)),
+    "own experts": ModelConfig(layers=2, width=16, heads=2, first=[LayerConfig(mlp=Experts(count=3, hidden=12))]),
 }
-KINDS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "own": None}
+KINDS = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "neox": "GPTNeoXForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "own": None,
+    "own experts": None,
+}
 
 
 def numbers(config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -52,8 +75,12 @@ def write_whole(folder: Path, tensors: dict[str, torch.Tensor], config: ModelCon
     layout = lay_out(config, VOCAB, choose_architecture(config))
     theirs = {}
     for name, parts in layout.items():
-        joined = torch.cat([tensors[part.name] for part in parts])
-        theirs[name] = (joined.T if parts[0].row.transpose else joined).contiguous()
+        ours = [tensors[part.name] if part.expert is None else tensors[part.name][part.expert] for part in parts]
+        if parts[0].row.form == "heads":
+            whole = torch.cat([each.unflatten(0, (config.heads, -1)) for each in ours], 1).flatten(0, 1)
+        else:
+            whole = torch.cat(ours)
+        theirs[name] = (whole.T if parts[0].row.form == "transposed" else whole).contiguous()
     plan = plan_shards({name: tensor.nbytes for name, tensor in theirs.items()}, limit)
     for file, names in plan.items():
         save_file({name: theirs[name] for name in names}, folder / file, metadata={"format": "pt"})

@@ -72,7 +72,7 @@ def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
 def _plan(config: Any, vocab: int, dtype: str) -> dict[str, Any]:
     from hornbook.model.hf import stored_bytes
     from hornbook.model.hf_config import choose_architecture
-    from hornbook.model.hf_tables import NATIVE
+    from hornbook.model.hf_tables.known import NATIVE
 
     architecture = choose_architecture(config)
     return {

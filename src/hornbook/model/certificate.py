@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.hf import read_hf
 from hornbook.model.hf_config import identify, why_native
-from hornbook.model.hf_tables import NATIVE
+from hornbook.model.hf_tables.known import NATIVE
 from hornbook.model.load import Loaded, load_model
 from hornbook.model.safetensors_folder import named, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer

@@ -1,12 +1,11 @@
-"""Hugging Face folders: our Transformer written as GPT-2, LLaMA or Qwen3, and read back, bit for bit.
+"""Hugging Face folders: our Transformer written as one of transformers' classes, and read back, bit for bit.
 
-The one idea: a stream of tensor transforms driven by a table (`hf_tables`). Which of our tensors exist, and their
-shapes, come from the model of the configuration itself, built without values; the table says where each lies.
-What no table represents is written under our own names with `architectures: ["HornbookForCausalLM"]`.
+The one idea: a stream of tensor transforms driven by a table (`hf_tables`), which says where each of our parameters
+lies (`hf_layout`). What no table represents is written under our own names with
+`architectures: ["HornbookForCausalLM"]`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,11 +14,21 @@ from torch import Tensor, nn
 
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
-from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
+from hornbook.model.config import Experts, ModelConfig
 from hornbook.model.hf_config import choose_architecture, from_json, identify, to_json
-from hornbook.model.hf_tables import Architecture, Row
-from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.model.hf_layout import (
+    Layout,
+    expected_shapes,
+    joined,
+    lay_out,
+    parameter_shapes,
+    part_of,
+    places,
+    rectangles_of,
+    stored_shape,
+)
+from hornbook.model.hf_tables.vocabulary import Architecture
+from hornbook.model.hf_tokenizer import copy_tokenizer, special_ids
 from hornbook.model.rectangles import Rectangle, Writer, create_tensors, whole
 from hornbook.model.safetensors_folder import (
     DTYPES,
@@ -33,53 +42,6 @@ from hornbook.model.safetensors_folder import (
 )
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """One of our parameters (`name`, `shape`) and the row that says where theirs holds it."""
-
-    name: str
-    shape: tuple[int, ...]
-    row: Row
-
-
-Layout = dict[str, list[Placed]]
-"""Their tensor -> what of ours it holds, in order."""
-
-
-def parameter_shapes(config: ModelConfig, vocab: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter, without allocating any."""
-    return {name: tuple(each.shape) for name, each in build_model(config, vocab, "meta").named_parameters()}
-
-
-def lay_out(config: ModelConfig, vocab: int, architecture: Architecture | None) -> Layout:
-    """Where each of our parameters lies, in the order of the layers."""
-    shapes = parameter_shapes(config, vocab)
-    if architecture is None:
-        return {name: [Placed(name, shape, Row(name, name))] for name, shape in shapes.items()}
-    rows = {row.ours: row for row in architecture.rows}
-    layout: Layout = {}
-    for name, shape in shapes.items():
-        pattern, layer = _pattern(name)
-        row = rows[pattern]
-        layout.setdefault(row.theirs.replace("{i}", layer), []).append(Placed(name, shape, row))
-    return {theirs: sorted(parts, key=lambda part: part.row.part) for theirs, parts in layout.items()}
-
-
-def _pattern(name: str) -> tuple[str, str]:
-    """`blocks.3.norm1.weight` -> (`blocks.{i}.norm1.weight`, `3`)."""
-    parts = name.split(".")
-    if parts[0] != "blocks":
-        return name, ""
-    return ".".join([parts[0], "{i}", *parts[2:]]), parts[1]
-
-
-def stored_shape(parts: list[Placed]) -> tuple[int, ...]:
-    """Shape of their tensor: ours side by side along the output dim, transposed where the row says so."""
-    first = parts[0]
-    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
-    return shape[::-1] if first.row.transpose else shape
 
 
 def stored_bytes(config: ModelConfig, vocab: int, dtype: str) -> int:
@@ -126,9 +88,11 @@ def create_hf(
     folder.mkdir(parents=True, exist_ok=True)
     layout = lay_out(config, vocab, choose_architecture(config))
     create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)
-    bos, eos = (None, None) if tokenizer_dir is None else copy_tokenizer(tokenizer_dir, folder, config.position.length)
-    write_json(folder / "config.json", to_json(config, vocab, dtype=dtype, bos=bos, eos=eos))
-    write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
+    tokens = (
+        special_ids(None) if tokenizer_dir is None else copy_tokenizer(tokenizer_dir, folder, config.position.length)
+    )
+    write_json(folder / "config.json", to_json(config, vocab, dtype=dtype, tokens=tokens))
+    write_json(folder / "generation_config.json", tokens)
 
 
 def fill_hf(folder: Path, rectangles: Mapping[str, Rectangle], config: ModelConfig, vocab: int) -> None:
@@ -139,17 +103,12 @@ def fill_hf(folder: Path, rectangles: Mapping[str, Rectangle], config: ModelConf
     entries = list_tensors(folder)
     with Writer() as writer:
         for theirs, parts in lay_out(config, vocab, choose_architecture(config)).items():
-            first_row = 0
             for part in parts:
-                if part.name in rectangles:
-                    writer.write(entries[theirs], _to_theirs(rectangles[part.name], part, first_row, entries[theirs]))
-                first_row += part.shape[0]
-
-
-def _to_theirs(ours: Rectangle, part: Placed, first_row: int, entry: Entry) -> Rectangle:
-    """The same rectangle as a part of their tensor, in which this parameter begins at `first_row`."""
-    tensor, start = ours.tensor.to("cpu", DTYPES[entry.dtype]), (first_row + ours.start[0], *ours.start[1:])
-    return Rectangle(tensor.T, start[::-1]) if part.row.transpose else Rectangle(tensor, start)
+                if part.name not in rectangles:
+                    continue
+                for rectangle in rectangles_of(rectangles[part.name], part):
+                    tensor = rectangle.tensor.to("cpu", DTYPES[entries[theirs].dtype])
+                    writer.write(entries[theirs], Rectangle(tensor, rectangle.start))
 
 
 def _named_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
@@ -159,7 +118,7 @@ def _named_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
 
 
 def _check_own(tensors: Mapping[str, Tensor], layout: Layout) -> None:
-    expected = {part.name: part.shape for parts in layout.values() for part in parts}
+    expected = expected_shapes(layout)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != expected:
         wrong = [
@@ -193,43 +152,94 @@ def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor,
     The third of each is whether another of our tensors shares its memory.
     """
     keys = read_json(folder / "config.json")
-    config, vocab = from_json(keys)
-    entries = list_tensors(folder)
-    if config.layers > len(entries):
-        raise IntegrityError(
-            f"{folder}: config.json says {config.layers} layers, the files hold {len(entries)} tensors"
-        )
-    architecture = identify(keys)
+    architecture, entries, reader = identify(keys), list_tensors(folder), Reader()
+    names = _todays_names(entries, architecture)
+    config, vocab = from_json(keys, tied=_head_is_tied(reader, names, architecture))
+    _check_counts(folder, config, architecture, len(entries))
     layout = lay_out(config, vocab, architecture)
-    entries, extra = _match_names(entries, layout, architecture)
-    _check_theirs(folder, entries, layout)
-    reader = Reader()
-    _check_tied_copy(folder, reader, entries, extra, layout)
-    return config, vocab, _views(reader, entries, layout)
+    matched, copies, _ = _sort_names(names, layout, architecture)
+    _check_theirs(folder, matched, layout)
+    where = places(layout)
+    originals = {theirs: where[ours][0][0] for theirs, ours in _copies(architecture).items() if ours in where}
+    _check_copies(folder, reader, matched, copies, originals)
+    return config, vocab, _views(reader, matched, layout)
 
 
-def _match_names(
-    entries: dict[str, Entry], layout: Layout, architecture: Architecture | None
-) -> tuple[dict[str, tuple[str, Entry]], dict[str, tuple[str, Entry]]]:
-    """({name in the layout: (name in the file, entry)}, the same for a redundant head), without buffers.
+def _check_counts(folder: Path, config: ModelConfig, architecture: Architecture | None, tensors: int) -> None:
+    """Before anything is made for each layer or expert: of neither can there be more than tensors."""
+    counts = {"layers": max(config.layers, config.encoder.layers)}
+    if architecture is not None and isinstance(config.mlp, Experts):
+        counts["experts"] = config.mlp.count
+    for what, count in counts.items():
+        if count > tensors:
+            raise IntegrityError(f"{folder}: config.json says {count} {what}, the files hold {tensors} tensors")
 
-    Names that are no parameter stay in the first, for `_check_theirs` to refuse.
-    """
-    matched, extra = {}, {}
+
+def left_out(folder: Path) -> list[str]:
+    """Tensors of a folder that belong to other heads than the one its class has, and are not read."""
+    architecture = identify(keys := read_json(folder / "config.json"))
+    names = _todays_names(list_tensors(folder), architecture)
+    config, vocab = from_json(keys, tied=_head_is_tied(Reader(), names, architecture))
+    _, _, unused = _sort_names(names, lay_out(config, vocab, architecture), architecture)
+    return sorted(unused)
+
+
+Stored = dict[str, tuple[str, Entry]]
+"""Name -> (name in the file, entry)."""
+
+
+def _todays_names(entries: dict[str, Entry], architecture: Architecture | None) -> Stored:
+    """The tensors of a folder by the names that the table knows, without buffers."""
+    names: Stored = {}
     for name, entry in entries.items():
         theirs = name
         if architecture is not None:
-            if any(fnmatchcase(name, glob) for glob in architecture.buffers) and name not in layout:
+            if any(fnmatchcase(name, glob) for glob in architecture.buffers):
                 continue
-            full = architecture.prefix + name
-            if name not in layout and full in layout and full not in entries:
-                theirs = full
-        redundant = theirs not in layout and theirs in ("lm_head.weight", "head.weight")
-        (extra if redundant else matched)[theirs] = (name, entry)
-    return matched, extra
+            for ending, today in architecture.older.items():
+                theirs = theirs.removesuffix(ending) + today if theirs.endswith(ending) else theirs
+        names[theirs] = (name, entry)
+    return names
 
 
-def _check_theirs(folder: Path, entries: Mapping[str, tuple[str, Entry]], layout: Layout) -> None:
+def _head_is_tied(reader: Reader, names: Stored, architecture: Architecture | None) -> bool | None:
+    """Of an architecture whose files say so themselves: tied if they hold no head, or the embedding again."""
+    if architecture is None or not architecture.head_by_file:
+        return None
+    head, embedding = (
+        next(row.theirs for row in architecture.rows if row.ours == ours)
+        for ours in ("head.weight", "embedding.weight")
+    )
+    if head not in names or embedding not in names:
+        return True
+    return torch.equal(reader.read(*names[head]), reader.read(*names[embedding]))
+
+
+def _sort_names(names: Stored, layout: Layout, architecture: Architecture | None) -> tuple[Stored, Stored, Stored]:
+    """(Tensors of the layout, repeated ones, ones of other heads).
+
+    Names that are no parameter stay among the first, for `_check_theirs` to refuse.
+    """
+    matched, copies, unused = {}, {}, {}
+    for name, stored in names.items():
+        full = name if architecture is None or name in layout else architecture.prefix + name
+        theirs = full if full in layout and full not in names else name
+        if theirs in layout:
+            matched[theirs] = stored
+        elif theirs in _copies(architecture):
+            copies[theirs] = stored
+        elif architecture is not None and any(fnmatchcase(theirs, glob) for glob in architecture.unused):
+            unused[theirs] = stored
+        else:
+            matched[theirs] = stored
+    return matched, copies, unused
+
+
+def _copies(architecture: Architecture | None) -> Mapping[str, str]:
+    return {"head.weight": "embedding.weight"} if architecture is None else architecture.copies
+
+
+def _check_theirs(folder: Path, entries: Stored, layout: Layout) -> None:
     problems = []
     if missing := layout.keys() - entries.keys():
         problems.append(f"missing: {named(missing)}")
@@ -248,26 +258,15 @@ def _check_theirs(folder: Path, entries: Mapping[str, tuple[str, Entry]], layout
         raise IntegrityError(f"{folder}: the tensors do not match config.json:\n  " + "\n  ".join(shown))
 
 
-def _check_tied_copy(
-    folder: Path,
-    reader: Reader,
-    entries: Mapping[str, tuple[str, Entry]],
-    extra: Mapping[str, tuple[str, Entry]],
-    layout: Layout,
-) -> None:
-    """A head stored although it is tied may only repeat the embedding."""
-    embedding = next(theirs for theirs, parts in layout.items() if parts[0].name == "embedding.weight")
-    for theirs, stored in extra.items():
-        a, b = reader.read(*stored), reader.read(*entries[embedding])
-        if not torch.equal(a, b):
-            raise IntegrityError(f"{folder}: config.json ties the head to the embedding, but {theirs} differs from it")
+def _check_copies(folder: Path, reader: Reader, entries: Stored, copies: Stored, originals: Mapping[str, str]) -> None:
+    """A tensor stored although it is tied may only repeat the other."""
+    for theirs, stored in copies.items():
+        original = originals[theirs]
+        if not torch.equal(reader.read(*stored), reader.read(*entries[original])):
+            raise IntegrityError(f"{folder}: config.json ties {theirs} to {original}, but it differs from that")
 
 
-def _views(
-    reader: Reader, entries: Mapping[str, tuple[str, Entry]], layout: Layout
-) -> Iterator[tuple[str, Tensor, bool]]:
-    for theirs, parts in layout.items():
-        stored = reader.read(*entries[theirs])
-        ours = stored.T if parts[0].row.transpose else stored
-        for part, view in zip(parts, ours.split([each.shape[0] for each in parts]), strict=True):
-            yield part.name, view, len(parts) > 1
+def _views(reader: Reader, entries: Stored, layout: Layout) -> Iterator[tuple[str, Tensor, bool]]:
+    for name, where in places(layout).items():
+        parts = [part_of(reader.read(*entries[theirs]), part) for theirs, part in where]
+        yield name, joined(parts), len(layout[where[0][0]]) > 1

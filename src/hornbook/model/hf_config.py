@@ -1,29 +1,31 @@
 """config.json <-> ModelConfig, by the tables of `hf_tables`.
 
-The one idea: nothing is left out silently. A `ModelConfig` fits an architecture only if the table accounts
-for every one of its keys; a foreign config.json is read only if every key of it is mapped, known to be
-without effect, or switched off. Where no table fits, the same file carries our own configuration.
+The one idea: nothing is left out silently. A `ModelConfig` fits an architecture only if what the table writes of it
+reads back as the same configuration, layer by layer; a foreign config.json is read only if every key of it is mapped,
+known to be without effect, or switched off. Where no table fits, the same file carries our own configuration.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from hornbook.errors import IntegrityError, UsageError
-from hornbook.fields import Config
-from hornbook.model.config import FullAttention, ModelConfig
-from hornbook.model.hf_tables import ARCHITECTURES, FREE, INERT, LLAMA, NATIVE, Architecture
-
-Json = dict[str, Any]
+from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.model.config import FullAttention, ModelConfig, Rope
+from hornbook.model.hf_tables.inert import FREE, INERT
+from hornbook.model.hf_tables.known import ARCHITECTURES, LLAMA, NATIVE
+from hornbook.model.hf_tables.vocabulary import Architecture, Json, Key
 
 
 def flatten(config: ModelConfig) -> dict[str, Any]:
     """Every leaf by dotted key, with the sizes that follow from others (kv_heads, head_dim, hidden) filled in."""
-    flat = dict(_leaves(config.model_dump(), ""))
-    flat["attention.kv_heads"] = config.kv_heads
-    flat["attention.head_dim"] = config.head_dim
+    flat = dict(_leaves(config.model_dump(exclude={"first", "pattern"}), ""))
+    if isinstance(config.attention, FullAttention):
+        flat["attention.kv_heads"] = config.kv_heads
+        flat["attention.head_dim"] = config.head_dim
     flat["mlp.hidden"] = config.hidden
+    flat["encoder_layers"] = config.encoder.layers if config.kind == "encoder_decoder" else None
     return flat
 
 
@@ -35,36 +37,61 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
+def _typical(config: ModelConfig) -> ModelConfig:
+    """The configuration as its last layer sees it: what differs comes first, as a rule."""
+    return config.layer(config.layers - 1)
+
+
+def differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted key, of a layer where it is only there -> values, where the two do not compute the same."""
+    both, found = (config, other), _unequal(flatten(_typical(config)), flatten(_typical(other)))
+    if config.layers != other.layers:
+        return found
+    for i in range(config.layers):
+        if not (config.first or config.pattern or other.first or other.pattern):
+            break
+        a, b = (flatten(each.layer(i)) | {"attention_norm": each.attention_norm(i).model_dump()} for each in both)
+        found |= {f"{path} of layer {i}": pair for path, pair in _unequal(a, b).items() if path not in found}
+    return found
+
+
+def _unequal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    paths = [path for path in {**ours, **theirs} if not path.startswith(FREE)]
+    pairs = {path: (ours.get(path), theirs.get(path)) for path in paths}
+    return {path: pair for path, pair in pairs.items() if not _same(*pair)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, and numbers within what float32 can tell apart: a square root need not be written to its last bit."""
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=0)
+    return a == b
+
+
 def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
     """Why `architecture` cannot represent `config` exactly; empty if it can."""
-    flat, reasons = flatten(config), []
+    flat, reasons = flatten(_typical(config)), []
     for path, value in architecture.requires.items():
         if flat.get(path) != value:
             reasons.append(f"{path} is {flat.get(path)!r}, it has only {value!r}")
-    mapped = set(architecture.requires)
     for key in architecture.keys:
-        mapped.update(key.ours)
         values = [flat[path] for path in key.ours if path in flat]
         if len(set(values)) > 1:
             reasons.append(f"{' and '.join(key.ours)} differ, its {key.theirs} sets both")
         if key.values and values and values[0] not in key.values.values():
             reasons.append(f"its {key.theirs} has no {values[0]!r}")
-    if not reasons:
-        mapped.update(path for path, _, _ in architecture.rules)
-        reasons += [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
-        neutral = flatten(_plain(config))
-        reasons += [
-            f"it knows nothing of {path}"
-            for path, value in flat.items()
-            if path not in mapped and not path.startswith(FREE) and neutral.get(path, ...) != value
-        ]
+    if reasons:
+        return reasons
+    reasons = [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
+    try:
+        read = _translate(_written(config, architecture), architecture)
+    except HornbookError as error:
+        return [*reasons, str(error)]
+    known = {*flatten(_typical(read)), "attention_norm"}
+    for path, (ours, theirs) in differences(config, read).items():
+        unknown = path.split(" ")[0] not in known
+        reasons.append(f"it knows nothing of {path}" if unknown else f"{path} is {ours!r}, it has only {theirs!r}")
     return reasons
-
-
-def _plain(config: ModelConfig) -> ModelConfig:
-    """The same kinds of parts with everything else at its default, which is off."""
-    parts = {name: getattr(config, name) for name in type(config).model_fields}
-    return ModelConfig(**{name: type(part)() for name, part in parts.items() if isinstance(part, Config)})
 
 
 def choose_architecture(config: ModelConfig) -> Architecture | None:
@@ -72,12 +99,12 @@ def choose_architecture(config: ModelConfig) -> Architecture | None:
     return next((each for each in ARCHITECTURES if not misfits(config, each)), None)
 
 
-def to_json(config: ModelConfig, vocab: int, *, dtype: str, bos: int | None = None, eos: int | None = None) -> Json:
+def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str, int | None] | None = None) -> Json:
     """The content of config.json.
 
-    `vocab` is the number of rows of the embedding, `dtype` the name of the stored type ("float32", "bfloat16").
-    Both spellings of what was renamed between transformers 4 and 5 are written (torch_dtype, rope_theta).
-    The key `hornbook` holds our own configuration: what theirs has no place for (initialisation, dropout).
+    `vocab` is the number of rows of the embedding, `dtype` the name of the stored type ("float32", "bfloat16"),
+    `tokens` the ids of special tokens by their key. Both spellings of what was renamed between transformers 4 and 5 are
+    written (torch_dtype, rope_theta). The key `hornbook` holds our own configuration: what theirs has no place for.
     """
     architecture = choose_architecture(config)
     keys: Json = {
@@ -86,23 +113,31 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, bos: int | None = No
         "vocab_size": vocab,
         "dtype": dtype,
         "torch_dtype": dtype,
-        "bos_token_id": bos,
-        "eos_token_id": eos,
+        **(tokens or {}),
         "hornbook": {"model": config.model_dump(mode="json")},
     }
     if architecture is None:
         return keys
-    flat = flatten(config)
+    keys |= _written(config, architecture)
+    keys |= dict.fromkeys(architecture.dropout, config.dropout)
+    keys |= dict.fromkeys(architecture.attention_dropout, getattr(config.attention, "dropout", 0.0))
+    if architecture.std:
+        keys[architecture.std] = getattr(config.init, "std", 0.02)
+    if architecture.decoder_start:
+        keys |= {"is_encoder_decoder": True, "decoder_start_token_id": keys.get(architecture.decoder_start)}
+    return keys
+
+
+def _written(config: ModelConfig, architecture: Architecture) -> Json:
+    """The keys that say what the model computes."""
+    typical = _typical(config)
+    flat, keys = flatten(typical), dict(architecture.constant)
     for key in architecture.keys:
-        value = flat[key.ours[0]]
+        value = flat.get(key.ours[0])
         spelling = {ours: theirs for theirs, ours in reversed(list(key.values.items()))}
-        keys[key.theirs] = spelling.get(value, value)
-    if "rope_theta" in keys:
-        keys["rope_parameters"] = {"rope_type": "default", "rope_theta": keys["rope_theta"]}
-    keys.update(architecture.constant)
-    keys.update(dict.fromkeys(architecture.dropout, config.dropout))
-    keys.update({"attn_pdrop": 0.0} if architecture.dropout else {"attention_dropout": 0.0})
-    keys["initializer_range"] = getattr(config.init, "std", 0.02)
+        keys |= dict.fromkeys((key.theirs, *key.also), spelling.get(value, value))
+    for codec in architecture.codecs:
+        keys |= codec.write(config)
     return keys
 
 
@@ -120,11 +155,12 @@ def identify(keys: Json) -> Architecture | None:
     raise UsageError(f"config.json: cannot read a model of the architecture {named}; known are {known}")
 
 
-def from_json(keys: Json) -> tuple[ModelConfig, int]:
+def from_json(keys: Json, *, tied: bool | None = None) -> tuple[ModelConfig, int]:
     """(configuration, rows of the embedding) of a config.json.
 
-    Dropout belongs to training and is not taken from a foreign file. Errors: UsageError naming the key where the
-    file asks for what our Transformer does not compute; IntegrityError where it is not a configuration at all.
+    Dropout belongs to training and is not taken from a foreign file. tied: whether the head is, where that is said by
+    the tensors. Errors: UsageError naming the key where the file asks for what our Transformer does not compute;
+    IntegrityError where it is not a configuration at all.
     """
     architecture = identify(keys)
     vocab = keys.get("vocab_size")
@@ -135,9 +171,9 @@ def from_json(keys: Json) -> tuple[ModelConfig, int]:
         if stored is None:
             raise IntegrityError(f"config.json: {NATIVE} needs the key `hornbook`, which is missing")
         return stored, vocab
-    config = _translate(_with_theta(keys), architecture, vocab)
+    config = _translate(keys, architecture, tied)
     if stored is None:
-        return config, vocab
+        return config.model_copy(update={"vocab": vocab}), vocab
     return _agreeing(stored, config, architecture), vocab
 
 
@@ -152,9 +188,8 @@ def _stored(keys: Json) -> ModelConfig | None:
 
 def _agreeing(stored: ModelConfig, standard: ModelConfig, architecture: Architecture) -> ModelConfig:
     """`stored` if it says what the standard keys say: a file edited in one place only is not guessed at."""
-    ours, theirs = flatten(stored), flatten(standard)
-    differing = [path for path in theirs if not path.startswith(FREE) and ours.get(path) != theirs[path]]
-    if misfits(stored, architecture) or differing:
+    differing = differences(stored, standard)
+    if differing or misfits(stored, architecture):
         what = ", ".join(differing) or "the architecture"
         raise IntegrityError(
             f"config.json: its key `hornbook` and its standard keys disagree about {what}; "
@@ -163,54 +198,55 @@ def _agreeing(stored: ModelConfig, standard: ModelConfig, architecture: Architec
     return stored
 
 
-def _with_theta(keys: Json) -> Json:
-    """Read both spellings of rotary positions (transformers 4: rope_theta, rope_scaling; 5: rope_parameters)."""
-    keys, scaling = dict(keys), keys.get("rope_scaling")
-    parameters = keys.pop("rope_parameters", None) or {}
-    if not isinstance(parameters, dict):
-        raise IntegrityError(f"config.json: rope_parameters must be an object, found {parameters!r}")
-    if scaling:
-        raise UsageError(f"config.json: rope_scaling {scaling!r} is not supported; only unscaled rotary positions are")
-    parameters = dict(parameters)
-    kind = parameters.pop("rope_type", parameters.pop("type", "default"))
-    theta = parameters.pop("rope_theta", None)
-    active = {key: value for key, value in parameters.items() if value not in (None, 1.0)}
-    if kind != "default" or active:
-        raise UsageError(
-            f"config.json: rope_parameters with rope_type {kind!r} and {active} are not supported; "
-            "only unscaled rotary positions are"
-        )
-    if theta is not None:
-        keys["rope_theta"] = theta
-    return keys
-
-
-def _translate(keys: Json, architecture: Architecture, vocab: int) -> ModelConfig:
-    flat: dict[str, Any] = {**architecture.requires, "vocab": vocab}
+def _translate(keys: Json, architecture: Architecture, tied: bool | None = None) -> ModelConfig:
+    keys = _with_todays_names(keys, architecture)
+    flat: dict[str, Any] = dict(architecture.requires)
     for key in architecture.keys:
-        value = keys.get(key.theirs)
-        value = key.default if value is None else value
-        if key.values:
-            if value not in key.values:
-                raise UsageError(
-                    f"config.json: {key.theirs} {value!r} is not supported; known are {', '.join(key.values)}"
-                )
-            value = key.values[value]
-        if value is not None:
+        value = _value(keys, key)
+        if value is not None or key.off:
             flat.update(dict.fromkeys(key.ours, value))
+    if tied is not None:
+        flat["head.tied"] = tied
+    tree = _nest(flat)
+    _check_counts(tree)
+    for codec in architecture.codecs:
+        codec.read(keys, tree)
     _refuse_unsupported(keys, architecture)
-    config = _validated(_nest(flat))
+    config = _validated(tree)
     _check_sizes(config)
     return config
+
+
+def _with_todays_names(keys: Json, architecture: Architecture) -> Json:
+    """What stands under the older name of a key only, under the key itself."""
+    older = ((key.theirs, name) for key in architecture.keys for name in key.aliases)
+    return {theirs: keys[name] for theirs, name in older if name in keys} | keys
+
+
+def _value(keys: Json, key: Key) -> Any:
+    """Our value of one key. Errors: UsageError."""
+    value = keys.get(key.theirs, key.default)
+    value = key.default if value is None and not key.off else value
+    for other in key.also:
+        if keys.get(other, value) != value:
+            raise UsageError(
+                f"config.json: {key.theirs} = {value!r} and {other} = {keys[other]!r} differ; here they must be equal"
+            )
+    if not key.values:
+        return value
+    if not isinstance(value, str | bool) or value not in key.values:
+        known = ", ".join(map(str, key.values))
+        raise UsageError(f"config.json: {key.theirs} {value!r} is not supported; known are {known}")
+    return key.values[value]
 
 
 def _refuse_unsupported(keys: Json, architecture: Architecture) -> None:
     for name, value in architecture.constant.items():
         if keys.get(name, value) != value:
             raise UsageError(f"config.json: {name} = {keys[name]!r} is not supported; only {value!r} is")
-    known = {key.theirs for key in architecture.keys} | set(architecture.constant) | INERT
+    known = _known_keys(architecture)
     layer_types = keys.get("layer_types")
-    if layer_types and set(layer_types) != {"full_attention"}:
+    if "layer_types" not in known and layer_types and set(layer_types) != {"full_attention"}:
         raise UsageError(
             f"config.json: layer_types {sorted(set(layer_types))} are not supported; only full_attention is"
         )
@@ -223,14 +259,30 @@ def _refuse_unsupported(keys: Json, architecture: Architecture) -> None:
             )
 
 
+def _known_keys(architecture: Architecture) -> set[str]:
+    known = {name for key in architecture.keys for name in (key.theirs, *key.also, *key.aliases)}
+    known |= {name for codec in architecture.codecs for name in codec.theirs}
+    return known | {*architecture.constant, *architecture.inert} | INERT
+
+
+def _check_counts(tree: Json) -> None:
+    """What codecs reckon with, before the whole is validated."""
+    for name in ("layers", "width", "heads"):
+        value = tree.get(name, 1)
+        if type(value) is not int or value < 1:
+            raise IntegrityError(f"config.json: {name}: a positive integer is expected, found {value!r}")
+
+
 def _check_sizes(config: ModelConfig) -> None:
     attention = config.attention
     if isinstance(attention, FullAttention) and attention.head_dim is None and config.width % config.heads:
         raise IntegrityError(f"config.json: width {config.width} does not divide into {config.heads} heads")
     if config.heads % config.kv_heads:
         raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")
-    if config.position.kind == "rope" and config.head_dim % 2:
-        raise IntegrityError(f"config.json: rotary positions need an even head width, not {config.head_dim}")
+    if isinstance(attention, FullAttention) and isinstance(config.position, Rope):
+        turned = int(config.head_dim * config.position.fraction)
+        if turned % 2:
+            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {turned}")
 
 
 def _nest(flat: Mapping[str, Any]) -> Json:

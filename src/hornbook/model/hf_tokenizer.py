@@ -20,11 +20,26 @@ FILES = (
 """What a tokenizer may consist of. hornbook itself reads tokenizer.json."""
 
 
-def copy_tokenizer(source: Path, folder: Path, length: int) -> tuple[int, int]:
-    """Copy the tokenizer of `source`; returns the ids of (begin, end) of text.
+def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Ids of special tokens by their keys in config.json; null where they are not known.
 
-    The begin-of-text id is the token that delimits documents: what a text is to be preceded by. `length`: positions of
-    the model, written for AutoTokenizer if `source` has no tokenizer_config.json of its own.
+    The begin-of-text id is the token that delimits documents: what a text is to be preceded by.
+    """
+    if tokenizer is None:
+        return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    ids = {"cls_token_id": tokenizer.special.cls, "sep_token_id": tokenizer.special.sep}
+    return {
+        "bos_token_id": tokenizer.delimiter_id,
+        "eos_token_id": tokenizer.end_id,
+        "pad_token_id": tokenizer.special.pad,
+        **{key: number for key, number in ids.items() if number is not None},
+    }
+
+
+def copy_tokenizer(source: Path, folder: Path, length: int) -> dict[str, int | None]:
+    """Copy the tokenizer of `source`; returns its `special_ids`.
+
+    `length`: positions of the model, written for AutoTokenizer if `source` has no tokenizer_config.json of its own.
     """
     for name in FILES:
         path = source / name
@@ -34,7 +49,7 @@ def copy_tokenizer(source: Path, folder: Path, length: int) -> tuple[int, int]:
     tokenizer = Tokenizer.load(source)
     if not (source / "tokenizer_config.json").exists():
         write_json(folder / "tokenizer_config.json", _settings(tokenizer, length))
-    return tokenizer.delimiter_id, tokenizer.end_id
+    return special_ids(tokenizer)
 
 
 def _settings(tokenizer: Tokenizer, length: int) -> dict[str, Any]:

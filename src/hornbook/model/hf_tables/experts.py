@@ -1,0 +1,116 @@
+"""Mixtral, OLMoE, Qwen3-MoE, DeepSeek-V3. Sources: their files in transformers 4 and 5.
+
+Files hold a tensor for each matrix of each expert; transformers 5 puts them together when it loads them.
+"""
+
+from hornbook.model.hf_tables.layers import LISTED_DENSE, one_window
+from hornbook.model.hf_tables.llama import (
+    ATTENTION_BIAS,
+    ATTENTION_ROWS,
+    BUFFERS,
+    END_ROWS,
+    MLP_ROWS,
+    NORM_ROWS,
+    QK_NORM_ROWS,
+    REQUIRES,
+    SILU,
+    SIZES,
+)
+from hornbook.model.hf_tables.rope import rope
+from hornbook.model.hf_tables.vocabulary import LM_HEAD, Architecture, Key, Row
+
+_REQUIRES = {**REQUIRES, "mlp.kind": "experts", "mlp.shared_hidden": None, "mlp.router.kind": "softmax"}
+_ACTIVATION = Key("hidden_act", ("mlp.activation",), "silu", SILU)
+_EXPERT = "model.layers.{i}.mlp.experts.{e}."
+_EXPERT_ROWS = (
+    Row("blocks.{i}.mlp.router.weight", "model.layers.{i}.mlp.gate.weight"),
+    Row("blocks.{i}.mlp.gate", _EXPERT + "gate_proj.weight"),
+    Row("blocks.{i}.mlp.up", _EXPERT + "up_proj.weight"),
+    Row("blocks.{i}.mlp.down", _EXPERT + "down_proj.weight"),
+)
+
+_MIXTRAL = "model.layers.{i}.block_sparse_moe."
+
+MIXTRAL = Architecture(
+    name="MixtralForCausalLM",
+    model_type="mixtral",
+    prefix="model.",
+    keys=(
+        *SIZES,
+        _ACTIVATION,
+        Key("rms_norm_eps", ("norm.eps",), 1e-5),
+        Key("intermediate_size", ("mlp.hidden",), 14336),
+        Key("num_key_value_heads", ("attention.kv_heads",), 8),
+        Key("head_dim", ("attention.head_dim",), None),
+        Key("max_position_embeddings", ("position.length",), 131072),
+        Key("num_local_experts", ("mlp.count",), 8),
+        Key("num_experts_per_tok", ("mlp.active",), 2),
+    ),
+    requires={
+        **_REQUIRES,
+        "attention.qk_norm": "none",
+        "attention.bias": False,
+        "attention.out_bias": False,
+        "mlp.router.renormalize": True,
+    },
+    codecs=(rope(1e6), one_window(switch=False)),
+    rows=(
+        *ATTENTION_ROWS,
+        *NORM_ROWS,
+        *END_ROWS,
+        Row("blocks.{i}.mlp.router.weight", _MIXTRAL + "gate.weight"),
+        Row("blocks.{i}.mlp.gate", _MIXTRAL + "experts.{e}.w1.weight"),
+        Row("blocks.{i}.mlp.up", _MIXTRAL + "experts.{e}.w3.weight"),
+        Row("blocks.{i}.mlp.down", _MIXTRAL + "experts.{e}.w2.weight"),
+    ),
+    buffers=BUFFERS,
+    copies=LM_HEAD,
+)
+
+OLMOE = Architecture(
+    name="OlmoeForCausalLM",
+    model_type="olmoe",
+    prefix="model.",
+    keys=(
+        *SIZES,
+        ATTENTION_BIAS,
+        _ACTIVATION,
+        Key("rms_norm_eps", ("norm.eps",), 1e-5),
+        Key("intermediate_size", ("mlp.hidden",), 2048),
+        Key("num_key_value_heads", ("attention.kv_heads",), None),
+        Key("max_position_embeddings", ("position.length",), 4096),
+        Key("clip_qkv", ("attention.clip",), None),
+        Key("num_experts", ("mlp.count",), 64, aliases=("num_local_experts",)),
+        Key("num_experts_per_tok", ("mlp.active",), 8),
+        Key("norm_topk_prob", ("mlp.router.renormalize",), False),
+    ),
+    requires={**_REQUIRES, "attention.qk_norm": "full"},
+    codecs=(rope(),),
+    rows=(*ATTENTION_ROWS, *QK_NORM_ROWS, *NORM_ROWS, *END_ROWS, *_EXPERT_ROWS),
+    buffers=BUFFERS,
+    copies=LM_HEAD,
+)
+
+QWEN3_MOE = Architecture(
+    name="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    prefix="model.",
+    keys=(
+        *SIZES,
+        ATTENTION_BIAS,
+        _ACTIVATION,
+        Key("rms_norm_eps", ("norm.eps",), 1e-6),
+        Key("moe_intermediate_size", ("mlp.hidden",), 768),
+        Key("num_key_value_heads", ("attention.kv_heads",), 4),
+        Key("head_dim", ("attention.head_dim",), None),
+        Key("max_position_embeddings", ("position.length",), 32768),
+        Key("num_experts", ("mlp.count",), 128, aliases=("num_local_experts",)),
+        Key("num_experts_per_tok", ("mlp.active",), 8),
+        Key("norm_topk_prob", ("mlp.router.renormalize",), False),
+    ),
+    requires={**_REQUIRES, "attention.qk_norm": "head"},
+    codecs=(rope(), one_window(switch=True), LISTED_DENSE),
+    rows=(*ATTENTION_ROWS, *QK_NORM_ROWS, *NORM_ROWS, *MLP_ROWS, *END_ROWS, *_EXPERT_ROWS),
+    buffers=BUFFERS,
+    copies=LM_HEAD,
+)
