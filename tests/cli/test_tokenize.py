@@ -95,3 +95,66 @@ def test_usage_errors_are_exit_code_2(run: Run, data: Path, words: list[str], me
     code, out, err = run("tokenize", *[str(data) if word == "DATA" else word for word in words])
     assert (code, out) == (Exit.USAGE, "")
     assert message in err
+
+
+def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, tmp_path: Path):
+    assert run("tokenize", data)[0] == Exit.DONE
+    tree = sorted(data.rglob("*"))
+    (tmp_path / "plain.txt").write_text("the model reads \u6570\u5b66")
+    words = ("tokenize", "--compare", data, "bpe:260", "wordpiece:300", "unigram:400", tmp_path / "plain.txt")
+    code, out, err = run(*words, "--json")
+    assert code == Exit.DONE
+    assert "\x1b" not in err
+    assert all(name in err for name in ("bpe:260", "wordpiece:300", "unigram:400", "notes", "plain", "MB/s"))
+    found = {(each["tokenizer"], each["corpus"]): each for each in json.loads(out)["figures"]}
+    assert {corpus for _, corpus in found} == {"notes", "plain", "all"}
+    assert {name for name, _ in found} == {"data", "bpe:260", "wordpiece:300", "unigram:400"}
+    assert found["bpe:260", "notes"]["bytes_per_token"] < found["data", "notes"]["bytes_per_token"]
+    assert found["wordpiece:300", "plain"]["unknown_share"] > 0 == found["unigram:400", "plain"]["unknown_share"]
+    assert sorted(data.rglob("*")) == tree
+    code, out, err = run("tokenize", "--compare", data)
+    assert (code, out) == (Exit.DONE, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "message"),
+    [
+        ([], Exit.USAGE, "name tokenizers to compare"),
+        (["bpe:300"], Exit.USAGE, "name text to compare them on"),
+        (["bpe:300", "TEXT"], Exit.USAGE, "name one folder that `hornbook prepare` wrote"),
+        (["bpe:3", "DATA"], Exit.USAGE, "text.tokenizer.vocab"),
+        (["bpe:many", "DATA"], Exit.USAGE, "text.tokenizer.vocab"),
+        (["nowhere/tokenizer.json", "TEXT"], Exit.USAGE, "nowhere/tokenizer.json does not exist"),
+        (["BROKEN", "TEXT"], Exit.INTEGRITY, "is not a tokenizer.json"),
+        (["bpe:300", "DATA", "nowhere"], Exit.USAGE, "nowhere does not exist"),
+        (["bpe:300", "DATA", "EMPTY"], Exit.USAGE, "holds no text"),
+        (["bpe:300", "DATA", "--text.validation", "0.1"], Exit.USAGE, "no settings: text.validation"),
+        (["bpe:300", "DATA", "--train-proxy", "--proxy-bytes", "some"], Exit.USAGE, "--proxy-bytes some"),
+    ],
+)
+def test_bad_words_for_compare(run: Run, data: Path, tmp_path: Path, words: list[str], exit_code: Exit, message: str):
+    paths = {"DATA": data, "TEXT": tmp_path / "notes.jsonl"}
+    paths |= {"BROKEN": tmp_path / "broken.json", "EMPTY": tmp_path / "empty.txt"}
+    paths["BROKEN"].write_text('{"model": {"type": "BPE"')
+    paths["EMPTY"].touch()
+    code, out, err = run("tokenize", "--compare", *[paths.get(word, word) for word in words])
+    assert (code, out) == (exit_code, "")
+    assert message in err
+
+
+@pytest.mark.slow
+def test_small_models_are_trained_on_each_and_the_same_twice(run: Run, data: Path, tmp_path: Path):
+    rows = [{"text": " ".join(f"page {number * step % 97}" for step in range(60))} for number in range(120)]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("tokenize", "--train-proxy", "--proxy-bytes", "60k", "--json", data, "bpe:260", "unigram:400")
+    first, second = (run(*words, tmp_path / "more.jsonl") for _ in range(2))
+    assert first[0] == second[0] == Exit.DONE
+    found, again = (json.loads(each[1])["proxy"] for each in (first, second))
+    assert found == again
+    assert [model["tokenizer"] for model in found["models"]] == ["bpe:260", "unigram:400"]
+    for model in found["models"]:
+        assert 0 < model["bits_per_byte"] < 8
+        assert model["by_seed"][0] != model["by_seed"][1]
+        assert model["bits_per_byte"] == pytest.approx(sum(model["by_seed"]) / 2)
+    assert found["noise"] > 0
+    assert "differences below" in first[2]

@@ -9,15 +9,19 @@ from hornbook.cli.shell import DryRun, Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
+    from hornbook.cli.train_proxy import Proxy
     from hornbook.text.config import TextConfig
+    from hornbook.text.text_samples import TextSample
     from hornbook.text.tokenize import TokenReport
+    from hornbook.text.tokenizer import Tokenizer
 
 
 def tokenize(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="DATA [--section.key value]...", help="Folder written by prepare; settings in any place."
+            metavar="DATA [--section.key value]...",
+            help="Folder written by prepare; settings in any place. With --compare: tokenizers and texts.",
         ),
     ] = None,
     *,
@@ -31,6 +35,19 @@ def tokenize(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a tokenizer and tokens made with other settings.")
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Write nothing; compare tokenizers (tokenizer.json, folders, bpe:16k unigram:8k ...) on texts.",
+        ),
+    ] = False,
+    train_proxy: Annotated[
+        bool, typer.Option("--train-proxy", help="With --compare: also train the same small model on each.")
+    ] = False,
+    proxy_bytes: Annotated[
+        str, typer.Option("--proxy-bytes", metavar="N", help="Text the small model is trained on.")
+    ] = "1M",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -42,6 +59,9 @@ def tokenize(
     from hornbook.cli.progress import progress_bar
     from hornbook.text.tokenize import tokenize as run
 
+    if compare or train_proxy:
+        _compare(words or [], read_count(proxy_bytes) if train_proxy else 0, as_json)
+        return
     data, config = _config(words or [], vocab, tokenizer)
     if dry_run:
         _show_plan(data, config, as_json)
@@ -75,6 +95,54 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     if tokenizer is not None:
         overrides += ["text.tokenizer.kind=file", f"text.tokenizer.path={tokenizer}"]
     return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
+
+
+def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
+    """Compare tokenizers; where `proxy_bytes` is not 0, by small models on that much text too."""
+    from hornbook.cli.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
+    from hornbook.cli.shell import split_targets
+    from hornbook.text.compare import compare
+
+    targets, overrides = split_targets(words)
+    if overrides:
+        raise UsageError(f"--compare takes tokenizers and texts, no settings: {overrides[0].partition('=')[0]}")
+    named, texts = sort_words(targets)
+    samples, tokenizers = load_samples(texts), load_tokenizers(named, texts)
+    found = compare(tokenizers, samples)
+    people().print(figures_table(found, tokenizers))
+    result: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
+    if proxy_bytes:
+        share = load_samples(texts, proxy_bytes // len(samples), held_out=False)
+        result["proxy"] = _train_proxies(tokenizers, share)
+    if as_json:
+        answer(result, as_json=True)
+
+
+def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> dict[str, Any]:
+    import tempfile
+
+    from hornbook.cli.progress import progress_bar
+    from hornbook.cli.train_proxy import noise, proxy_table, train_proxies
+
+    with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
+        found: list[Proxy] = []
+        with progress_bar() as progress:
+            progress("train small models", 0, len(tokenizers))
+            for proxy in train_proxies(tokenizers, samples, Path(scratch)):
+                found.append(proxy)
+                progress("train small models", len(found), len(tokenizers))
+    people().print(*proxy_table(found))
+    return {"models": [proxy.to_json() for proxy in found], "noise": noise(found)}
+
+
+def read_count(text: str) -> int:
+    """A positive number that may be written 64k or 1.5M. Raises UsageError."""
+    from hornbook.fields import parse_number
+
+    number = parse_number(text)
+    if not isinstance(number, int) or number <= 0:
+        raise UsageError(f"--proxy-bytes {text}: write a number of bytes, such as 500k or 2M")
+    return number
 
 
 def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:

@@ -1,0 +1,139 @@
+"""`hornbook tokenize --compare`: the words of the command line, and the tables for people."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.compare import Figures
+    from hornbook.text.text_samples import TextSample
+    from hornbook.text.tokenizer import Tokenizer
+
+SAMPLE_BYTES = 2_000_000
+"""Of each text: enough for figures of three digits."""
+_TRAINED = re.compile(r"(bpe|wordpiece|unigram):(.+)")
+
+
+def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(tokenizers, texts) among free words; a prepared folder that has a tokenizer brings it along.
+
+    A tokenizer is a tokenizer.json, a folder that holds one, or `KIND:SIZE`, one to be trained.
+    """
+    tokenizers, texts = [], []
+    for word in words:
+        is_data = _is_prepared(word)
+        if is_data and (Path(word) / "tokenizer" / "tokenizer.json").is_file():
+            tokenizers.append(f"{word}/tokenizer")
+        is_tokenizer = _TRAINED.fullmatch(word) or word.endswith(".json") or (Path(word) / "tokenizer.json").is_file()
+        (tokenizers if is_tokenizer and not is_data else texts).append(word)
+    if not tokenizers:
+        raise UsageError("name tokenizers to compare: tokenizer.json files, their folders, or bpe:16k and the like")
+    if not texts:
+        raise UsageError("name text to compare them on: a folder that `hornbook prepare` wrote, or files and folders")
+    return list(dict.fromkeys(tokenizers)), list(dict.fromkeys(texts))
+
+
+def _is_prepared(word: str) -> bool:
+    return (Path(word) / "manifest.json").is_file() and (Path(word) / "documents").is_dir()
+
+
+def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
+    """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
+    from hornbook.cli.prepare import name_sources
+    from hornbook.text.text_samples import sample_path, sample_prepared
+
+    samples: list[TextSample] = []
+    for name, path in name_sources(texts).items():
+        if _is_prepared(path):
+            samples += sample_prepared(Path(path), most, held_out=held_out)
+        else:
+            samples.append(sample_path(name, path, most))
+    return samples
+
+
+def load_tokenizers(words: Sequence[str], texts: Sequence[str]) -> "dict[str, Tokenizer]":
+    """The tokenizers by name: read, or trained on the one prepared folder among the texts."""
+    from hornbook.text.tokenizer import Tokenizer
+
+    found: dict[str, Tokenizer] = {}
+    for word in words:
+        made = _TRAINED.fullmatch(word)
+        short, number = word if made else _short_name(word), 2
+        name = short
+        while name in found:
+            name, number = f"{short}-{number}", number + 1
+        found[name] = Tokenizer.load(word) if made is None else _train(word, texts)
+    return found
+
+
+def _short_name(word: str) -> str:
+    """The last part of a path that tells something."""
+    parts = [part for part in Path(word).resolve().parts if part not in ("tokenizer.json", "tokenizer", "/")]
+    return parts[-1] if parts else word
+
+
+def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
+    from hornbook.cli.progress import progress_bar
+    from hornbook.resolve import resolve
+    from hornbook.text.config import Trained
+    from hornbook.text.prepare import read_text_config
+    from hornbook.text.sample import TrainingTexts
+    from hornbook.text.train_tokenizer import train_tokenizer
+
+    folders = [Path(text) for text in texts if _is_prepared(text)]
+    if len(folders) != 1:
+        raise UsageError(f"{word} is trained on prepared text: name one folder that `hornbook prepare` wrote")
+    kind, _, size = word.partition(":")
+    config = resolve(None, [f"text.tokenizer.kind={kind}", f"text.tokenizer.vocab={size}"]).recipe.text.tokenizer
+    assert isinstance(config, Trained)
+    shards = sorted((folders[0] / "documents").rglob("*.parquet"))
+    validation = read_text_config(folders[0]).validation
+    with progress_bar() as progress:
+        progress(f"train {word}", 0, 1)
+        return train_tokenizer(config, TrainingTexts(shards, validation, config.train_bytes))
+
+
+def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]") -> Any:
+    """The comparison for people; on each text, the best compression by a tokenizer that loses nothing is bold."""
+    from rich import box
+    from rich.table import Table
+
+    from hornbook.text.compare import ROUNDS
+
+    title = f"Tokenizers compared (speed: the fastest of {ROUNDS} rounds, in turns, on all cores)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("text", overflow="fold")
+    for name in ("vocab", "bytes/\ntoken", "tokens/\nword", "unknown", "vocab\nused", "exact", "MB/s"):
+        table.add_column(name, justify="right")
+    for corpus in dict.fromkeys(figures.corpus for figures in found):
+        rows = [figures.to_json() for figures in found if figures.corpus == corpus]
+        best = max((row["bytes_per_token"] for row in rows if row["exact_share"] == 1), default=None)
+        table.add_row(f"[cyan]{corpus}[/]")
+        for row in rows:
+            table.add_row(*_cells(row, tokenizers[row["tokenizer"]].vocab_size, best))
+        table.add_section()
+    return table
+
+
+def _cells(row: dict[str, Any], vocab: int, best: float | None) -> tuple[str, ...]:
+    bytes_per_token = f"{row['bytes_per_token']:.3f}"
+    return (
+        f"  {row['tokenizer']}",
+        f"{vocab:,}",
+        f"[bold]{bytes_per_token}[/]" if row["bytes_per_token"] == best else bytes_per_token,
+        f"{row['tokens_per_word']:.3f}",
+        percent(row["unknown_share"]),
+        percent(row["vocabulary_used"]),
+        percent(row["exact_share"]),
+        f"{row['megabytes_per_second']:.1f}",
+    )
+
+
+def percent(share: float) -> str:
+    """A share for people, 0 % or 100 % only where it is so exactly."""
+    if share in (0, 1):
+        return f"{share:.0%}"
+    return f"{share:.1%}" if 0.001 <= share < 0.9995 else f"{min(max(share, 0.0001), 0.9999):.2%}"
