@@ -59,9 +59,9 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize(("beams", "penalty"), [(1, 1.0), (3, 1.0), (4, 0.0), (2, 2.0), (5, -0.5)])
+@pytest.mark.parametrize(("beams", "penalty"), [(1, 1.0), (3, 1.0), (4, -0.5)])
 def test_it_finds_what_transformers_finds(tmp_path: Path, kind: str, beams: int, penalty: float) -> None:
-    for seed in range(4):
+    for seed in range(2):
         theirs, folder = saved(tmp_path, kind, seed)
         loaded = load_model(folder)
         prompt, source = [7, 3, 11], [4, 9, 2, 17, 8]

@@ -59,6 +59,8 @@ def evaluate(
             sequence=sequence,
             micro_batch=recipe.train.micro_batch,
             document_mask=recipe.data.document_mask,
+            objective=recipe.data.objective,
+            seed=recipe.seed,
         )
         figures: dict[str, Any] = {"checkpoint": str(folder)} | scoring.report(scores)
         if baselines:

@@ -15,6 +15,7 @@ from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.model.load import Loaded
+    from hornbook.model.prompts import Prompt
     from hornbook.model.sampling import Sampling
 
 
@@ -34,11 +35,17 @@ def generate(
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")] = 50,
     top_p: Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")] = 1.0,
+    beams: Annotated[int, typer.Option("--beams", min=1, help="Texts grown side by side; 1 samples instead.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below shorter.")
+    ] = 1.0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt. stdout has the prompt and its continuation, stderr the speed.
+    """Continue a prompt, answer to it, or fill its masks. stdout has the text, stderr the speed.
 
+    A decoder continues the prompt. An encoder-decoder reads it as its source and answers; an encoder fills the masks in
+    it: both read masks and sentinels as the tokenizer spells them ([MASK], <extra_id_0>).
     A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
     Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
     """
@@ -47,12 +54,24 @@ def generate(
     from hornbook.parallel.mesh import choose_device
     from hornbook.run.checkpoint_path import checkpoint_path
 
-    sampling = Sampling(temperature, top_k, top_p, greedy, seed)
+    sampling, beam = Sampling(temperature, top_k, top_p, greedy, seed), Beam(beams, length_penalty)
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
         raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
     for each in _prompts(prompt):
-        _respond(loaded, each, tokens, sampling, as_json=as_json, echo=prompt is not None or not sys.stdin.isatty())
+        if loaded.config.kind == "encoder":
+            _fill(loaded, each, as_json=as_json)
+            continue
+        echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
+        _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """Beam search, where there is more than one beam."""
+
+    beams: int
+    length_penalty: float
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
@@ -74,7 +93,7 @@ def _prompts(prompt: str | None) -> Iterator[str]:
 
 
 def _respond(
-    loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", *, as_json: bool, echo: bool
+    loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, *, as_json: bool, echo: bool
 ) -> None:
     """Generate, showing the text piece by piece (or one JSON object at the end)."""
     pieces: list[str] = []
@@ -82,7 +101,7 @@ def _respond(
     start = time.perf_counter()
     if echo and not as_json:
         _show(prompt)
-    for piece in _stream(loaded, prompt, max_tokens, sampling, ids):
+    for piece in _stream(loaded, prompt, max_tokens, sampling, beam, ids):
         pieces.append(piece)
         if not as_json:
             _show(piece)
@@ -95,30 +114,80 @@ def _respond(
     say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
 
 
-def _stream(loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", ids: list[int]) -> Iterator[str]:
-    """Pieces of text; the ids are collected in `ids` on the way."""
-    from hornbook.model.generate import generate as generate_ids
-    from hornbook.model.generate import stream_text
+def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
+    """Show the prompt with its masks filled, and on stderr what else could stand there."""
+    from hornbook.model.prompts import encode_spelled, fill_masks
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    before = [tokenizer.delimiter_id, *tokenizer.encode(prompt)]
-    stream = generate_ids(
-        loaded.model,
-        before,
-        max_tokens=max_tokens,
-        **dataclasses.asdict(sampling),
-        stop=(tokenizer.end_id, tokenizer.delimiter_id),
-        vocab=tokenizer.vocab_size,
-        length=loaded.config.position.length,
-    )
+    tokens = encode_spelled(tokenizer, prompt)
+    found = fill_masks(loaded.model, tokens, tokenizer.special.mask, tokenizer.vocab_size)
+    for each in found:
+        tokens[each.position] = each.tokens[0]
+    text = tokenizer.decode(tokens[1:-1])
+    choices = [
+        [{"text": tokenizer.decode([token]), "id": token, "probability": share} for token, share in pairs]
+        for pairs in (zip(each.tokens, each.probabilities, strict=True) for each in found)
+    ]
+    if as_json:
+        answer({"prompt": prompt, "text": text, "masks": choices})
+        return
+    _show(f"{text}\n")
+    for number, chosen in enumerate(choices, 1):
+        say(f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen))
+
+
+def _stream(
+    loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, ids: list[int]
+) -> Iterator[str]:
+    """Pieces of text; the ids are collected in `ids` on the way."""
+    from hornbook.model.generate import stream_text
+    from hornbook.model.prompts import begin
+    from hornbook.model.safetensors_folder import read_json
+
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None
+    start = read_json(loaded.folder / "config.json").get("decoder_start_token_id")
+    begun = begin(loaded.model, tokenizer, prompt, start)
+    made = _tokens(loaded, begun, max_tokens, sampling, beam, (tokenizer.end_id, tokenizer.delimiter_id))
 
     def collected() -> Iterator[int]:
-        for token in stream:
+        for token in made:
             ids.append(token)
             yield token
 
-    return stream_text(collected(), tokenizer, before)
+    return stream_text(collected(), tokenizer, begun.tokens)
+
+
+def _tokens(
+    loaded: "Loaded", begun: "Prompt", max_tokens: int, sampling: "Sampling", beam: Beam, stop: tuple[int, ...]
+) -> Iterator[int]:
+    from hornbook.model.beam import beam_search
+    from hornbook.model.generate import generate as generate_ids
+
+    assert loaded.tokenizer is not None
+    vocab = loaded.tokenizer.vocab_size
+    if beam.beams > 1 and max_tokens:
+        best, *_ = beam_search(
+            loaded.model,
+            begun.tokens,
+            **dataclasses.asdict(beam),
+            max_tokens=max_tokens,
+            stop=stop,
+            memory=begun.memory,
+            vocab=vocab,
+        )
+        return (token for token in best.tokens if token not in stop)
+    return generate_ids(
+        loaded.model,
+        begun.tokens,
+        max_tokens=max_tokens,
+        **dataclasses.asdict(sampling),
+        stop=stop,
+        vocab=vocab,
+        length=loaded.config.position.length,
+        memory=begun.memory,
+    )
 
 
 def _utf8(prompt: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hornbook.data.config import Causal, ObjectiveConfig
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.validation import validation_batches
 from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
@@ -18,6 +19,8 @@ from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.prepare import prepare
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
+
+_CAUSAL = Causal()
 
 
 def score_sources(
@@ -29,6 +32,8 @@ def score_sources(
     micro_batch: int,
     document_mask: bool,
     max_tokens: int | None = None,
+    objective: ObjectiveConfig = _CAUSAL,
+    seed: int = 0,
 ) -> dict[str, Score]:
     """Score of each source's validation tokens, the first `max_tokens` of each (None: all).
 
@@ -45,6 +50,8 @@ def score_sources(
             micro_batch=micro_batch,
             max_tokens=stream.tokens if max_tokens is None else max_tokens,
             document_mask=document_mask,
+            objective=objective,
+            seed=seed,
         )
         scores[source] = evaluate(engine, batches, sizes)
     return scores

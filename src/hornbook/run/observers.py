@@ -19,12 +19,14 @@ from hornbook.errors import StorageError
 from hornbook.evals.loss import Score, evaluate
 from hornbook.journal import Appender
 from hornbook.model.generate import generate
+from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.run.console import Console, Header
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
 from hornbook.run.step import Step
 from hornbook.rundir import StateRecord, Status
+from hornbook.text.tokenizer import Tokenizer
 
 Observer = Callable[[Step], None]
 
@@ -149,13 +151,18 @@ class Evaluation:
             micro_batch=recipe.train.micro_batch,
             max_tokens=recipe.eval.tokens,
             document_mask=recipe.data.document_mask,
+            objective=recipe.data.objective,
+            seed=recipe.seed,
         )
         wanted = itertools.takewhile(lambda _: not self._gives_way(step), batches)
         return evaluate(self._engine, wanted, self._token_bytes)
 
 
 class Samples:
-    """What the model makes of a fixed prompt, with a fixed seed, so that one sees it learn."""
+    """What the model makes of a fixed prompt, with a fixed seed, so that one sees it learn.
+
+    A decoder continues it, an encoder-decoder answers to it with a hole at its end, an encoder fills one there.
+    """
 
     def __init__(self, job: Job, engine: Engine, show: Sequence[Console]) -> None:
         self._job, self._engine, self._show = job, engine, show
@@ -167,7 +174,7 @@ class Samples:
 
     def _sample(self, step: Step) -> None:
         prompt = self._job.recipe.eval.prompt
-        text = self._continue(prompt, step)
+        text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
         self._job.write(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
         for console in self._show:
@@ -176,9 +183,13 @@ class Samples:
     def _continue(self, prompt: str, step: Step) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
+            start = getattr(recipe.data.objective, "start", "pad")
+            text = prompt if model.encoder is None else prompt + _hole(tokenizer)
+            begun = begin(model, tokenizer, text, tokenizer.end_id if start == "end" else None)
             made = generate(
                 model,
-                [tokenizer.delimiter_id, *tokenizer.encode(prompt)],
+                begun.tokens,
+                memory=begun.memory,
                 max_tokens=recipe.eval.sample_tokens,
                 temperature=SAMPLE_TEMPERATURE,
                 top_k=SAMPLE_TOP_K,
@@ -194,6 +205,21 @@ class Samples:
                 self._job.pulse.enter("sample", step)
                 tokens.append(token)
             return tokenizer.decode(tokens)
+
+    def _fill(self, prompt: str) -> str:
+        """The likeliest token behind the prompt, of a model that sees both ways."""
+        tokenizer = self._job.inputs.tokenizer
+        with self._engine.looking() as model:
+            tokens = encode_spelled(tokenizer, prompt + _hole(tokenizer))
+            (found,) = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=1)
+            return f" [{tokenizer.decode(found.tokens).strip()}]"
+
+
+def _hole(tokenizer: Tokenizer) -> str:
+    """What stands for missing text: a mask, or the first sentinel."""
+    special = tokenizer.special
+    missing = special.sentinels[0] if special.sentinels else special.mask
+    return "" if missing is None else tokenizer.decode([missing])
 
 
 def is_due(step: int, every: int) -> bool:

@@ -1,0 +1,82 @@
+"""What a model of each family makes of a prompt.
+
+A decoder continues it. An encoder fills its masks. An encoder-decoder reads it as its source and answers. In a prompt
+for the last two, mask and sentinels are written as the tokenizer spells them (`[MASK]`, `<extra_id_0>`).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hornbook.errors import UsageError
+from hornbook.model.context import Memory
+from hornbook.model.transformer import Source, Transformer
+from hornbook.text.tokenizer import Tokenizer
+
+
+class Prompt(NamedTuple):
+    """Where a decoder goes on from."""
+
+    tokens: list[int]
+    memory: Memory | None = None
+    """What it answers to, in an encoder-decoder."""
+
+
+def encode_spelled(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a document whose text may spell masks, sentinels and modes, with its delimiters."""
+    special = tokenizer.special
+    wanted = [special.mask, *special.sentinels, *special.modes.values()]
+    spelled = {tokenizer.decode([number]).strip(): number for number in wanted if number is not None}
+    pieces = re.split("|".join(f"({re.escape(name)})" for name in spelled), text) if spelled else [text]
+    ids = [tokenizer.delimiter_id]
+    for piece in pieces:
+        if piece in spelled:
+            ids.append(spelled[piece])
+        elif piece:
+            ids += tokenizer.encode(piece)
+    return [*ids, tokenizer.end_id]
+
+
+def begin(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None = None) -> Prompt:
+    """Where a decoder goes on from; of an encoder-decoder, the text is the source, `start` its decoder's first token.
+
+    `start` is by default the padding token, as T5's, or the end token where the tokenizer has none.
+    """
+    if model.encoder is None:
+        return Prompt([tokenizer.delimiter_id, *tokenizer.encode(text)])
+    if start is None:
+        start = tokenizer.end_id if tokenizer.special.pad is None else tokenizer.special.pad
+    with torch.no_grad():
+        memory = model.encode(Source(_row(model, encode_spelled(tokenizer, text))))
+    return Prompt([start], memory)
+
+
+class Filled(NamedTuple):
+    """A mask and what could stand there, the likeliest first."""
+
+    position: int
+    tokens: list[int]
+    probabilities: list[float]
+
+
+def fill_masks(model: Transformer, tokens: Sequence[int], mask: int | None, vocab: int, count: int = 5) -> list[Filled]:
+    """The `count` likeliest tokens (ids below `vocab`) for each mask, each on its own. Raises UsageError."""
+    places = [place for place, token in enumerate(tokens) if token == mask]
+    if mask is None or not places:
+        raise UsageError("an encoder fills masks: write the tokenizer's mask token where a token is missing")
+    with torch.no_grad():
+        hidden, _ = model(_row(model, tokens))
+        assert model.head is not None
+        chances = model.head.logits(hidden[0, places])[:, :vocab].softmax(-1)
+    best = chances.topk(min(count, vocab))
+    return [
+        Filled(place, ids, shares)
+        for place, ids, shares in zip(places, best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _row(model: Transformer, tokens: Sequence[int]) -> Tensor:
+    return torch.tensor([list(tokens)], device=next(model.parameters()).device)
