@@ -8,7 +8,10 @@ import pytest
 
 from hornbook.errors import IntegrityError
 from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.text.config import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_files import save_tokenizer
+from hornbook.text.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -25,6 +28,39 @@ def test_a_bare_tokenizer_is_completed_for_autotokenizer(tokenizer_folder, tmp_p
     assert ours.digest == Tokenizer.load(tokenizer_folder).digest
     text = "the letters \u00e9t\u00e9 \U0001f600"
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BPE(vocab=300, objectives=["masked", "fim", "span"], sentinels=4),
+        WordPiece(vocab=300),
+        Unigram(vocab=400, objectives=["ul2"], sentinels=4),
+    ],
+    ids=lambda config: config.kind,
+)
+def test_autotokenizer_knows_the_special_tokens_of_every_kind(tmp_path, config):
+    """From tokenizer.json alone, and from the files that training writes."""
+    import transformers
+
+    made = train_tokenizer(config, [["the letters of the page", "a page of letters 12"] * 9])
+    save_tokenizer(made, tmp_path / "whole")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_text(made.definition)
+    for source in ("whole", "bare"):
+        out = tmp_path / f"{source}-out"
+        out.mkdir()
+        copy_tokenizer(tmp_path / source, out, 512)
+        theirs = transformers.AutoTokenizer.from_pretrained(out)
+        special = Tokenizer.load(out).special
+        assert special == made.special
+        assert (theirs.pad_token_id, theirs.mask_token_id) == (special.pad, special.mask)
+        assert (theirs.bos_token_id, theirs.eos_token_id) == (special.begin, special.end)
+        assert (theirs.cls_token_id, theirs.sep_token_id) == (special.cls, special.sep)
+        assert theirs.unk_token_id == made.unknown_id
+        assert {*special.sentinels, *special.modes.values()} <= set(theirs.all_special_ids)
+        for text in ("the letters", "an unseen\tpage\n", ""):
+            assert theirs.encode(text, add_special_tokens=False) == made.encode(text)
 
 
 def test_settings_that_are_there_stay_as_they_are(tokenizer_folder, tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 
 from hornbook.model.safetensors_folder import regular_size, write_json
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_files import name_special_tokens
 
 FILES = (
     "tokenizer.json",
@@ -59,4 +60,5 @@ def _settings(tokenizer: Tokenizer, length: int) -> dict[str, Any]:
         "eos_token": tokenizer.end,
         "model_max_length": length,
         "clean_up_tokenization_spaces": False,
+        **name_special_tokens(tokenizer),
     }
