@@ -16,7 +16,7 @@ from hornbook.model.norm import RMSNorm
 from hornbook.model.position import Layout, Rope, Rotation, rotate
 from hornbook.model.sight import Sight
 
-SITE = 8
+SITE = 16
 """Place of a layer where probabilities of attention are dropped; the next one is that of attention across stacks."""
 Heads = Float[Tensor, "batch heads time head_dim"]
 

@@ -18,6 +18,7 @@ from hornbook.model.dropout import Dropout, RowDropout
 from hornbook.model.embedding import Embedding, Entrance, TokenTypes
 from hornbook.model.experts import Experts
 from hornbook.model.head import Head, Scaled, Transform
+from hornbook.model.latent_attention import LatentAttention
 from hornbook.model.linear import Linear
 from hornbook.model.mlp import GLU, MLP
 from hornbook.model.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
@@ -27,6 +28,7 @@ from hornbook.model.transformer import Stack, Transformer
 
 PARTS: dict[type, Callable[[Any, int], Any]] = {
     config.FullAttention: FullAttention,
+    config.LatentAttention: LatentAttention,
     config.DeltaAttention: DeltaAttention,
     config.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
     config.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),

@@ -10,7 +10,6 @@ One cache serves one call of `generate`: every row of the batch has the same len
 the Transformer calls `advance` once all layers have, so a failed forward leaves the cache as it was.
 """
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,7 +24,7 @@ class KVCache:
         self.length = 0
         """Positions every layer holds."""
         self._capacity = max(capacity, 1)
-        self._buffers: list[Tensor | None] = [None] * layers
+        self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * layers
         self._fixed: dict[int, tuple[Tensor, Tensor]] = {}
         self._states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
         """Of each layer, states by the number of positions they have seen."""
@@ -54,14 +53,13 @@ class KVCache:
         self,
         layer: int,
         key: Float[Tensor, "batch kv_heads new head_dim"],
-        value: Float[Tensor, "batch kv_heads new head_dim"],
-    ) -> tuple[Float[Tensor, "batch kv_heads all head_dim"], Float[Tensor, "batch kv_heads all head_dim"]]:
+        value: Float[Tensor, "batch kv_heads new value_dim"],
+    ) -> tuple[Float[Tensor, "batch kv_heads all head_dim"], Float[Tensor, "batch kv_heads all value_dim"]]:
         """Store new positions of one layer behind `length`; returns views of all `length + new` keys and values."""
         end = self.length + key.shape[-2]
-        buffer = self._room(layer, key, end)
-        buffer[0, :, :, self.length : end] = key
-        buffer[1, :, :, self.length : end] = value
-        return buffer[0, :, :, :end], buffer[1, :, :, :end]
+        keys, values = self._room(layer, key, value, end)
+        keys[:, :, self.length : end], values[:, :, self.length : end] = key, value
+        return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, positions: int) -> None:
         """Count positions that every layer has appended."""
@@ -69,7 +67,7 @@ class KVCache:
 
     def select(self, rows: Int[Tensor, " batch"]) -> None:
         """Keep these rows of the batch, in this order; one may be taken several times (beam search)."""
-        self._buffers = [None if held is None else held.index_select(1, rows) for held in self._buffers]
+        self._buffers = [None if held is None else (held[0][rows], held[1][rows]) for held in self._buffers]
         self._fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self._fixed.items()}
         for layer, states in self._states.items():
             self._states[layer] = {at: tuple(part[rows] for part in state) for at, state in states.items()}
@@ -79,16 +77,20 @@ class KVCache:
         assert 0 <= length <= self.length
         self.length = length
 
-    def _room(self, layer: int, key: Tensor, end: int) -> Tensor:
-        """The [2, batch, kv_heads, capacity, head_dim] buffer of a layer, with room for `end` positions."""
+    def _room(self, layer: int, key: Tensor, value: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """The buffers of a layer's keys and values [batch, kv_heads, capacity, dim], with room for `end` positions."""
         old = self._buffers[layer]
-        if old is not None and old.shape[3] >= end:
+        if old is not None and old[0].shape[2] >= end:
             return old
         while self._capacity < end:
             self._capacity *= 2
-        batch, heads, _, width = key.shape
-        new = torch.empty(2, batch, heads, self._capacity, width, dtype=key.dtype, device=key.device)
-        if old is not None:
-            new[:, :, :, : self.length] = old[:, :, :, : self.length]
+        new = self._grown(key, None if old is None else old[0]), self._grown(value, None if old is None else old[1])
         self._buffers[layer] = new
+        return new
+
+    def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
+        batch, heads, _, width = like.shape
+        new = like.new_empty(batch, heads, self._capacity, width)
+        if old is not None:
+            new[:, :, : self.length] = old[:, :, : self.length]
         return new
