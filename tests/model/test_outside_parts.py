@@ -1,7 +1,9 @@
 """A part from outside the package: a file of a user's own, named in the recipe by its import path."""
 
 import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,44 +16,19 @@ from hornbook.model.init import initialize
 from hornbook.parameters import count_parameters
 from hornbook.resolve import resolve
 
-PART = '''
-"""A maxout layer, and a norm without a mean or a weight."""
+ROOT = Path(__file__).resolve().parents[2]
 
+NORM = """
 from typing import Literal
 
 import torch
 from torch import nn
 
-from hornbook.fields import Config, Count
-from hornbook.model.linear import Linear
-
-
-class Maxout(Config):
-    """Goodfellow et al. 2013 (arXiv 1302.4389)."""
-
-    kind: Literal["{name}:Maxout"] = "{name}:Maxout"
-    pieces: Count = 2
-    """Projections of which the largest value counts."""
-
-    def build(self, model, layer):
-        return MaxoutLayer(model.width, self.pieces)
-
-    def num_parameters(self, model):
-        return self.pieces * model.width * model.width + model.width * model.width
-
-
-class MaxoutLayer(nn.Module):
-    def __init__(self, width, pieces):
-        super().__init__()
-        self.pieces = pieces
-        self.up, self.down = Linear(width, pieces * width, False), Linear(width, width, False)
-
-    def forward(self, x):
-        return self.down(self.up(x).unflatten(-1, (self.pieces, -1)).amax(-2))
+from hornbook.fields import Config
 
 
 class Scale(Config):
-    kind: Literal["{name}:Scale"] = "{name}:Scale"
+    kind: Literal["scale_norm:Scale"] = "scale_norm:Scale"
 
     def build(self, width):
         return ScaleNorm()
@@ -69,23 +46,26 @@ class ScaleNorm(nn.Module):
 
     def forward(self, x):
         return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-5) * self.gain
-'''
+"""
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name of a module with the parts above."""
-    name = f"parts_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(PART.replace("{name}", name))
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The modules `maxout`, as docs/parts.md prints it, and `scale_norm`, in the path."""
+    (printed,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    (tmp_path / "maxout.py").write_text(printed)
+    (tmp_path / "scale_norm.py").write_text(NORM)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
+    yield
+    for name in ("maxout", "scale_norm"):
+        sys.modules.pop(name, None)
 
 
-def test_a_part_from_outside_is_configured_counted_trained_and_saved(own: str, tmp_path: Path) -> None:
-    words = ["model.layers=2", "model.width=16", "model.heads=2", f"model.mlp={own}:Maxout", "model.mlp.pieces=3"]
-    config = resolve(None, [*words, f"model.norm={own}:Scale"], {}).recipe.model
-    assert (config.mlp.kind, config.mlp.pieces) == (f"{own}:Maxout", 3)
+@pytest.mark.usefixtures("own")
+def test_a_part_from_outside_is_configured_counted_trained_and_saved(tmp_path: Path) -> None:
+    words = ["model.layers=2", "model.width=16", "model.heads=2", "model.mlp=maxout:Maxout", "model.mlp.pieces=3"]
+    config = resolve(None, [*words, "model.norm=scale_norm:Scale"], {}).recipe.model
+    assert (config.mlp.kind, config.mlp.pieces) == ("maxout:Maxout", 3)
     model = build_model(config, 64, "cpu")
     assert count_parameters(config, 64) == sum(each.numel() for each in model.parameters())
     assert parameter_roles(model)["blocks.0.mlp.up.weight"] == "matrix"
@@ -118,6 +98,7 @@ def test_what_is_no_part_is_refused_by_name(kind: str, text: str) -> None:
     assert kind in str(caught.value)
 
 
-def test_its_settings_are_checked_as_all_others_are(own: str) -> None:
+@pytest.mark.usefixtures("own")
+def test_its_settings_are_checked_as_all_others_are() -> None:
     with pytest.raises(UsageError, match="piecse"):
-        resolve(None, [f"model.mlp={own}:Maxout", "model.mlp.piecse=3"], {})
+        resolve(None, ["model.mlp=maxout:Maxout", "model.mlp.piecse=3"], {})
