@@ -12,6 +12,7 @@ from hornbook.data.config import DataConfig
 from hornbook.evals.config import EvalConfig
 from hornbook.fields import Config, Count
 from hornbook.model.config import ModelConfig
+from hornbook.model.surgery.config import Prompt, Surgery, surgery_problems
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parametrization import unfit_for_mup
@@ -32,6 +33,8 @@ class Recipe(Config):
     """From token shards to batches."""
     model: ModelConfig = ModelConfig()
     """The Transformer."""
+    surgery: Surgery = Field(default_factory=list)
+    """What is done to the model before training, in order: adapters, frozen parts, rounded weights."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     parallel: ParallelConfig = ParallelConfig()
@@ -56,6 +59,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*_check_model(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
+    problems += _check_surgery(recipe)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -102,6 +106,14 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+
+
+def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
+    prompt = sum(step.length for step in recipe.surgery if isinstance(step, Prompt))
+    if prompt and recipe.train.sequence + prompt > recipe.model.position.length:
+        text = f"a prompt of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the positions of"
+        yield "surgery", f"{text} model.position.length ({recipe.model.position.length})"
 
 
 def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

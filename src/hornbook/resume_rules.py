@@ -25,6 +25,7 @@ RULES: tuple[tuple[str, Policy, str], ...] = (
     ("data.path", "journaled", "the folder may move; data.lock holds the digests of what must be in it"),
     ("data.*", "refused", "every sample since the first would be another"),
     ("model.*", "refused", "the weights in the checkpoint have this shape and meaning"),
+    ("surgery", "refused", "the weights in the checkpoint belong to these steps"),
     ("optim.kind", "refused", "the moments in the checkpoint belong to this optimizer"),
     ("optim.*", "journaled", "the next steps follow the new value"),
     ("parallel.*", "journaled", "the last bits of sums may differ"),

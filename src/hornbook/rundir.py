@@ -88,6 +88,7 @@ class RunDir:
         self.evals = self.path / "evals"
         self.incidents = self.path / "incidents"
         self.checkpoints = self.path / "checkpoints"
+        self.base = self.path / "base"
 
     @property
     def name(self) -> str:

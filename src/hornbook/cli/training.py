@@ -41,6 +41,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
 def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str, Any]:
     """What a launch would do: data, model, length, files. Raises what the launch would raise, and writes nothing."""
     from hornbook.data.loader import repetition_warnings
+    from hornbook.model.surgery.build import trained_parameters
     from hornbook.parameters import count_parameters
     from hornbook.run.job import open_inputs
     from hornbook.run.launch import changed_settings, check_directory
@@ -59,6 +60,8 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str,
         "from": start.origin.record() if start.origin is not None else None,
         "changes": [f"{change.key} {change.old} -> {change.new}" for change in changes],
         "parameters": count_parameters(recipe.model, inputs.vocab),
+        "trained": trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
+        "surgery": [step.model_dump(mode="json") for step in recipe.surgery],
         "vocab": inputs.vocab,
         "data": loader.describe(),
         "data_tokens": sum(loader.source_tokens.values()),
@@ -86,6 +89,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         *([f"from         {summary['from']['checkpoint']} ({summary['from']['kind']})"] if summary["from"] else []),
         *[f"change       {change}" for change in summary["changes"]],
         f"model        {summary['parameters']:,} parameters, vocabulary {summary['vocab']:,}, {summary['precision']}",
+        *[f"surgery      {_surgery(step)}" for step in summary["surgery"]],
+        *([f"trained      {summary['trained']:,} parameters"] if summary["surgery"] else []),
         f"length       {summary['length']}",
         f"data         {summary['data_tokens']:,} tokens; read {passes}",
         *[f"             {line}" for line in summary["data"].splitlines()],
@@ -93,6 +98,10 @@ def summary_text(summary: dict[str, Any]) -> str:
         "would write  " + "\n             ".join(summary["files"]),
     ]
     return "\n".join(lines)
+
+
+def _surgery(step: dict[str, Any]) -> str:
+    return ", ".join(str(value) if key == "kind" else f"{key} {value}" for key, value in step.items())
 
 
 def describe_result(run: RunDir) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Linear layers that hold float32 weights and compute in the dtype of their input.
 
-No autocast: the input's dtype decides, so the arithmetic of a layer is visible where it is called.
+No autocast: the input's dtype decides, so the arithmetic of a layer is visible where it is called. Surgery
+(`hornbook.model.surgery`) hangs parts on a layer; its names, and its arithmetic without them, stay as they are.
 """
 
 import torch
@@ -20,18 +21,60 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.code: nn.Module | None = None
+        """What stands for W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
+        self.adapter: nn.Module | None = None
+        """What changes the output, called with (layer, x, y)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the layer is no more than its weight and bias: only then may a kernel take `weight` itself."""
+        return self.code is None and self.adapter is None
+
+    def matrix(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
+        """W as products see it."""
+        return self.weight.to(dtype) if self.code is None else self.code(self.weight).to(dtype)
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if self.code is not None and not self.weight.requires_grad:
+            y = FrozenProduct.apply(x, self, bias)
+            assert isinstance(y, Tensor)
+        else:
+            y = F.linear(x, self.matrix(x.dtype), bias)
+        return y if self.adapter is None else self.adapter(self, x, y)
+
+
+class FrozenProduct(torch.autograd.Function):
+    """x W^T + b of a layer whose W is made from codes: it is made again for backward instead of being kept."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, layer: Linear, bias: Tensor | None) -> Tensor:
+        ctx.layer = layer
+        return F.linear(x, layer.matrix(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        grad_bias = grads[0].flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return grads[0] @ ctx.layer.matrix(grads[0].dtype), None, grad_bias
 
 
 def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Float[Tensor, "*batch outputs"]:
     """Outputs of several layers over the same input, side by side: one matrix product serves all.
 
-    All layers have a bias, or none has.
+    All layers have a bias, or none has. Adapters are added behind the common product, so that one that adds nothing
+    changes no bit.
     """
-    if x.numel() < FEW_ROWS * x.shape[-1]:
+    if x.numel() < FEW_ROWS * x.shape[-1] or any(_frozen_code(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], -1)
-    weight = torch.cat([layer.weight.to(x.dtype) for layer in layers])
+    weight = torch.cat([layer.matrix(x.dtype) for layer in layers])
     biases = [layer.bias.to(x.dtype) for layer in layers if layer.bias is not None]
-    return F.linear(x, weight, torch.cat(biases) if biases else None)
+    y = F.linear(x, weight, torch.cat(biases) if biases else None)
+    if all(layer.adapter is None for layer in layers):
+        return y
+    parts = zip(layers, y.split([layer.weight.shape[0] for layer in layers], -1), strict=True)
+    return torch.cat([part if layer.adapter is None else layer.adapter(layer, x, part) for layer, part in parts], -1)
+
+
+def _frozen_code(layer: Linear) -> bool:
+    return layer.code is not None and not layer.weight.requires_grad

@@ -6,9 +6,8 @@ from pathlib import Path
 import torch
 
 from hornbook.errors import IntegrityError
-from hornbook.model.build import build_model
 from hornbook.model.config import ModelConfig
-from hornbook.model.hf import read_hf
+from hornbook.model.surgery.folders import read_operated
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer import Tokenizer
 
@@ -30,18 +29,14 @@ class Loaded:
 def load_model(
     folder: Path, *, device: torch.device | str = "cpu", compute_dtype: torch.dtype = torch.float32
 ) -> Loaded:
-    """Read any folder that `read_hf` reads, tensor by tensor onto `device`. Errors: as `read_hf`."""
-    config, vocab, stream = read_hf(folder)
-    model = build_model(config, vocab, "meta").to_empty(device=device)
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in stream:
-            parameters.pop(name).copy_(tensor)
-    assert not parameters, "read_hf gives every parameter"
+    """Read a model folder, or an adapter and its base, tensor by tensor onto `device`. Errors: as `read_operated`."""
+    found = read_operated(folder)
+    vocab, model = found.vocab, found.build(device)
     model.compute_dtype = compute_dtype
-    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    with_tokenizer = folder if (folder / "tokenizer.json").exists() else found.base_folder
+    tokenizer = Tokenizer.load(with_tokenizer) if (with_tokenizer / "tokenizer.json").exists() else None
     if tokenizer is not None and tokenizer.vocab_size > vocab:
         raise IntegrityError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size} ids, its model only {vocab} rows of embedding"
         )
-    return Loaded(model.eval(), tokenizer, config, vocab, folder)
+    return Loaded(model, tokenizer, found.config, vocab, folder)

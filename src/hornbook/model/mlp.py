@@ -64,7 +64,7 @@ class GLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         both = fused_linear(x, [self.gate, self.up])
-        if self.activation == "silu" and self.down.bias is None and supports(both):
+        if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(both):
             y = SwiGLUDown.apply(both, self.down.weight.to(both.dtype))
             assert isinstance(y, Tensor)
             return y

@@ -11,9 +11,12 @@ from typing import Any
 
 from hornbook.data.loader import repetition_warnings
 from hornbook.errors import IntegrityError
+from hornbook.model.build import build_model
 from hornbook.model.init import initial_values
+from hornbook.model.surgery.config import adapter_of
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
+from hornbook.run.base import keep_base
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
@@ -36,7 +39,10 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     if restored is None and origin is not None:
         origin.give(state)
     elif restored is None:
-        state.engine.load_stream(initial_values(state.engine.model, job.recipe.model, job.recipe.seed))
+        plain = build_model(job.recipe.model, job.inputs.vocab, "meta")
+        state.fill(initial_values(plain, job.recipe.model, job.recipe.seed))
+    if adapter_of(job.recipe.surgery) is not None:
+        keep_base(job, state, None if restored is not None else origin)
     environment = _environment(job, mesh)
     fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
     windows = list(past.windows)
@@ -70,6 +76,9 @@ def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | N
     yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.changes)
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
+    if job.recipe.surgery:
+        trained, total = state.engine.num_trained, state.engine.num_parameters
+        yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
     loader = job.inputs.loader
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"

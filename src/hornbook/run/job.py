@@ -10,6 +10,7 @@ from hornbook.data.loader import Loader, build_loader
 from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
+from hornbook.model.surgery.build import build_operated
 from hornbook.parallel.mesh import Place
 from hornbook.parameters import embedding_rows
 from hornbook.recipe import Recipe
@@ -52,7 +53,8 @@ class Inputs:
     @property
     def model_spec(self) -> ModelSpec:
         """What checkpoints say about the model."""
-        return ModelSpec(self.recipe.model, self.vocab, self.corpus.root / "tokenizer")
+        recipe = self.recipe
+        return ModelSpec(recipe.model, self.vocab, self.corpus.root / "tokenizer", tuple(recipe.surgery))
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Job:
 def open_inputs(recipe: Recipe) -> Inputs:
     """Open the data a recipe names and fill in what follows from it.
 
-    Raises UsageError if no data is named, the length is not set, or the tokenizer is larger than model.vocab.
+    Raises UsageError if no data is named, the length is not set, the tokenizer is larger than model.vocab, or surgery
+    does not fit the model.
     """
     if recipe.data.path is None:
         raise UsageError("no data is named: give --data DATA, a folder written by `hornbook tokenize`")
@@ -120,6 +123,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             f"or run `hornbook tokenize {loader.corpus.root}` again"
         )
     vocab, derived = _vocabulary(recipe.model, tokenizer.vocab_size)
+    build_operated(recipe.model, vocab, recipe.surgery)
     complete = recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update={"path": str(loader.corpus.root.resolve())}),

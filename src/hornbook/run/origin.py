@@ -14,6 +14,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.journal import read_records
 from hornbook.model.config import ModelConfig
 from hornbook.model.hf import read_hf
+from hornbook.model.surgery.adapter_files import is_adapter
 from hornbook.recipe import Recipe
 from hornbook.resolve import Resolved, leaves
 from hornbook.run.checkpoint_path import checkpoint_path
@@ -63,6 +64,8 @@ def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Orig
     """
     checkpoint = checkpoint_path(run.path, step)
     refuse_other_shape(old, new)
+    if old.surgery != new.surgery:
+        raise UsageError("surgery cannot change in a fork: start from the weights with hornbook train --from")
     same_order = (old.seed, old.data, old.train.sequence) == (new.seed, new.data, new.train.sequence)
     windows = replay(record for record, _ in read_records(run.events)).windows if same_order else []
     return Origin("fork", checkpoint, tuple(windows))
@@ -70,6 +73,11 @@ def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Orig
 
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     """The recipe with the model of the checkpoint. A model.* setting that someone gave must agree with it."""
+    if is_adapter(checkpoint):
+        raise UsageError(
+            f"{checkpoint} is an adapter, and a run starts from whole weights: merge it first with "
+            f"`hornbook export {checkpoint} --out MERGED`, or name its base"
+        )
     config, vocab, _ = read_hf(checkpoint)
     recipe, label = resolved.recipe, str(checkpoint)
     adopted = config.model_copy(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.hf import create_hf, fill_hf
 from hornbook.model.rectangles import Rectangle, Writer, create_file
 from hornbook.model.safetensors_folder import read_header
+from hornbook.model.surgery.folders import create_operated, fill_operated
 from hornbook.run.state import MOMENTS, ModelSpec, State
 
 Wait = Callable[[], None]
@@ -63,8 +63,9 @@ class Snapshot:
     """Returns when the rectangles hold their values."""
 
     def create(self, folder: Path) -> None:
-        """Make a Hugging Face directory and `trainer/` in the existing folder, all but the tensors' values."""
-        create_hf(folder, self.spec.config, self.spec.vocab, self.spec.tokenizer)
+        """Make a Hugging Face directory (or an adapter's) and `trainer/` in the existing folder, all but the values."""
+        spec = self.spec
+        create_operated(folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest)
         (folder / MOMENTS).parent.mkdir()
         create_file(folder / MOMENTS, self.moment_shapes)
         (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")
@@ -72,7 +73,7 @@ class Snapshot:
     def fill(self, folder: Path) -> None:
         """Write this rank's part of weights and moments."""
         self.wait()
-        fill_hf(folder, self.weights, self.spec.config, self.spec.vocab)
+        fill_operated(folder, self.spec.config, self.spec.vocab, self.spec.surgery, self.weights)
         entries = read_header(folder / MOMENTS)
         with Writer() as writer:
             for name, moment in self.moments.items():

@@ -6,11 +6,13 @@ to be the same bit for bit.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader import Loader
@@ -19,6 +21,11 @@ from hornbook.model.config import ModelConfig
 from hornbook.model.hf import view_hf
 from hornbook.model.rectangles import Rectangle
 from hornbook.model.safetensors_folder import Reader, read_header
+from hornbook.model.surgery.adapter_files import base_of, is_adapter
+from hornbook.model.surgery.adapter_reading import read_adapter
+from hornbook.model.surgery.config import SurgeryStep, adapter_of
+from hornbook.model.surgery.folders import read_added
+from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.moments import check_cover, load_moments, read_moments
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.pieces import Piece
@@ -36,13 +43,21 @@ class ModelSpec:
     """Rows of the embedding."""
     tokenizer: Path | None
     """Folder with tokenizer.json."""
+    surgery: tuple[SurgeryStep, ...] = ()
+    """What was done to the model."""
+    base_digest: str = ""
+    """Of the frozen base that an adapter belongs to; the leader knows it."""
 
 
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer, loader: Loader, spec: ModelSpec) -> None:
+    def __init__(
+        self, engine: Engine, optimizer: torch.optim.Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0
+    ) -> None:
+        """`seed` keys the first values of what surgery adds."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
+        self.seed = seed
         self.step = 0
         """Optimizer steps done, refused ones included."""
         self.tokens = 0
@@ -61,9 +76,11 @@ class State:
         self.tokens += batch.tokens
 
     def weights(self) -> dict[str, Rectangle]:
-        """What this rank saves of the parameters, by name."""
-        pieces = self.engine.pieces.items()
-        return {name: Rectangle(piece.tensor.detach(), piece.start) for name, piece in pieces if piece.keeper}
+        """What this rank saves of the parameters, by name; under an adapter, of the adapter's alone."""
+        pieces = self.engine.pieces
+        names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else pieces
+        kept = {name: pieces[name] for name in names if pieces[name].keeper}
+        return {name: Rectangle(piece.tensor.detach(), piece.start) for name, piece in kept.items()}
 
     def moments(self) -> dict[str, Rectangle]:
         """What this rank saves of the optimizer's memory, by the names of `read_moments`; step counts once for all."""
@@ -88,7 +105,7 @@ class State:
         Raises IntegrityError if it does not fit.
         """
         counters = read_counters(folder)
-        self.read_weights(folder)
+        self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
@@ -100,10 +117,28 @@ class State:
 
     def read_weights(self, folder: Path) -> None:
         """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read."""
+        self._read_base(folder, None)
+
+    def _read_saved(self, folder: Path) -> None:
+        """The weights of a checkpoint, and what surgery added to them."""
+        if not is_adapter(folder):
+            self._read_base(folder, read_added(folder))
+            return
+        steps, added = read_adapter(folder, self.spec.config, self.spec.vocab)
+        if list(steps) != list(self.spec.surgery):
+            raise IntegrityError(f"{folder} was made by other surgery than this run's: {list(steps)}")
+        self._read_base(base_of(folder), added)
+
+    def _read_base(self, folder: Path, added: dict[str, Tensor] | None) -> None:
+        """The weights of a folder, and what surgery adds: as stored, else first values."""
         _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
-        self.engine.load_stream((name, view) for name, view, _ in views)  # of each, only this rank's part is read
+        self.fill(((name, view) for name, view, _ in views), added)  # of each, only this rank's part is read
+
+    def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
+        """Give every parameter its value: the base's, and what surgery added (None: first values)."""
+        self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
 
     def _read_moments(self, path: Path) -> None:
         entries, reader = read_header(path), Reader()

@@ -8,6 +8,7 @@ from torch import Tensor
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.mup import learning_factors
+from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import distributed
@@ -32,11 +33,12 @@ def train(job: Job) -> Exit:
     with distributed(recipe.parallel, recipe.train, job.place) as mesh:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
+        operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
         engine = parallelize(model, recipe.parallel, recipe.train, mesh)
         roles = parameter_roles(model)
         factors = learning_factors(roles, recipe.model)
         optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
-        state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec)
+        state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec, recipe.seed)
         guard = Guard(recipe.guard)
         with open_observers(job, engine) as observers, open_saves(job, mesh, observers) as saves:
             begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from

@@ -1,0 +1,206 @@
+"""Adapter folders as peft writes them: adapter_config.json and adapter_model.safetensors.
+
+LoRA, rsLoRA, DoRA and soft prompts load in peft; bottleneck adapters, which it does not know, have the same two files
+under our names. The safetensors' metadata holds the steps and a digest of the base, so that an adapter meets no other.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from hornbook.durable import storage_error
+from hornbook.errors import IntegrityError
+from hornbook.model.config import ModelConfig
+from hornbook.model.hf_config import choose_architecture
+from hornbook.model.hf_layout import lay_out
+from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.model.rectangles import Rectangle, Writer, create_file, whole
+from hornbook.model.safetensors_folder import read_header, read_json, write_json
+from hornbook.model.surgery import config as surgery
+from hornbook.model.surgery.build import added_shapes
+from hornbook.model.surgery.lora_layout import PREFIX, Place, TheirModule, lora_places, short_names, their_modules
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+OWN = "hornbook"
+"""Key of the metadata, and of what peft does not know."""
+_STEPS = TypeAdapter(list[surgery.SurgeryStep])
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """What an adapter folder is made for."""
+
+    config: ModelConfig
+    vocab: int
+    steps: tuple[surgery.SurgeryStep, ...]
+    base: str
+    """Path of the base's folder, as adapter_config.json names it."""
+    base_digest: str
+
+    @property
+    def adapter(self) -> surgery.AdapterStep:
+        """The step whose parameters are stored."""
+        found = surgery.adapter_of(self.steps)
+        assert found is not None
+        return found
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter instead of a model."""
+    return (folder / CONFIG).is_file()
+
+
+def places(spec: AdapterSpec) -> dict[str, Place]:
+    """Where each of the added tensors lies in adapter_model.safetensors."""
+    shapes, step = added_shapes(spec.config, spec.vocab, spec.steps), spec.adapter
+    if isinstance(step, surgery.Lora):
+        return lora_places(_modules(spec, step, shapes), step)
+    names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.Prompt) else {}
+    return {
+        name: Place(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape)) for name, shape in shapes.items()
+    }
+
+
+def _modules(spec: AdapterSpec, step: surgery.Lora, added: Iterable[str]) -> list[TheirModule]:
+    layers = [name.removesuffix(".adapter.a") for name in added if name.endswith(".adapter.a")]
+    return their_modules(spec.config, spec.vocab, step, layers)
+
+
+def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> None:
+    """Write every file of an adapter folder, the tensors still zero. Raises OSError, StorageError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {place.theirs: place.shape for place in places(spec).values()}
+    steps = [step.model_dump(mode="json") for step in spec.steps]
+    own = json.dumps({"base_digest": spec.base_digest, "surgery": steps}, sort_keys=True)
+    create_file(folder / WEIGHTS, shapes, metadata={"format": "pt", OWN: own})
+    write_json(folder / CONFIG, adapter_config(spec))
+    if tokenizer is not None:
+        copy_tokenizer(tokenizer, folder, spec.config.position.length)
+
+
+def fill_adapter(folder: Path, spec: AdapterSpec, rectangles: Mapping[str, Rectangle]) -> None:
+    """Write rectangles of the added tensors into what `create_adapter` made; afterwards they are on disk."""
+    entries = read_header(folder / WEIGHTS)
+    with Writer() as writer:
+        for name, place in places(spec).items():
+            if name in rectangles:
+                for part in place.rectangles(rectangles[name]):
+                    writer.write(entries[place.theirs], Rectangle(part.tensor.float().cpu(), part.start))
+
+
+def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
+    """The content of adapter_config.json."""
+    step, common = spec.adapter, {"base_model_name_or_path": spec.base, "inference_mode": True}
+    if isinstance(step, surgery.Lora):
+        return common | _lora_config(spec, step)
+    if isinstance(step, surgery.Prompt):
+        return common | {
+            "peft_type": "PROMPT_TUNING",
+            "task_type": "CAUSAL_LM",
+            "num_virtual_tokens": step.length,
+            "token_dim": spec.config.width,
+            "num_transformer_submodules": 1,
+            "num_attention_heads": spec.config.heads,
+            "num_layers": spec.config.layers,
+            "prompt_tuning_init": "RANDOM",
+        }
+    return common | {"peft_type": "HORNBOOK_BOTTLENECK", "width": step.width, "targets": step.targets}
+
+
+def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:
+    modules = _modules(spec, step, added_shapes(spec.config, spec.vocab, spec.steps))
+    layout = lay_out(spec.config, spec.vocab, choose_architecture(spec.config))
+    fused = {module.name: len(module.parts) for module in modules if len(module.parts) > 1}
+    names = {name: short_names([name], layout)[0] for name in fused}
+    targets = short_names([module.name for module in modules], layout)
+    names = {name: next((short for short in targets if name.endswith(f".{short}")), name) for name in names}
+    growth = {name: count if step.scaling == "rank" else count**0.5 for name, count in fused.items()}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": step.rank,
+        "lora_alpha": step.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": step.scaling == "root_rank",
+        "use_dora": isinstance(step, surgery.Dora),
+        "fan_in_fan_out": any(module.transpose for module in modules),
+        "target_modules": targets,
+        "rank_pattern": {names[name]: step.rank * count for name, count in fused.items()},
+        "alpha_pattern": {names[name]: step.alpha * growth[name] for name in fused},
+    }
+
+
+@dataclass(frozen=True)
+class StoredMeta:
+    """What the metadata of adapter_model.safetensors says; None where another program wrote it."""
+
+    steps: tuple[surgery.SurgeryStep, ...] | None
+    base_digest: str | None
+
+
+def read_meta(folder: Path) -> StoredMeta:
+    """Our part of the metadata of an adapter folder. IntegrityError if it is damaged."""
+    path = folder / WEIGHTS
+    read_header(path)
+    with path.open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    text = header.get("__metadata__", {}).get(OWN)
+    if text is None:
+        return StoredMeta(None, None)
+    try:
+        own = json.loads(text)
+        return StoredMeta(tuple(_STEPS.validate_python(own["surgery"])), str(own["base_digest"]))
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise IntegrityError(f"{path}: the metadata {OWN!r} cannot be read: {error}") from error
+
+
+def base_of(folder: Path) -> Path:
+    """Folder of the base: `base` of the run that wrote this, else what adapter_config.json names.
+
+    IntegrityError if there is none.
+    """
+    named = read_json(folder / CONFIG).get("base_model_name_or_path")
+    candidates = [folder / named, Path(named)] if isinstance(named, str) and named else []
+    for path in candidates:
+        if (path / "config.json").is_file():
+            return path.resolve()
+    raise IntegrityError(
+        f"{folder / CONFIG}: base_model_name_or_path is {named!r}, and there is no model folder: put it there, or "
+        "write the path of the base into that key"
+    )
+
+
+def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """XXH3-128 of names, shapes and float32 values in our names: the same for every way a model may be stored."""
+    total = 0
+    for name, tensor in tensors:
+        one = xxhash.xxh3_128(f"{name} {list(tensor.shape)}".encode())
+        one.update(tensor.float().contiguous().numpy().data if tensor.numel() else b"")
+        total ^= one.intdigest()  # in any order
+    return f"{total:032x}"
+
+
+def check_base(folder: Path, expected: str | None, found: str, base: Path) -> None:
+    """IntegrityError if an adapter was made for another base than it meets."""
+    if expected is not None and expected != found:
+        raise IntegrityError(
+            f"{folder}: this adapter was trained on a base with digest {expected}, found {found} in {base}: name the "
+            f"right base in {CONFIG} (base_model_name_or_path)"
+        )
+
+
+def write_adapter(folder: Path, spec: AdapterSpec, added: Mapping[str, Tensor], tokenizer: Path | None = None) -> None:
+    """Write an adapter folder; `added` are its tensors by our names. Raises StorageError."""
+    try:
+        create_adapter(folder, spec, tokenizer)
+        fill_adapter(folder, spec, {name: whole(tensor.detach()) for name, tensor in added.items()})
+    except OSError as error:
+        raise storage_error(error, folder) from error

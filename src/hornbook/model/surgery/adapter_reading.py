@@ -1,0 +1,92 @@
+"""Adapter folders read: ours, and LoRA folders that peft wrote."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config import ModelConfig
+from hornbook.model.hf_config import choose_architecture
+from hornbook.model.hf_layout import lay_out
+from hornbook.model.safetensors_folder import Entry, Reader, named, read_header, read_json
+from hornbook.model.surgery import config as surgery
+from hornbook.model.surgery.adapter_files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
+from hornbook.model.surgery.lora_layout import PREFIX, Place, layer_of, lora_places, their_module
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "layer_replication": (None,),
+    "use_qalora": (False,),
+}
+"""Keys of peft's that ask for what we do not have, and the values at which they do not."""
+
+
+def read_adapter(
+    folder: Path, config: ModelConfig, vocab: int
+) -> tuple[tuple[surgery.SurgeryStep, ...], dict[str, Tensor]]:
+    """(steps, added tensors by our names, float32) of an adapter folder for a base of this configuration.
+
+    Raises IntegrityError where tensors are missing, unexpected or mis-shaped for it, UsageError where the adapter is
+    of a kind we do not have.
+    """
+    meta = read_meta(folder)
+    if meta.steps is None:
+        step, where = _foreign(folder, config, vocab)
+        return (step,), _read(folder, where)
+    return meta.steps, _read(folder, places(AdapterSpec(config, vocab, meta.steps, "", "")))
+
+
+def _read(folder: Path, where: Mapping[str, Place]) -> dict[str, Tensor]:
+    entries, reader = read_header(folder / WEIGHTS), Reader()
+    _check(folder, entries, where)
+    whole = {name: reader.read(name, entry).float() for name, entry in entries.items()}
+    return {name: place.read(whole[place.theirs]) for name, place in where.items()}
+
+
+def _check(folder: Path, entries: Mapping[str, Entry], where: Mapping[str, Place]) -> None:
+    expected = {place.theirs: place.shape for place in where.values()}
+    problems = []
+    if missing := expected.keys() - entries.keys():
+        problems.append(f"missing: {named(missing)}")
+    if extra := entries.keys() - expected.keys():
+        problems.append(f"unexpected: {named(extra)}")
+    problems += [
+        f"{name}: expected shape {list(expected[name])}, found {list(entry.shape)}"
+        for name, entry in entries.items()
+        if name in expected and entry.shape != expected[name]
+    ]
+    if problems:
+        shown = problems[:8] + ([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])
+        raise IntegrityError(f"{folder}: this adapter does not fit its base:\n  " + "\n  ".join(shown))
+
+
+def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lora, dict[str, Place]]:
+    """Step and places of a LoRA that peft wrote."""
+    keys = read_json(folder / CONFIG)
+    if keys.get("peft_type") != "LORA":
+        raise UsageError(f"{folder / CONFIG}: peft_type {keys.get('peft_type')!r} is not read; LORA is")
+    for key, neutral in _NEUTRAL.items():
+        if key in keys and keys[key] not in neutral:
+            raise UsageError(f"{folder / CONFIG}: {key} is {keys[key]!r}; only {neutral[0]!r} is read")
+    if keys.get("rank_pattern") or keys.get("alpha_pattern"):
+        raise UsageError(f"{folder / CONFIG}: rank_pattern or alpha_pattern is set; only one rank for all is read")
+    modules, layout = [], lay_out(config, vocab, choose_architecture(config))
+    for module in sorted({_module_of(name) for name in read_header(folder / WEIGHTS)}):
+        if f"{module}.weight" not in layout:
+            raise IntegrityError(f"{folder}: {module} is no layer of its base, which has {named(layout, 3)}")
+        modules.append(their_module(f"{module}.weight", layout[f"{module}.weight"]))
+    targets = [layer_of(part) for module in modules for part in module.parts]
+    kind = surgery.Dora if keys.get("use_dora") else surgery.Lora
+    scaling = "root_rank" if keys.get("use_rslora") else "rank"
+    step = kind(targets=targets, rank=int(keys["r"]), alpha=float(keys["lora_alpha"]), scaling=scaling)
+    return step, lora_places(modules, step, shared=True)
+
+
+def _module_of(name: str) -> str:
+    return name.removeprefix(PREFIX).partition(".lora_")[0]

@@ -1,0 +1,134 @@
+"""Configuration of module surgery: what is done to a built model before it is spread over devices.
+
+A step is a `kind`; the steps of a recipe are done in order. A new kind is one frozen config here and one function in
+the table of `hornbook.model.surgery.operate`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from hornbook.fields import Config, Count, Number
+
+LINEARS = ["*blocks.*"]
+"""Every linear layer of the blocks: not the embedding, not the head, no norm."""
+
+
+class Lora(Config):
+    """Low-rank update of frozen linear layers (Hu et al. 2021, arXiv 2106.09685): W + scaling B A."""
+
+    kind: Literal["lora"] = "lora"
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers; one that matches none is an error."""
+    rank: Count = Field(default=8, ge=1)
+    """Rows of A and columns of B."""
+    alpha: Number = Field(default=16, gt=0)
+    """The update is scaled by alpha / rank, or by alpha / sqrt(rank)."""
+    scaling: Literal["rank", "root_rank"] = "rank"
+    """`root_rank` is rsLoRA (Kalajdzievski 2023, arXiv 2312.03732)."""
+
+    @property
+    def factor(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (self.rank if self.scaling == "rank" else self.rank**0.5)
+
+
+class Dora(Lora):
+    """LoRA of the direction of each row of W, and its length trained besides (Liu et al. 2024, arXiv 2402.09353)."""
+
+    kind: Literal["dora"] = "dora"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class Bottleneck(Config):
+    """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) behind frozen projections."""
+
+    kind: Literal["bottleneck"] = "bottleneck"
+    targets: list[str] = Field(default=["*.attention.out", "*.mlp.down"], min_length=1)
+    """Globs over names of linear layers."""
+    width: Count = Field(default=64, ge=1)
+    """Inner width of the adapter."""
+
+
+class Prompt(Config):
+    """Prompt tuning (Lester et al. 2021, arXiv 2104.08691): trained vectors before each document, all else frozen."""
+
+    kind: Literal["prompt"] = "prompt"
+    length: Count = Field(default=16, ge=1)
+    """Vectors, which take as many positions."""
+
+
+class Freeze(Config):
+    """Parameters that are not trained."""
+
+    kind: Literal["freeze"] = "freeze"
+    names: list[str] = Field(min_length=1)
+    """Globs over names of parameters; one that matches none is an error."""
+
+
+class Nf4(Config):
+    """Frozen weights in 4-bit NormalFloat with quantized scales (QLoRA, Dettmers et al. 2023, arXiv 2305.14314)."""
+
+    kind: Literal["nf4"] = "nf4"
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers."""
+    block: Count = Field(default=64, ge=1)
+    """Consecutive values of a row that share a scale."""
+
+
+class Grid(Config):
+    """Integers that stand for the weights of a linear layer, and what shares a scale."""
+
+    bits: Count = Field(default=4, ge=2, le=8)
+    """Of each integer."""
+    per: Literal["tensor", "channel", "group"] = "group"
+    """One scale for a matrix, for each of its rows (outputs), or for each group of a row."""
+    group: Count = Field(default=32, ge=1)
+    """Consecutive values of a row that share a scale, where `per` is group; it divides the row."""
+    symmetric: bool = True
+    """Zero in the middle of the range; otherwise the range follows smallest and largest value."""
+
+
+class FakeQuant(Grid):
+    """Quantization-aware training: forward computes with rounded weights, gradients pass the rounding (STE)."""
+
+    kind: Literal["fake_quant"] = "fake_quant"
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers."""
+    scales: Literal["range", "learned"] = "range"
+    """From the present largest value, or trained (LSQ, Esser et al. 2020, arXiv 1902.08153; symmetric only)."""
+
+
+def _named_kind(value: Any) -> Any:
+    """`surgery = ["lora"]`: a bare word is a kind with its defaults."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+SurgeryStep = Annotated[
+    Lora | Dora | Bottleneck | Prompt | Freeze | Nf4 | FakeQuant,
+    Field(discriminator="kind"),
+]
+Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
+
+AdapterStep = Lora | Dora | Bottleneck | Prompt
+"""Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
+
+
+def adapter_of(steps: Sequence[Any]) -> AdapterStep | None:
+    """The step that adds an adapter, if there is one."""
+    return next((step for step in steps if isinstance(step, AdapterStep)), None)
+
+
+def surgery_problems(steps: Sequence[Any]) -> list[str]:
+    """Why these steps do not go together; empty if they do."""
+    kinds = [step.kind for step in steps]
+    problems = []
+    if sum(isinstance(step, AdapterStep) for step in steps) > 1:
+        problems.append(f"one of lora, dora, bottleneck, prompt is enough, found {', '.join(kinds)}")
+    if "nf4" in kinds and adapter_of(steps[kinds.index("nf4") :]) is None:
+        problems.append("weights in nf4 are frozen: add lora, dora, bottleneck or prompt behind it")
+    if "fake_quant" in kinds and ("nf4" in kinds or adapter_of(steps) is not None):
+        problems.append(f"fake_quant trains the weights themselves, which {' and '.join(kinds)} would freeze")
+    if any(step.kind == "fake_quant" and step.scales == "learned" and not step.symmetric for step in steps):
+        problems.append('fake_quant: scales = "learned" needs symmetric = true')
+    return problems

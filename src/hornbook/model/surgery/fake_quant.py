@@ -1,0 +1,146 @@
+"""Quantization-aware training: forward computes with rounded weights, backward passes the rounding by.
+
+The straight-through estimator (Bengio et al. 2013, arXiv 1308.3432): the gradient of a weight is 1 inside the range
+and 0 outside. Scales come from the present largest value, so nothing is outside; or they are trained (LSQ, Esser et al.
+2020, arXiv 1902.08153, equations 2 to 4): s begins at 2 mean|w| / sqrt(Q), and its gradient, which autograd finds,
+round(w/s) - w/s inside and -Q or Q outside, is multiplied by 1 / sqrt(values x Q).
+
+Rounding happens in the float32 of the weights, whatever the model computes in.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hornbook.model.linear import Linear
+from hornbook.model.surgery.added import Added
+from hornbook.model.surgery.config import FakeQuant, Grid
+from hornbook.model.surgery.integers import (
+    IntegerCode,
+    Quantized,
+    check_group,
+    largest_code,
+    num_shares,
+    quantize,
+    shares,
+)
+from hornbook.model.surgery.names import matching_linears
+
+SMALLEST_SCALE = 1e-8
+
+
+class Rounded(torch.autograd.Function):
+    """Nearest integer; the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        del ctx
+        return grads[0]
+
+
+class FromRange(torch.autograd.Function):
+    """A matrix rounded to a grid of its own range; the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, grid: Grid) -> Tensor:
+        del ctx
+        return quantize(weight, grid).restored()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        del ctx
+        return grads[0], None
+
+
+class RangeQuant(Added):
+    """Fake quantization with scales from the range: no parameters."""
+
+    def __init__(self, layer: Linear, step: FakeQuant) -> None:
+        super().__init__()
+        del layer
+        self.grid: Grid = step
+
+    def forward(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+        y = FromRange.apply(weight, self.grid)
+        assert isinstance(y, Tensor)
+        return y
+
+    def quantized(self, weight: Tensor) -> Quantized:
+        """The codes whose values forward computes with."""
+        return quantize(weight, self.grid)
+
+    def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+        del name, seed, weight
+        yield from ()
+
+
+class LearnedQuant(RangeQuant):
+    """Fake quantization with trained scales: `scale` [shares, 1]."""
+
+    role: ClassVar = "vector"
+
+    def __init__(self, layer: Linear, step: FakeQuant) -> None:
+        super().__init__(layer, step)
+        outputs, inputs = layer.weight.shape
+        self.scale = nn.Parameter(torch.empty(num_shares((outputs, inputs), step), 1))
+
+    def forward(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+        top = largest_code(self.grid.bits)
+        parts = shares(weight, self.grid)
+        slow = (parts.shape[1] * top) ** -0.5
+        scale = self.scale.clamp(min=SMALLEST_SCALE)
+        scale = scale.detach() + slow * (scale - scale.detach())
+        codes = Rounded.apply((parts / scale).clamp(-top, top))
+        assert isinstance(codes, Tensor)
+        return (codes * scale).view(weight.shape)
+
+    def quantized(self, weight: Tensor) -> Quantized:
+        top, scale = largest_code(self.grid.bits), self.scale.detach().clamp(min=SMALLEST_SCALE)
+        codes = (shares(weight.detach(), self.grid) / scale).clamp(-top, top).round().to(torch.int8)
+        return Quantized(codes.view(weight.shape), scale, None)
+
+    def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+        del name, seed
+        assert weight is not None, "scales begin at the size of the weights"
+        mean = shares(weight, self.grid).abs().mean(1, keepdim=True)
+        yield "scale", (2 * mean / largest_code(self.grid.bits) ** 0.5).clamp(min=SMALLEST_SCALE)
+
+
+def add_fake_quant(model: nn.Module, step: FakeQuant) -> None:
+    """Prepare: the layers the step names compute with rounded weights. UsageError for groups that do not fit."""
+    for name, layer in matching_linears(model, step.targets, "surgery fake_quant targets").items():
+        if step.per == "group":
+            check_group(layer.weight.shape[1], step.group, name, "surgery fake_quant group")
+        with torch.device(layer.weight.device):
+            layer.code = (LearnedQuant if step.scales == "learned" else RangeQuant)(layer, step)
+
+
+def convert(model: nn.Module) -> None:
+    """Replace fake quantization by the codes it stands for: the weights are gone, the outputs stay."""
+    for layer in model.modules():
+        if isinstance(layer, Linear) and isinstance(layer.code, RangeQuant):
+            put_code(layer, layer.code.quantized(layer.weight), layer.code.grid)
+
+
+def put_code(layer: Linear, quantized: Quantized, grid: Grid) -> None:
+    """Let these codes stand for the layer's weight."""
+    with torch.device(quantized.codes.device):
+        code = IntegerCode((quantized.codes.shape[0], quantized.codes.shape[1]), grid)
+    code.take(quantized)
+    drop_weight(layer)
+    layer.code = code
+
+
+def drop_weight(layer: Linear) -> None:
+    """Keep the weight's shape and no values: whoever multiplies with it past the codes fails at once."""
+    shape = layer.weight.shape
+    del layer.weight
+    layer.weight = torch.empty(shape, device="meta")  # pyright: ignore[reportAttributeAccessIssue]

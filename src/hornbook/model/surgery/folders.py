@@ -1,0 +1,138 @@
+"""Folders of models after surgery: what a run saves, and the one way to read them.
+
+| surgery | folder |
+|---|---|
+| an adapter (lora, dora, bottleneck, prompt) | `adapter_files`: the adapter alone; the base lies elsewhere |
+| fake_quant, freeze | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
+
+Trained scales of fake_quant lie beside the weights in added.safetensors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from hornbook.errors import IntegrityError
+from hornbook.model.config import ModelConfig
+from hornbook.model.hf import create_hf, fill_hf, read_hf
+from hornbook.model.rectangles import Rectangle, Writer, create_file
+from hornbook.model.safetensors_folder import Reader, read_header, read_json, write_json
+from hornbook.model.surgery import config as surgery
+from hornbook.model.surgery.adapter_files import (
+    AdapterSpec,
+    base_of,
+    check_base,
+    create_adapter,
+    fill_adapter,
+    is_adapter,
+    read_meta,
+    tensors_digest,
+)
+from hornbook.model.surgery.adapter_reading import read_adapter
+from hornbook.model.surgery.build import added_shapes, build_operated, fill
+from hornbook.model.transformer import Transformer
+
+ADDED = "added.safetensors"
+BASE = "../../base"
+"""Where the checkpoint of a run finds the run's copy of its base."""
+_STEPS = TypeAdapter(list[surgery.SurgeryStep])
+
+
+def create_operated(
+    folder: Path,
+    config: ModelConfig,
+    vocab: int,
+    steps: Sequence[surgery.SurgeryStep],
+    tokenizer: Path | None,
+    base_digest: str,
+) -> None:
+    """Make every file of a checkpoint's weights, without values yet. Raises OSError, StorageError."""
+    if surgery.adapter_of(steps) is not None:
+        create_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, base_digest), tokenizer)
+        return
+    create_hf(folder, config, vocab, tokenizer)
+    if not steps:
+        return
+    keys = read_json(folder / "config.json")
+    keys["hornbook"]["surgery"] = [step.model_dump(mode="json") for step in steps]
+    write_json(folder / "config.json", keys)
+    if shapes := added_shapes(config, vocab, steps):
+        create_file(folder / ADDED, shapes)
+
+
+def fill_operated(
+    folder: Path,
+    config: ModelConfig,
+    vocab: int,
+    steps: Sequence[surgery.SurgeryStep],
+    rectangles: Mapping[str, Rectangle],
+) -> None:
+    """Write rectangles of the parameters into what `create_operated` made. Raises OSError."""
+    if surgery.adapter_of(steps) is not None:
+        fill_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, ""), rectangles)
+        return
+    added = added_shapes(config, vocab, steps) if steps else {}
+    fill_hf(folder, {name: each for name, each in rectangles.items() if name not in added}, config, vocab)
+    if added:
+        entries = read_header(folder / ADDED)
+        with Writer() as writer:
+            for name in added.keys() & rectangles.keys():
+                part = rectangles[name]
+                writer.write(entries[name], Rectangle(part.tensor.float().cpu(), part.start))
+
+
+def read_steps(folder: Path) -> list[surgery.SurgeryStep]:
+    """Surgery that a folder of whole weights needs to compute what was trained. IntegrityError if it is damaged."""
+    own = read_json(folder / "config.json").get("hornbook")
+    given: Any = own.get("surgery", []) if isinstance(own, dict) else []
+    try:
+        return _STEPS.validate_python(given)
+    except ValidationError as error:
+        raise IntegrityError(f"{folder / 'config.json'}: surgery cannot be read: {error}") from error
+
+
+def read_added(folder: Path) -> dict[str, Tensor] | None:
+    """What surgery added and a folder of whole weights stores; None if nothing."""
+    if not (folder / ADDED).is_file():
+        return None
+    reader = Reader()
+    return {name: reader.read(name, entry) for name, entry in read_header(folder / ADDED).items()}
+
+
+@dataclass(frozen=True)
+class Operated:
+    """A model as it was trained: its base, the surgery, the values of what surgery added."""
+
+    config: ModelConfig
+    vocab: int
+    steps: tuple[surgery.SurgeryStep, ...]
+    base: Iterator[tuple[str, Tensor]]
+    """Values of the base's parameters."""
+    added: dict[str, Tensor] | None
+    base_folder: Path
+
+    def build(self, device: torch.device | str = "cpu") -> Transformer:
+        """The model on the device, in evaluation mode."""
+        return fill(build_operated(self.config, self.vocab, self.steps), self.base, self.added, device=device)
+
+
+def read_operated(folder: Path) -> Operated:
+    """Read an adapter folder and its base, or a folder of whole weights. Errors: as `read_hf` and `read_adapter`.
+
+    IntegrityError too where the adapter was made for another base.
+    """
+    if not is_adapter(folder):
+        config, vocab, stream = read_hf(folder)
+        return Operated(config, vocab, tuple(read_steps(folder)), stream, read_added(folder), folder)
+    base = base_of(folder)
+    config, vocab, stream = read_hf(base)
+    steps, added = read_adapter(folder, config, vocab)
+    expected = read_meta(folder).base_digest
+    if expected is not None:
+        check_base(folder, expected, tensors_digest(read_hf(base)[2]), base)
+    return Operated(config, vocab, steps, stream, added, base)

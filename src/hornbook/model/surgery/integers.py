@@ -1,0 +1,141 @@
+"""Weights as integers: absmax and affine quantization per tensor, per channel (row) or per group of a row.
+
+Symmetric: scale = max|x| / Q with Q = 2^(bits-1) - 1, code = round(x / scale) in [-Q, Q]: the range is symmetric too,
+so that -x gets the code of x negated. Affine: scale = (max - min) / (2^bits - 1) over a range that holds 0, code =
+round(x / scale) + zero in [0, 2^bits - 1]. In both, |x - restored| <= scale / 2 (Jacob et al. 2018, arXiv 1712.05877;
+Dettmers et al. 2022, arXiv 2208.07339).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from hornbook.errors import UsageError
+from hornbook.model.surgery.config import Grid
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix as integers and scales."""
+
+    codes: Int[Tensor, "outputs inputs"]
+    """int8 where symmetric, else uint8."""
+    scale: Float[Tensor, "shares 1"]
+    """One for each share: the tensor, its rows, or groups in the order of the matrix."""
+    zero: Float[Tensor, "shares 1"] | None
+    """The code of 0.0, where the range is not symmetric."""
+
+    def restored(self) -> Float[Tensor, "outputs inputs"]:
+        """The matrix that the codes stand for."""
+        codes = self.codes.view(self.scale.shape[0], -1).float()
+        return ((codes if self.zero is None else codes - self.zero) * self.scale).view(self.codes.shape)
+
+
+def shares(weight: Float[Tensor, "outputs inputs"], grid: Grid, name: str = "the matrix") -> Float[Tensor, "shares n"]:
+    """The matrix cut into what shares a scale. UsageError for a group that does not divide a row."""
+    if grid.per == "tensor":
+        return weight.reshape(1, -1)
+    if grid.per == "channel":
+        return weight
+    check_group(weight.shape[1], grid.group, name)
+    return weight.reshape(-1, grid.group)
+
+
+def check_group(inputs: int, group: int, name: str, key: str = "surgery group") -> None:
+    """UsageError unless groups of that size fill a row."""
+    if inputs % group:
+        fitting = [str(n) for n in (16, 32, 48, 64, 128, 256) if inputs % n == 0]
+        remedy = f"take one of {', '.join(fitting)}" if fitting else "take scales per channel"
+        raise UsageError(f"{key}: {name} has rows of {inputs} values, which groups of {group} do not divide: {remedy}")
+
+
+def quantize(weight: Float[Tensor, "outputs inputs"], grid: Grid, name: str = "the matrix") -> Quantized:
+    """Round a matrix to `grid`."""
+    parts = shares(weight.detach().float(), grid, name)
+    if grid.symmetric:
+        scale = symmetric_scale(parts, grid.bits)
+        codes = (parts / scale).round().to(torch.int8)  # |x / scale| exceeds Q by rounding at most
+        return Quantized(codes.view(weight.shape), scale, None)
+    low, high = parts.amin(1, keepdim=True).clamp(max=0), parts.amax(1, keepdim=True).clamp(min=0)
+    top = 2**grid.bits - 1
+    scale = _nonzero((high - low) / top)
+    zero = (-low / scale).round()
+    codes = ((parts / scale).round() + zero).clamp(0, top).to(torch.uint8)
+    return Quantized(codes.view(weight.shape), scale, zero)
+
+
+def symmetric_scale(parts: Float[Tensor, "shares n"], bits: int) -> Float[Tensor, "shares 1"]:
+    """max|x| / Q of each share, 1 for a share of zeros."""
+    return _nonzero(parts.abs().amax(1, keepdim=True) / largest_code(bits))
+
+
+def largest_code(bits: int) -> int:
+    """Q."""
+    return 2 ** (bits - 1) - 1
+
+
+def _nonzero(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def num_shares(shape: tuple[int, int], grid: Grid) -> int:
+    """How many scales a matrix of this shape has."""
+    outputs, inputs = shape
+    return {"tensor": 1, "channel": outputs, "group": outputs * inputs // grid.group}[grid.per]
+
+
+class IntegerCode(nn.Module):
+    """Codes that stand for a layer's frozen weight: `codes` (two to a byte up to 4 bits), `scale`, `zero`."""
+
+    def __init__(self, shape: tuple[int, int], grid: Grid) -> None:
+        super().__init__()
+        self.shape, self.grid = shape, grid
+        count = num_shares(shape, grid)
+        size = shape[0] * shape[1]
+        self.codes: Tensor
+        self.register_buffer("codes", torch.empty((size + 1) // 2 if self.packed else size, dtype=torch.uint8))
+        self.scale: Tensor
+        self.register_buffer("scale", torch.empty(count, 1))
+        self.zero: Tensor | None
+        self.register_buffer("zero", None if grid.symmetric else torch.empty(count, 1))
+
+    @property
+    def packed(self) -> bool:
+        """Whether two codes share a byte."""
+        return self.grid.bits <= 4
+
+    def take(self, quantized: Quantized) -> None:
+        """Hold these codes."""
+        flat = quantized.codes.flatten().view(torch.uint8)
+        self.codes.copy_(pack(flat) if self.packed else flat)
+        self.scale.copy_(quantized.scale)
+        if self.zero is not None and quantized.zero is not None:
+            self.zero.copy_(quantized.zero)
+
+    def quantized(self) -> Quantized:
+        """What is held."""
+        size = self.shape[0] * self.shape[1]
+        flat = unpack(self.codes, size) if self.packed else self.codes
+        if self.grid.symmetric:
+            flat = flat.view(torch.int8)
+            if self.packed:
+                flat = flat.bitwise_left_shift(4).bitwise_right_shift(4)  # the sign is the fourth bit
+        return Quantized(flat.view(self.shape), self.scale, self.zero)
+
+    def forward(self, weight: Tensor) -> Float[Tensor, "outputs inputs"]:
+        del weight  # on meta: the codes are the values
+        return self.quantized().restored()
+
+
+def pack(codes: UInt8[Tensor, " n"]) -> UInt8[Tensor, " half"]:
+    """Two 4-bit codes to a byte, the first in the upper half; an odd one is followed by 0."""
+    if len(codes) % 2:
+        codes = torch.cat([codes, codes.new_zeros(1)])
+    return (codes[0::2] & 15) << 4 | (codes[1::2] & 15)
+
+
+def unpack(packed: UInt8[Tensor, " half"], size: int) -> UInt8[Tensor, " n"]:
+    """Inverse of `pack`."""
+    return torch.stack([packed >> 4, packed & 15], 1).flatten()[:size]

@@ -1,0 +1,115 @@
+"""Low-rank updates of frozen linear layers: LoRA, rsLoRA, DoRA.
+
+LoRA: y = W x + s B A x, with A [rank, in] and B [out, rank]; s = alpha / rank, in rsLoRA alpha / sqrt(rank). B begins
+at zero, so the first step computes what the base computes, bit for bit; A at U(-1/sqrt(in), 1/sqrt(in)), which is
+Kaiming's uniform with a = sqrt(5), as in the paper's code.
+
+DoRA: V = W + s B A, y = (m / |V|) V x row by row, where m begins at |W|; |V| is a constant to gradients (section 4.3
+of the paper). Written with W x at hand: y = W x + (m / |V| - 1) W x + (m / |V|) s B A x.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hornbook.errors import UsageError
+from hornbook.model.linear import Linear
+from hornbook.model.surgery.added import Added
+from hornbook.model.surgery.config import Dora, Lora
+from hornbook.model.surgery.draws import keyed_uniform
+from hornbook.model.surgery.names import matching_linears
+
+
+class LowRank(Added):
+    """LoRA's A and B of one layer."""
+
+    def __init__(self, layer: Linear, step: Lora) -> None:
+        super().__init__()
+        outputs, inputs = layer.weight.shape
+        self.factor = step.factor
+        self.a = nn.Parameter(torch.empty(step.rank, inputs))
+        self.b = nn.Parameter(torch.empty(outputs, step.rank))
+
+    def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
+        del layer
+        return y + self.update(x)
+
+    def update(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """s B A x."""
+        return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.factor
+
+    def merged(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+        """The one matrix that does what `weight` and this do together."""
+        return weight + self.factor * (self.b @ self.a)
+
+    def unmerged(self, merged: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+        """Inverse of `merged`, up to rounding."""
+        return merged - self.factor * (self.b @ self.a)
+
+    def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+        del weight
+        yield "a", keyed_uniform(tuple(self.a.shape), self.a.shape[1] ** -0.5, seed, f"{name}.a")
+        yield "b", torch.zeros(self.b.shape)
+
+
+class Magnitude(Added):
+    """`weight` [out]: the lengths of rows."""
+
+    role: ClassVar = "vector"
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs))
+
+
+class Directional(LowRank):
+    """DoRA: LoRA, and the length of each row."""
+
+    def __init__(self, layer: Linear, step: Dora) -> None:
+        super().__init__(layer, step)
+        self.magnitude = Magnitude(layer.weight.shape[0])
+
+    def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
+        scale = (self.magnitude.weight / self._lengths(layer.matrix(torch.float32))).to(x.dtype)
+        product = y if layer.bias is None else y - layer.bias.to(y.dtype)
+        return y + (scale - 1) * product + scale * self.update(x)
+
+    @torch.no_grad()
+    def _lengths(self, weight: Tensor) -> Float[Tensor, " outputs"]:
+        return row_lengths(weight + self.factor * (self.b @ self.a))
+
+    def merged(self, weight: Tensor) -> Tensor:
+        moved = super().merged(weight)
+        return moved * (self.magnitude.weight / row_lengths(moved))[:, None]
+
+    def unmerged(self, merged: Tensor) -> Tensor:
+        """Rows of `merged` have length m, and what W's were is lost."""
+        del merged
+        raise UsageError("a merged DoRA cannot be taken out again: keep the base")
+
+    def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+        assert weight is not None, "DoRA begins at the rows of the base"
+        yield from super().first_values(name, seed, weight)
+        yield "magnitude.weight", row_lengths(weight.contiguous())  # rows of other strides are summed in another order
+
+
+def row_lengths(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, " outputs"]:
+    """L2 norm of each row."""
+    return torch.linalg.vector_norm(weight, dim=1)
+
+
+def add_lora(model: nn.Module, step: Lora) -> None:
+    """Hang LoRA or DoRA on the layers the step names. UsageError for a rank larger than a matrix."""
+    for name, layer in matching_linears(model, step.targets, f"surgery {step.kind} targets").items():
+        outputs, inputs = layer.weight.shape
+        if step.rank > min(outputs, inputs):
+            raise UsageError(
+                f"surgery {step.kind} rank: {name} is {outputs} x {inputs}, so a rank of at most "
+                f"{min(outputs, inputs)} means anything; found {step.rank}"
+            )
+        with torch.device(layer.weight.device):
+            layer.adapter = Directional(layer, step) if isinstance(step, Dora) else LowRank(layer, step)

@@ -1,0 +1,54 @@
+"""Surgery: `operate(model, steps)` changes a built model in place, before it is spread over devices.
+
+The base's names and values stay; what is added has names of its own below the layers it hangs on. Values come as a
+stream: the base's, and right behind a layer's weight those of what hangs on it (`hornbook.model.surgery.values`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from hornbook.errors import UsageError
+from hornbook.model.surgery import config
+from hornbook.model.surgery.bottleneck import add_bottleneck
+from hornbook.model.surgery.fake_quant import add_fake_quant
+from hornbook.model.surgery.lora import add_lora
+from hornbook.model.surgery.names import matching
+from hornbook.model.surgery.nf4 import add_nf4
+from hornbook.model.surgery.prompt import add_prompt
+
+
+def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:
+    """Do the steps in order. A model on meta stays there.
+
+    Raises UsageError naming the setting, what was expected and what was found, before anything is trained.
+    """
+    if problems := config.surgery_problems(steps):
+        raise UsageError("\n".join(f"surgery: {problem}" for problem in problems))
+    for step in steps:
+        if isinstance(step, config.AdapterStep):
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+        STEPS[type(step)](model, step)
+    if steps and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("surgery: nothing is left to train")
+
+
+def freeze(model: nn.Module, step: config.Freeze) -> None:
+    """Take the parameters the step names out of training."""
+    parameters = dict(model.named_parameters())
+    for name in matching(parameters, step.names, "surgery freeze names", "parameter"):
+        parameters[name].requires_grad_(False)
+
+
+STEPS: dict[type, Callable[[nn.Module, Any], None]] = {
+    config.Lora: add_lora,
+    config.Dora: add_lora,
+    config.Bottleneck: add_bottleneck,
+    config.Prompt: add_prompt,
+    config.Freeze: freeze,
+    config.Nf4: add_nf4,
+    config.FakeQuant: add_fake_quant,
+}
+"""Type of a step's config -> what does it."""

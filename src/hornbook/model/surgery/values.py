@@ -1,0 +1,86 @@
+"""Values of a model after surgery, as a stream of tensor transforms.
+
+The base's tensors pass; a weight that codes stand for is quantized where it passes, and behind a layer's weight come
+the first values of what hangs on it, which may depend on that weight, or the values that were stored.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hornbook.errors import IntegrityError
+from hornbook.model.linear import Linear
+from hornbook.model.safetensors_folder import named
+from hornbook.model.surgery.added import Added
+from hornbook.model.surgery.nf4 import Nf4Code
+
+Stream = Iterable[tuple[str, Tensor]]
+
+
+def added_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that surgery added, by name."""
+    return {
+        f"{prefix}.{name}": parameter
+        for prefix, module in model.named_modules()
+        if isinstance(module, Added) and not isinstance(model.get_submodule(prefix.rpartition(".")[0]), Added)
+        for name, parameter in module.named_parameters()
+    }
+
+
+def with_added(
+    model: nn.Module, base: Stream, seed: int, stored: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The stream that fills every parameter of `model`: the base's, and what surgery added.
+
+    Frozen weights in 4 bits are taken up on the way, and do not appear. seed: of the first values of what was added;
+    where `stored` has them, those are used, and must be all. Raises IntegrityError where they are not.
+    """
+    if stored is not None:
+        _check_stored(model, stored)
+    parts = dict(model.named_modules())
+    for name, tensor in base:
+        layer = parts.get(name.rpartition(".")[0]) if name.endswith(".weight") else None
+        if not isinstance(layer, Linear):
+            yield name, tensor
+            continue
+        if isinstance(layer.code, Nf4Code):
+            layer.code.take(tensor)
+        else:
+            yield name, tensor
+        yield from _hanging(layer, name.removesuffix(".weight"), tensor, seed, stored)
+    for name, part in parts.items():
+        owner = parts[name.rpartition(".")[0]] if name else None
+        if isinstance(part, Added) and not isinstance(owner, Linear | Added):
+            yield from _values(part, name, None, seed, stored)
+
+
+def _hanging(
+    layer: Linear, name: str, weight: Tensor, seed: int, stored: Mapping[str, Tensor] | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Values of a layer's code and adapter."""
+    for slot, part in (("code", layer.code), ("adapter", layer.adapter)):
+        if isinstance(part, Added):
+            seen = layer.code(layer.weight).cpu() if isinstance(layer.code, Nf4Code) else weight.float()
+            yield from _values(part, f"{name}.{slot}", seen, seed, stored)
+
+
+def _values(
+    part: Added, name: str, weight: Tensor | None, seed: int, stored: Mapping[str, Tensor] | None
+) -> Iterator[tuple[str, Tensor]]:
+    if stored is None:
+        with torch.no_grad():
+            yield from ((f"{name}.{each}", value) for each, value in part.first_values(name, seed, weight))
+        return
+    yield from ((f"{name}.{each}", stored[f"{name}.{each}"]) for each, _ in part.named_parameters())
+
+
+def _check_stored(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    wanted = added_parameters(model).keys()
+    problems = [f"{what}: {named(names)}" for what, names in _differences(set(wanted), set(stored)) if names]
+    if problems:
+        raise IntegrityError("what is stored is not what this surgery adds: " + "; ".join(problems))
+
+
+def _differences(wanted: set[str], found: set[str]) -> list[tuple[str, set[str]]]:
+    return [("missing", wanted - found), ("unexpected", found - wanted)]

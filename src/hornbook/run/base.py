@@ -1,0 +1,78 @@
+"""A run's copy of the frozen base that its adapters belong to: `RUN/base`, written once.
+
+The checkpoints hold the adapter alone, and the run needs what it was started from no more.
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+from hornbook.durable import TEMPORARY, storage_error, sync_directory
+from hornbook.errors import IntegrityError
+from hornbook.model.build import build_model
+from hornbook.model.hf import read_hf, write_hf
+from hornbook.model.init import initial_values
+from hornbook.model.surgery.adapter_files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.run.checkpoint_path import newest_verified
+from hornbook.run.job import Job
+from hornbook.run.origin import Origin
+from hornbook.run.state import State
+
+KEPT = ("*.json", "*.safetensors", "*.model", "*.txt")
+"""Files of a model folder that a base is made of."""
+
+
+def keep_base(job: Job, state: State, origin: Origin | None) -> None:
+    """Write `RUN/base` if it is not there, and know its digest; only the leader does.
+
+    origin: what the run starts from, None where it starts from initial values or goes on. Raises StorageError, and
+    IntegrityError where the base is not that of the run's newest checkpoint.
+    """
+    if not job.place.leads:
+        return
+    base = job.run.base
+    if not base.exists():
+        _publish(job, origin, base)
+    digest = tensors_digest(read_hf(base)[2])
+    newest = newest_verified(job.run.checkpoints)
+    if newest is not None:
+        check_base(newest, read_meta(newest).base_digest, digest, base)
+    state.spec = dataclasses.replace(state.spec, base_digest=digest)
+
+
+def _publish(job: Job, origin: Origin | None, base: Path) -> None:
+    stage = base.with_name(f"{TEMPORARY}base-{os.getpid()}")
+    try:
+        for litter in base.parent.glob(f"{TEMPORARY}{base.name}-*"):  # of a start that was killed
+            shutil.rmtree(litter, ignore_errors=True)
+        if origin is None:
+            _write_initial(job, stage)
+        else:
+            source = base_of(origin.checkpoint) if is_adapter(origin.checkpoint) else origin.checkpoint
+            stage.mkdir()
+            for path in sorted({path for pattern in KEPT for path in source.glob(pattern) if path.is_file()}):
+                if path.name != "MANIFEST.json":
+                    shutil.copyfile(path, stage / path.name)
+        _sync(stage)
+        os.rename(stage, base)
+        sync_directory(base.parent)
+    except OSError as error:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise storage_error(error, base) from error
+
+
+def _write_initial(job: Job, stage: Path) -> None:
+    if job.mode == "resume" and newest_verified(job.run.checkpoints) is not None:
+        raise IntegrityError(f"{job.run.base}, the base of this run's adapters, is gone: put it back")
+    inputs = job.inputs
+    plain = build_model(inputs.recipe.model, inputs.vocab, "meta")
+    values = initial_values(plain, inputs.recipe.model, inputs.recipe.seed)
+    write_hf(stage, values, inputs.recipe.model, inputs.vocab, inputs.corpus.root / "tokenizer")
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(folder)
