@@ -21,7 +21,7 @@ from hornbook.errors import EXIT_MEANING, Exit
 from hornbook.schema import settings
 
 DESIGN_VERBS = (
-    "quickstart doctor prepare tokenize train resume fork verify eval generate import export runs recipes config"
+    "quickstart doctor prepare tokenize train resume fork verify eval generate import grow export runs recipes config"
 )
 
 

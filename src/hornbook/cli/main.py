@@ -40,6 +40,7 @@ VERBS = {
     "eval": Verb("evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
     "generate": Verb("generate", "generate", "Continue a prompt", "Model"),
     "import": Verb("import_", "import_", "A Hugging Face checkpoint to a checkpoint of ours", "Model"),
+    "grow": Verb("grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
     "export": Verb("export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
     "runs": Verb("runs", "app", "List, show and compare runs", "Look"),
     "recipes": Verb("recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),

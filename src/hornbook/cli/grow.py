@@ -1,0 +1,74 @@
+"""`hornbook grow`: a checkpoint with more or fewer layers, or with experts, made from another."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.model.config import ModelConfig
+
+
+def grow(
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint), a checkpoint, an HF folder."),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; it must not exist yet.")],
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers.")] = None,
+    encoder_layers: Annotated[int | None, typer.Option(min=1, help="Layers of the encoder beside a decoder.")] = None,
+    order: Annotated[
+        str, typer.Option(help="stack: the whole stack again on top. spread: copies side by side.")
+    ] = "stack",
+    identity: Annotated[
+        bool,
+        typer.Option("--identity/--copies", help="Added layers add nothing at first: the model computes the same."),
+    ] = True,
+    experts: Annotated[int | None, typer.Option(min=2, help="Make each MLP so many experts, copies of it.")] = None,
+    active: Annotated[int, typer.Option(min=1, help="Experts each token uses.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the experts' routers.")] = 1,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
+    from hornbook.cli.export import report_text
+    from hornbook.cli.out_folder import appearing, check_free, file_sizes
+    from hornbook.model.config import Experts
+    from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
+    from hornbook.model.hf import read_hf, write_hf
+    from hornbook.run.checkpoint_path import checkpoint_path
+
+    if order not in ("stack", "spread"):
+        raise UsageError(f"--order {order}: choose stack or spread")
+    if layers is None and encoder_layers is None and experts is None:
+        raise UsageError("nothing to do: give --layers, --encoder-layers or --experts")
+    folder = checkpoint_path(target)
+    old, vocab, stream = read_hf(folder)
+    check_free(out)
+    deep = resized(old, layers or old.layers, encoder_layers, order)
+    tensors = regrow(stream, old, deep, order, identity=identity)
+    same, new = identity or (deep.layers, deep.encoder.layers) == (old.layers, old.encoder.layers), deep
+    if experts is not None:
+        part = Experts(count=experts, active=active)
+        new, same = upcycled(deep, part), same and preserves(part)
+        tensors = upcycle(tensors, new, vocab, seed)
+    same = same and deep.layers >= old.layers and deep.encoder.layers >= old.encoder.layers
+    report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
+    report |= {"computes_the_same": same}
+    if dry_run:
+        answer(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written", as_json=as_json)
+        return
+    with appearing(out) as partial:
+        write_hf(partial, tensors, new, vocab, folder if (folder / "tokenizer.json").exists() else None)
+        report["files"] = file_sizes(partial)
+    says = "it computes what its origin does" if same else "it computes something else than its origin"
+    answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)
+
+
+def _shape(cfg: "ModelConfig") -> str:
+    beside = f" and {cfg.encoder.layers} of the encoder" if cfg.kind == "encoder_decoder" else ""
+    return f"{cfg.layers} layers{beside}, width {cfg.width}, MLP {cfg.mlp.kind}"
