@@ -129,6 +129,8 @@ def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, t
         (["bpe:300", "DATA", "nowhere"], Exit.USAGE, "nowhere does not exist"),
         (["bpe:300", "DATA", "EMPTY"], Exit.USAGE, "holds no text"),
         (["bpe:300", "DATA", "--text.validation", "0.1"], Exit.USAGE, "no settings: text.validation"),
+        (["bpe:300", "DATA", "--vocab", "1k", "--overwrite"], Exit.USAGE, "--vocab, --overwrite: of no use"),
+        (["bpe:300", "DATA", "--proxy-bytes", "1M"], Exit.USAGE, "give both, or neither"),
         (["bpe:300", "DATA", "--train-proxy", "--proxy-bytes", "some"], Exit.USAGE, "--proxy-bytes some"),
     ],
 )

@@ -104,7 +104,9 @@ def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]"
     from hornbook.text.compare import ROUNDS
 
     title = f"Tokenizers compared (speed: the fastest of {ROUNDS} rounds, in turns, on all cores)"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    note = "exact: documents that decode to what they were; bold: the best of those that lose nothing"
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=note, title_justify="left", caption_justify="left")
+    table.pad_edge = False
     table.add_column("text", overflow="fold")
     for name in ("vocab", "bytes/\ntoken", "tokens/\nword", "unknown", "vocab\nused", "exact", "MB/s"):
         table.add_column(name, justify="right")

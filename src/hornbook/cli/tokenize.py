@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hornbook.text.tokenizer import Tokenizer
 
 
+PROXY_BYTES = "1M"  # under a minute per tokenizer on two cores, both seeds
+
+
 def tokenize(
     words: Annotated[
         list[str] | None,
@@ -46,8 +49,8 @@ def tokenize(
         bool, typer.Option("--train-proxy", help="With --compare: also train the same small model on each.")
     ] = False,
     proxy_bytes: Annotated[
-        str, typer.Option("--proxy-bytes", metavar="N", help="Text the small model is trained on.")
-    ] = "1M",
+        str | None, typer.Option("--proxy-bytes", metavar="N", help="Text the small models are trained on (1M).")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -59,8 +62,21 @@ def tokenize(
     from hornbook.cli.progress import progress_bar
     from hornbook.text.tokenize import tokenize as run
 
+    if proxy_bytes is not None and not train_proxy:
+        raise UsageError("--proxy-bytes says how much text --train-proxy takes: give both, or neither")
     if compare or train_proxy:
-        _compare(words or [], read_count(proxy_bytes) if train_proxy else 0, as_json)
+        given = {
+            "--vocab": vocab,
+            "--tokenizer": tokenizer,
+            "--workers": workers,
+            "--overwrite": overwrite,
+            "-n": dry_run,
+        }
+        if idle := [name for name, value in given.items() if value]:
+            raise UsageError(
+                f"{', '.join(idle)}: of no use with --compare, which writes nothing; bpe:16k is one to train"
+            )
+        _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0, as_json)
         return
     data, config = _config(words or [], vocab, tokenizer)
     if dry_run:
