@@ -1,6 +1,7 @@
 """hornbook tokenize: what people and scripts see."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,8 +113,12 @@ def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, t
     assert found["bpe:260", "notes"]["bytes_per_token"] < found["data", "notes"]["bytes_per_token"]
     assert found["wordpiece:300", "plain"]["unknown_share"] > 0 == found["unigram:400", "plain"]["unknown_share"]
     assert sorted(data.rglob("*")) == tree
-    code, out, err = run("tokenize", "--compare", data)
+    for folder in ("x", "y"):
+        shutil.copytree(data / "tokenizer", tmp_path / folder / "tok")
+    pair = (tmp_path / "x" / "tok", tmp_path / "y" / "tok" / "tokenizer.json")
+    code, out, err = run("tokenize", "--compare", *pair, tmp_path / "plain.txt")
     assert (code, out) == (Exit.DONE, "")
+    assert "tok-2" in err
 
 
 @pytest.mark.parametrize(
