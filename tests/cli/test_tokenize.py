@@ -151,17 +151,19 @@ def test_bad_words_for_compare(run: Run, data: Path, tmp_path: Path, words: list
 
 @pytest.mark.slow
 def test_small_models_are_trained_on_each_and_the_same_twice(run: Run, data: Path, tmp_path: Path):
-    rows = [{"text": " ".join(f"page {number * step % 97}" for step in range(60))} for number in range(120)]
+    rows = [{"text": " ".join(f"Page {number * step % 97}" for step in range(60))} for number in range(120)]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("tokenize", "--train-proxy", "--proxy-bytes", "60k", "--json", data, "bpe:260", "unigram:400")
+    words = ("tokenize", "--train-proxy", "--proxy-bytes", "60k", "--json", data, "bpe:260", "wordpiece:300")
     first, second = (run(*words, tmp_path / "more.jsonl") for _ in range(2))
     assert first[0] == second[0] == Exit.DONE
     found, again = (json.loads(each[1])["proxy"] for each in (first, second))
     assert found == again
-    assert [model["tokenizer"] for model in found["models"]] == ["bpe:260", "unigram:400"]
+    assert [model["tokenizer"] for model in found["models"]] == ["bpe:260", "wordpiece:300"]
     for model in found["models"]:
         assert 0 < model["bits_per_byte"] < 8
         assert model["by_seed"][0] != model["by_seed"][1]
         assert model["bits_per_byte"] == pytest.approx(sum(model["by_seed"]) / 2)
     assert found["noise"] > 0
     assert "differences below" in first[2]
+    assert "wordpiece:300 loses some of the text" in first[2]
+    assert "bpe:260 loses" not in first[2]

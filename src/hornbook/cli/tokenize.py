@@ -129,12 +129,13 @@ def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
     result: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
     if proxy_bytes:
         share = load_samples(texts, proxy_bytes // len(samples), held_out=False)
-        result["proxy"] = _train_proxies(tokenizers, share)
+        lossy = [name for name in tokenizers if any(each.tokenizer == name and not each.lossless for each in found)]
+        result["proxy"] = _train_proxies(tokenizers, share, lossy)
     if as_json:
         answer(result, as_json=True)
 
 
-def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> dict[str, Any]:
+def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]", lossy: list[str]) -> dict[str, Any]:
     import tempfile
 
     from hornbook.cli.progress import progress_bar
@@ -147,7 +148,7 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
             for proxy in train_proxies(tokenizers, samples, Path(scratch)):
                 found.append(proxy)
                 progress("train small models", len(found), len(tokenizers))
-    people().print(*proxy_table(found))
+    people().print(*proxy_table(found, lossy))
     return {"models": [proxy.to_json() for proxy in found], "noise": noise(found)}
 
 

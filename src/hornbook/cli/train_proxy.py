@@ -118,8 +118,8 @@ def _train(data: Path, out: Path, seed: int) -> float:
     return score["loss"] * score["tokens"] / math.log(2)
 
 
-def proxy_table(found: Sequence[Proxy]) -> list[Any]:
-    """The figures for people, and how much of a difference is chance."""
+def proxy_table(found: Sequence[Proxy], lossy: Sequence[str]) -> list[Any]:
+    """The figures for people, how much of a difference is chance, and which tokenizers lose some of the text."""
     from rich import box
     from rich.table import Table
 
@@ -127,11 +127,13 @@ def proxy_table(found: Sequence[Proxy]) -> list[Any]:
     table.add_column("tokenizer", overflow="fold")
     for name in ("tokens read", *(f"seed {seed}" for seed in SEEDS), "bits/byte"):
         table.add_column(name, justify="right")
-    best = min(proxy.mean for proxy in found)
+    best = min((proxy.mean for proxy in found if proxy.tokenizer not in lossy), default=None)
     for proxy in found:
         seeds = [f"{bits:.3f}" for bits in proxy.bits_per_byte]
         mean = f"[bold]{proxy.mean:.3f}[/]" if proxy.mean == best else f"{proxy.mean:.3f}"
         table.add_row(proxy.tokenizer, f"{proxy.tokens:,}", *seeds, mean)
     # the difference of two means varies by sqrt(2) as much as a mean; twice that is clear
     clear = 2 * math.sqrt(2) * noise(found)
-    return [table, f"differences below {clear:.3f} may be chance (two seeds); a larger model reads more than this one"]
+    notes = [f"differences below {clear:.3f} may be chance (two seeds); a larger model may rank them otherwise"]
+    notes += [f"{name} loses some of the text: its bits per byte are too few to compare" for name in lossy]
+    return [table, "\n".join(notes)]

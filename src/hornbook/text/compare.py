@@ -38,6 +38,11 @@ class Figures:
     """How many tokens there are, special ones aside."""
     seconds: float
 
+    @property
+    def lossless(self) -> bool:
+        """Whether every document decoded to what it was."""
+        return self.exact == self.documents
+
     def to_json(self) -> dict[str, Any]:
         """The figures as people compare them."""
         return {
