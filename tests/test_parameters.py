@@ -21,6 +21,8 @@ SHAPES = {
     "untied": ["model.head.tied=false", "model.mlp.bias=true"],
     "hidden": ["model.mlp.hidden=72"],
     "plain mlp": ["model.mlp=mlp", "model.mlp.bias=false"],
+    "experts": ["model.mlp=experts", "model.mlp.count=5", "model.mlp.hidden=20", "model.mlp.shared_hidden=12"],
+    "delta": ["model.attention=delta", "model.attention.key_heads=2", "model.attention.value_dim=10"],
 }
 
 

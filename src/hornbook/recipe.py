@@ -69,6 +69,10 @@ def _check_model(model: ModelConfig) -> Iterator[tuple[str, str]]:
     layers = [model.layer(i) for i in range(model.layers)]
     for layer in {layer.model_dump_json(): layer for layer in layers}.values():
         yield from _check_heads(layer)
+        if layer.mlp.kind == "experts":
+            yield from ((f"model.mlp.{key}", text) for key, text in layer.mlp.problems())
+        if layer.attention.kind == "delta":
+            yield from ((f"model.attention.{key}", text) for key, text in layer.attention.problems(layer))
     if len(model.first) > model.layers:
         yield "model.first", f"it describes {len(model.first)} layers, but model.layers is {model.layers}"
     elif model.pattern and (model.layers - len(model.first)) % len(model.pattern):

@@ -139,7 +139,7 @@ def test_what_sees_later_tokens_is_refused() -> None:
         with pytest.raises(UsageError, match="earlier tokens only"):
             make()(inputs(time=5)[:1], replace(Context(), sight=sight))
     odd = PART.model_copy(update={"value_heads": 3})
-    with pytest.raises(UsageError, match="value_heads is 3"):
+    with pytest.raises(UsageError, match="value_heads: 3 heads"):
         DeltaAttention(CONFIG.model_copy(update={"attention": odd}), 0)
 
 

@@ -4,6 +4,7 @@ A new kind of part is one frozen config here and one module class in a file of i
 table in `hornbook.model.build`. What varies over depth is a short list of layers that is tiled (`first`, `pattern`).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -247,6 +248,16 @@ class DeltaAttention(Config):
     convolution: Count = Field(default=4, ge=1)
     """Positions of the causal convolution before queries, keys and values."""
 
+    def problems(self, model: "ModelConfig") -> Iterator[tuple[str, str]]:
+        """What no single field can see, in a layer of a stack: (key, what is wrong and the remedy)."""
+        keys, values = self.key_heads or model.heads, self.value_heads or model.heads
+        if values % keys:
+            yield "value_heads", f"{values} heads of values do not divide among {keys} heads of keys"
+        if None in (self.key_dim, self.value_dim) and model.width % model.heads:
+            yield "key_dim", f"width {model.width} does not divide into {model.heads} heads: set key_dim and value_dim"
+        if model.kind == "encoder":
+            yield "kind", 'it sees earlier tokens only: an encoder needs "full"'
+
 
 AttentionConfig = Annotated[FullAttention | LatentAttention | DeltaAttention, Field(discriminator="kind")]
 
@@ -333,11 +344,28 @@ class Experts(Config):
     shared_hidden: Count | None = Field(default=None, ge=1)
     """Inner width of an expert that every token uses besides; none by default."""
     capacity: Number | None = Field(default=None, gt=0)
-    """An expert takes at most capacity * active * tokens / count tokens, the rest pass it by; none: all are served."""
+    """In training an expert takes at most capacity * active * tokens / count tokens of a row; the rest pass it by."""
     balance_loss: Number = Field(default=0.01, ge=0)
     """Weight of the loss that is least when all experts of a layer are used evenly (1 then; Switch, eq. 4)."""
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the mean squared log-sum of the router's exponentials (ST-MoE, arXiv 2202.08906)."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What no single field can see: (key, what is wrong and the remedy)."""
+        if self.active > self.count:
+            yield "active", f"{self.active} experts cannot be active where there are {self.count}"
+        router = self.router
+        if router.kind == "switch" and self.active != 1:
+            yield "active", f"a switch router chooses one expert: set it to 1, not {self.active}"
+        if router.kind != "sigmoid":
+            return
+        if self.count % router.groups:
+            yield "router.groups", f"{self.count} experts do not divide into {router.groups} groups"
+        elif router.groups_active > router.groups:
+            yield "router.groups_active", f"there are {router.groups} groups, not {router.groups_active}"
+        elif (room := router.groups_active * self.count // router.groups) < self.active <= self.count:
+            text = f"{router.groups_active} groups hold {room} experts, but {self.active} are active"
+            yield "router.groups_active", f"{text}: raise it, or lower the number of groups"
 
 
 MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind")]

@@ -68,15 +68,11 @@ class DeltaAttention(nn.Module):
         super().__init__()
         part, width = cfg.attention, cfg.width
         assert isinstance(part, config.DeltaAttention)
-        if cfg.kind == "encoder":
-            raise UsageError('model.attention of kind "delta" sees earlier tokens only: an encoder needs "full"')
+        for key, text in part.problems(cfg):
+            raise UsageError(f"model.attention.{key}: {text}")
         self.layer = layer
         self.key_heads, self.value_heads = part.key_heads or cfg.heads, part.value_heads or cfg.heads
         self.key_dim, self.value_dim = part.key_dim or width // cfg.heads, part.value_dim or width // cfg.heads
-        if self.value_heads % self.key_heads:
-            raise UsageError(
-                f"model.attention.value_heads is {self.value_heads}, no multiple of key_heads, {self.key_heads}"
-            )
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         self.query, self.key = Linear(width, keys, bias=False), Linear(width, keys, bias=False)
         self.value, self.gate = Linear(width, values, bias=False), Linear(width, values, bias=False)

@@ -118,8 +118,7 @@ class GroupedSwiGLU(torch.autograd.Function):
         rows, weights = segments.rows(x), segments.weights(weights)
         both = x.new_empty(segments.served, 2 * gate.shape[1])
         for e, part in segments.parts:
-            torch.mm(rows[part], gate[e].to(x.dtype).T, out=both[part, : gate.shape[1]])
-            torch.mm(rows[part], up[e].to(x.dtype).T, out=both[part, gate.shape[1] :])
+            torch.mm(rows[part], _beside(gate[e], up[e], x.dtype).T, out=both[part])
         hidden = weighted_swiglu(both, weights)
         for e, part in segments.parts:
             torch.mm(hidden[part], down[e].to(x.dtype).T, out=rows[part])
@@ -140,8 +139,7 @@ class GroupedSwiGLU(torch.autograd.Function):
         d_down = _products(grad, y, segments, down)
         del y
         for e, part in segments.parts:
-            torch.mm(d_both[part, :hidden], gate[e].to(x.dtype), out=grad[part])
-            grad[part].addmm_(d_both[part, hidden:], up[e].to(x.dtype))
+            torch.mm(d_both[part], _beside(gate[e], up[e], x.dtype), out=grad[part])
         dx = sum_rows(grad, segments.places)
         rows = segments.rows(x, out=grad)
         d_gate = _products(d_both[:, :hidden], rows, segments, gate)
@@ -173,6 +171,11 @@ class _Segments:
     def unsorted(self, values: Tensor) -> Tensor:
         """Of values [served], those of each token's choices [tokens, active]; 0 where none was served."""
         return values.new_zeros(self.places.shape).flatten().index_copy(0, self._order, values).view_as(self.places)
+
+
+def _beside(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gate and up of one expert as one matrix [2 hidden, width]: one product instead of two."""
+    return torch.cat([gate.to(dtype), up.to(dtype)])
 
 
 def _products(left: Tensor, right: Tensor, segments: _Segments, like: Tensor) -> Tensor:

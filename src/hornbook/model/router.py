@@ -67,8 +67,8 @@ class Router(nn.Module):
 
     def __init__(self, width: int, cfg: config.Experts, layer: int, jitter: float = 0.0) -> None:
         super().__init__()
-        if cfg.active > cfg.count:
-            raise UsageError(f"model.mlp.active is {cfg.active}, but there are {cfg.count} experts (model.mlp.count)")
+        for key, text in cfg.problems():
+            raise UsageError(f"model.mlp.{key}: {text}")
         self.active, self.layer, self.jitter = cfg.active, layer, jitter
         self.weight = nn.Parameter(torch.empty(cfg.count, width))
 
@@ -107,8 +107,6 @@ class SwitchRouter(Router):
         part = cfg.router
         assert isinstance(part, config.SwitchRouter)
         super().__init__(width, cfg, layer, part.jitter)
-        if cfg.active != 1:
-            raise UsageError(f"a switch router chooses one expert: set model.mlp.active to 1, not {cfg.active}")
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
         logits = self.logits(x, context)
@@ -124,7 +122,6 @@ class SigmoidRouter(Router):
         part = cfg.router
         assert isinstance(part, config.SigmoidRouter)
         super().__init__(width, cfg, layer)
-        _check_groups(cfg.count, cfg.active, part)
         self.renormalize, self.scale, self.rate = part.renormalize, float(part.scale), float(part.balance_rate)
         self.groups, self.groups_active = part.groups, part.groups_active
         self.bias = nn.Parameter(torch.empty(cfg.count), requires_grad=False)
@@ -161,16 +158,3 @@ def load_direction(loads: Int[Tensor, " experts"]) -> Float[Tensor, " experts"]:
     loads: tokens each expert was chosen for in the whole global batch. Compared as integers, so nothing is rounded.
     """
     return torch.sign(loads.sum() - loads * len(loads)).float()
-
-
-def _check_groups(count: int, active: int, part: config.SigmoidRouter) -> None:
-    if count % part.groups:
-        raise UsageError(f"{count} experts (model.mlp.count) do not divide into model.mlp.router.groups {part.groups}")
-    if part.groups_active > part.groups:
-        raise UsageError(f"model.mlp.router.groups_active is {part.groups_active}, but there are {part.groups} groups")
-    room = part.groups_active * count // part.groups
-    if active > room:
-        raise UsageError(
-            f"model.mlp.active is {active}, but the {part.groups_active} groups that may be chosen from "
-            f"(model.mlp.router.groups_active) hold {room} experts"
-        )
