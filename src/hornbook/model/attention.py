@@ -57,13 +57,14 @@ class FullAttention(nn.Module):
         """Queries, keys and values, normalised and rotated."""
         layers = [self.query, self.key, self.value]
         widths, rotation = [layer.weight.shape[0] for layer in layers], context.rotation(self.rope)
-        fused = self._clipped(fused_linear(x, layers))
+        fused = fused_linear(x, layers)
         layout: Layout = "half" if self.rope is None else self.rope.cfg.layout
         if self.cfg.qk_norm == "full":
             query, key, value = fused.split(widths, -1)
             fused = torch.cat(
                 [self._normalised(query, self.query_norm), self._normalised(key, self.key_norm), value], -1
             )
+        fused = self._clipped(fused)
         counts = widths[0] // self.head_dim, widths[1] // self.head_dim
         if self.cfg.qk_norm != "head":
             return split_heads(fused, counts, rotation, layout)
@@ -113,11 +114,11 @@ class CrossAttention(FullAttention):
         return pair
 
     def _ready(self, layer: Linear, norm: nn.Module | None, x: Tensor) -> Heads:
-        """Heads of one projection, clipped and normalised."""
-        y = self._clipped(layer(x))
+        """Heads of one projection, normalised and clipped."""
+        y = layer(x)
         if self.cfg.qk_norm == "full":
             y = self._normalised(y, norm)
-        heads = split_heads(y, (layer.weight.shape[0] // self.head_dim, 0), None)[0]
+        heads = split_heads(self._clipped(y), (layer.weight.shape[0] // self.head_dim, 0), None)[0]
         return self._normalised(heads, norm) if self.cfg.qk_norm == "head" else heads
 
 

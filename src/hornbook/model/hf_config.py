@@ -84,7 +84,8 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
         return reasons
     reasons = [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
     try:
-        read = _translate(_written(config, architecture), architecture)
+        tied = config.head.tied if architecture.head_by_file else None
+        read = _translate(_written(config, architecture), architecture, tied)
     except HornbookError as error:
         return [*reasons, str(error)]
     known = {*flatten(_typical(read)), "attention_norm"}

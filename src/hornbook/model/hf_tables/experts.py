@@ -3,7 +3,7 @@
 Files hold a tensor for each matrix of each expert; transformers 5 puts them together when it loads them.
 """
 
-from hornbook.model.hf_tables.layers import LISTED_DENSE, one_window
+from hornbook.model.hf_tables.layers import FIRST_DENSE, LISTED_DENSE, one_window
 from hornbook.model.hf_tables.llama import (
     ATTENTION_BIAS,
     ATTENTION_ROWS,
@@ -17,7 +17,8 @@ from hornbook.model.hf_tables.llama import (
     SIZES,
 )
 from hornbook.model.hf_tables.rope import rope
-from hornbook.model.hf_tables.vocabulary import LM_HEAD, Architecture, Key, Row
+from hornbook.model.hf_tables.values import SHARED_EXPERTS
+from hornbook.model.hf_tables.vocabulary import LM_HEAD, Architecture, Key, Row, pairs
 
 _REQUIRES = {**REQUIRES, "mlp.kind": "experts", "mlp.shared_hidden": None, "mlp.router.kind": "softmax"}
 _ACTIVATION = Key("hidden_act", ("mlp.activation",), "silu", SILU)
@@ -29,6 +30,7 @@ _EXPERT_ROWS = (
     Row("blocks.{i}.mlp.down", _EXPERT + "down_proj.weight"),
 )
 
+_ATTENTION = "model.layers.{i}.self_attn."
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 
 MIXTRAL = Architecture(
@@ -114,3 +116,68 @@ QWEN3_MOE = Architecture(
     buffers=BUFFERS,
     copies=LM_HEAD,
 )
+
+DEEPSEEK_V3 = Architecture(
+    name="DeepseekV3ForCausalLM",
+    model_type="deepseek_v3",
+    prefix="model.",
+    keys=(
+        *SIZES,
+        _ACTIVATION,
+        Key("rms_norm_eps", ("norm.eps",), 1e-6),
+        Key("max_position_embeddings", ("position.length",), 4096),
+        Key("rope_interleave", ("position.layout",), True, {True: "interleaved", False: "half"}),
+        Key("attention_bias", ("attention.bias",), False),
+        Key("q_lora_rank", ("attention.query_rank",), 1536, off=True),
+        Key("kv_lora_rank", ("attention.kv_rank",), 512),
+        Key("qk_nope_head_dim", ("attention.plain_dim",), 128),
+        Key("qk_rope_head_dim", ("attention.rope_dim",), 64),
+        Key("v_head_dim", ("attention.value_dim",), 128),
+        Key("moe_intermediate_size", ("mlp.hidden",), 2048),
+        Key("n_routed_experts", ("mlp.count",), 256, aliases=("num_local_experts",)),
+        Key("num_experts_per_tok", ("mlp.active",), 8),
+        Key("norm_topk_prob", ("mlp.router.renormalize",), True),
+        Key("routed_scaling_factor", ("mlp.router.scale",), 2.5),
+        Key("n_group", ("mlp.router.groups",), 8),
+        Key("topk_group", ("mlp.router.groups_active",), 4),
+    ),
+    requires={
+        **{path: value for path, value in REQUIRES.items() if path != "position.layout"},
+        "attention.kind": "latent",
+        "mlp.kind": "experts",
+        "mlp.router.kind": "sigmoid",
+    },
+    constant={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    inert=(
+        "aux_loss_alpha",
+        "ep_size",
+        "head_dim",
+        "num_key_value_heads",
+        "num_nextn_predict_layers",
+        "qk_head_dim",
+        "seq_aux",
+    ),
+    codecs=(rope(), SHARED_EXPERTS, FIRST_DENSE),
+    rows=(
+        *pairs("blocks.{i}.attention.query", _ATTENTION + "q_proj"),
+        *pairs("blocks.{i}.attention.query_down", _ATTENTION + "q_a_proj"),
+        Row("blocks.{i}.attention.query_norm.weight", _ATTENTION + "q_a_layernorm.weight"),
+        *pairs("blocks.{i}.attention.query_up", _ATTENTION + "q_b_proj"),
+        *pairs("blocks.{i}.attention.kv_down", _ATTENTION + "kv_a_proj_with_mqa"),
+        Row("blocks.{i}.attention.kv_norm.weight", _ATTENTION + "kv_a_layernorm.weight"),
+        *pairs("blocks.{i}.attention.kv_up", _ATTENTION + "kv_b_proj"),
+        *pairs("blocks.{i}.attention.out", _ATTENTION + "o_proj"),
+        *NORM_ROWS,
+        *MLP_ROWS,
+        *END_ROWS,
+        *_EXPERT_ROWS,
+        Row("blocks.{i}.mlp.router.bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"),
+        Row("blocks.{i}.mlp.shared.gate.weight", "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
+        Row("blocks.{i}.mlp.shared.up.weight", "model.layers.{i}.mlp.shared_experts.up_proj.weight"),
+        Row("blocks.{i}.mlp.shared.down.weight", "model.layers.{i}.mlp.shared_experts.down_proj.weight"),
+    ),
+    buffers=BUFFERS,
+    copies=LM_HEAD,
+    unused=("model.layers.61.*",),
+)
+"""Of the published file, layer 61 predicts further tokens and is left out, as transformers does."""

@@ -2,7 +2,7 @@
 
 from hornbook.model.hf_tables.encoder_decoders import BART, T5
 from hornbook.model.hf_tables.encoders import BERT, MODERNBERT, ROBERTA
-from hornbook.model.hf_tables.experts import MIXTRAL, OLMOE, QWEN3_MOE
+from hornbook.model.hf_tables.experts import DEEPSEEK_V3, MIXTRAL, OLMOE, QWEN3_MOE
 from hornbook.model.hf_tables.gpt import BLOOM, GPT2, GPT_J, GPT_NEOX, OPT
 from hornbook.model.hf_tables.llama import GEMMA2, LLAMA, OLMO2, QWEN2, QWEN3
 
@@ -12,7 +12,7 @@ NATIVE = "HornbookForCausalLM"
 ARCHITECTURES = (
     *(GPT2, GPT_NEOX, GPT_J, OPT, BLOOM),
     *(LLAMA, QWEN2, QWEN3, GEMMA2, OLMO2),
-    *(MIXTRAL, OLMOE, QWEN3_MOE),
+    *(MIXTRAL, OLMOE, QWEN3_MOE, DEEPSEEK_V3),
     *(BERT, ROBERTA, MODERNBERT),
     *(T5, BART),
 )
