@@ -156,17 +156,19 @@ def test_activations_move_alike_from_4_to_64_layers() -> None:
 
 
 @pytest.mark.slow
-def test_the_best_learning_rate_is_the_same_at_three_widths() -> None:
-    """And is not without muP: there it falls with the width."""
-    rates = [2.0**-k for k in range(13, 3, -1)]
+def test_one_curve_of_the_loss_over_the_learning_rate_for_three_widths() -> None:
+    """Up to where training breaks down. In the standard form the curve moves by the factor of the width."""
+    rates = [2.0**-k for k in range(12, 6, -1)]
 
-    def best(cfg: config.ModelConfig) -> int:
-        return min(range(len(rates)), key=lambda i: sum(loss(train(cfg, 8, rates[i], seed)) for seed in range(3)))
+    def curve(cfg: config.ModelConfig) -> list[float]:
+        return [sum(loss(train(cfg, 8, rate, seed)) for seed in range(2)) / 2 for rate in rates]
 
     under, without = by_width([64, 128, 256], 1, mup=True), by_width([64, 128, 256], 1, mup=False)
-    assert len({best(each[0]) for each in under.values()}) == 1
-    falling = [best(each[0]) for each in without.values()]
-    assert falling[2] < falling[0]
+    small, *larger = [curve(each[0]) for each in under.values()]
+    assert all(found == pytest.approx(small, rel=0.1) for found in larger)
+    small, *larger = [curve(each[0]) for each in without.values()]
+    assert larger[0][:-1] == pytest.approx(small[1:], rel=0.2)
+    assert larger[1][:-2] == pytest.approx(small[2:], rel=0.2)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from hornbook.data.loader import repetition_warnings
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.init import initial_values
+from hornbook.model.lsuv import scale_to_unit_variance
 from hornbook.model.surgery.config import adapter_of
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
@@ -39,8 +40,7 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     if restored is None and origin is not None:
         origin.give(state)
     elif restored is None:
-        plain = build_model(job.recipe.model, job.inputs.vocab, "meta")
-        state.fill(initial_values(plain, job.recipe.model, job.recipe.seed))
+        _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, None if restored is not None else origin)
     environment = _environment(job, mesh)
@@ -67,6 +67,16 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
             say(line)
     if restored is None and origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
+
+
+def _initialize(job: Job, state: State) -> None:
+    """Initial weights by the recipe's scheme, which may look at the first microbatch; the clock stays at 0."""
+    model = build_model(job.recipe.model, job.inputs.vocab, "meta")
+    state.fill(initial_values(model, job.recipe.model, job.recipe.seed))
+    if job.recipe.model.init.kind == "lsuv":
+        batch = state.loader.take(job.recipe.train.micro_batch).batches[0]
+        scale_to_unit_variance(state.engine.model, lambda: state.engine.evaluate(batch))
+        state.loader.seek(0)
 
 
 def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | None) -> Iterator[str]:

@@ -21,6 +21,8 @@ import torch
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.journal import read_records
 from hornbook.listing import toml_value
+from hornbook.model.hf_layout import parameter_shapes
+from hornbook.model.init import check_overrides
 from hornbook.parallel.mesh import SETUP_SECONDS, Place
 from hornbook.recipe import Recipe
 from hornbook.resolve import resolve
@@ -140,8 +142,10 @@ def check_start(recipe: Recipe, run: RunDir, start: Start) -> list[Change]:
 
 
 def read_inputs(recipe: Recipe, start: Start) -> Inputs:
-    """The data, which an origin's tokenizer must fit."""
+    """The data, which an origin's tokenizer must fit. UsageError too if model.init.overrides is about no parameter."""
     inputs = open_inputs(recipe)
+    if recipe.model.init.overrides:
+        check_overrides(recipe.model, parameter_shapes(recipe.model, inputs.vocab))
     if start.origin is not None:
         check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
     return inputs
