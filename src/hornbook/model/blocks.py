@@ -18,6 +18,8 @@ from hornbook.model.sight import Interval, Sight
 
 QUERIES = 128
 """Queries per block."""
+WIDE = 512
+"""Queries per block where all see all keys of their row, so that small blocks would save nothing."""
 KEY_STEP = 64
 """A block's first key is a multiple of this, and one behind its last where there are so many."""
 
@@ -53,9 +55,10 @@ def plan(queries: int, keys: int, batch: int, sight: Sight) -> Plan:
     """All layers of a forward share one plan."""
     alike = sight.uniform
     intervals = [sight.intervals(queries, keys, row) for row in range(1 if alike else batch)]
+    step = WIDE if sight.kind != "causal" and sight.window is None and sight.unbroken else QUERIES
     blocks = []
-    for first in range(0, queries, QUERIES):
-        last = min(first + QUERIES, queries)
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
         parts = [(starts[first:last], ends[first:last]) for starts, ends in intervals]
         for (begin, end), numbers in groupby(range(len(parts)), lambda row, parts=parts: _span(parts[row], keys)):
             rows = list(numbers)
