@@ -13,7 +13,7 @@ from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.fim import cut
 from hornbook.data.loader import Loader, build_loader
-from hornbook.data.vocabulary import Vocabulary
+from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.errors import UsageError
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.prepare import prepare
@@ -77,7 +77,7 @@ def restored(ids: list[int], vocabulary: Vocabulary) -> str:
 
 def test_documents_come_back_byte_by_byte(data: Path) -> None:
     fim, plain = loader(data), Corpus.open(data)
-    vocabulary = Vocabulary(plain)
+    vocabulary = load_vocabulary(plain)
     (folder,) = (data / "plans").glob("fim-*[0-9a-f]")
     changed = Corpus.open(folder)
     changed.verify()

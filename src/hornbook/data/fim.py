@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from hornbook.data.config import FillInTheMiddle
 from hornbook.data.corpus import Corpus, Shard
 from hornbook.data.permutation import key_of
-from hornbook.data.vocabulary import Vocabulary
+from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.shards import describe_shard, writing_shard
@@ -59,7 +59,7 @@ def rearranged(corpus: Corpus, config: FillInTheMiddle, seed: int) -> Corpus:
         UsageError: the tokenizer lacks the three tokens, or does not keep every character.
         StorageError: the shards cannot be written below the data folder.
     """
-    vocabulary = Vocabulary(corpus)
+    vocabulary = load_vocabulary(corpus)
     _marks(vocabulary)
     name = digest_of([VERSION, seed, config.model_dump(), corpus.fingerprint])
     folder = corpus.root / "plans" / f"fim-{name[:16]}"

@@ -13,13 +13,13 @@ from hornbook.data.keyed import epoch_key, stream_keys
 from hornbook.data.making import Maker
 from hornbook.data.masked import Masking
 from hornbook.data.objective_parts import Part, cumulated, family_of, objective_parts
-from hornbook.data.pair_parts import check_sequence, check_spans, pair_tables
-from hornbook.data.pair_plan import SHORTEST, PairPlans, build_pair_plan
+from hornbook.data.pair_parts import check_rows, check_sequence, check_spans, pair_tables
+from hornbook.data.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.pair_rows import PairRows
 from hornbook.data.plan import ConcatPlan, Plan, TablePlan, build_plan
 from hornbook.data.prefix import Prefixing
 from hornbook.data.text_rows import Change, Changes, TextRows
-from hornbook.data.vocabulary import Vocabulary
+from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
 
@@ -69,7 +69,7 @@ def _text_plan(setting: Setting, stream: Stream) -> Plan:
 
 def _change(part: Part, setting: Setting) -> Change | None:
     if isinstance(part.objective, Masked):
-        return Masking(part.objective, Vocabulary(setting.corpus), evaluation=setting.evaluation, key=part.key)
+        return Masking(part.objective, load_vocabulary(setting.corpus), evaluation=setting.evaluation, key=part.key)
     return Prefixing() if isinstance(part.objective, Prefix) else None
 
 
@@ -80,11 +80,9 @@ def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
             f'data.packing: "{config.packing}" packs plain text, and {parts[0].key} fills rows by what text becomes: '
             'leave it at "concat"'
         )
-    columns, roles = pair_tables(parts, Vocabulary(corpus))
+    columns, roles = pair_tables(parts, load_vocabulary(corpus))
     check_sequence(parts, columns, roles, sequence)
     mask, cache = config.document_mask, None if evaluation else corpus.root / "plans"
-    if not evaluation:
-        check_spans(parts, columns, roles, streams, sequence, document_mask=mask)
     keys = stream_keys(seed, [stream.source for stream in streams], evaluation=evaluation)
 
     def plan(stream: int, epoch: int) -> TablePlan:
@@ -94,10 +92,7 @@ def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
         )
 
     plans = PairPlans(plan, len(streams), vary=len(parts) > 1)
-    for stream, first in zip(streams, plans.first, strict=True):
-        if first.rows == 0 and not evaluation:
-            raise UsageError(
-                f"data.weights: source {stream.source} has no document of {SHORTEST} tokens or more, which "
-                f"{parts[0].key} needs: give it weight 0, or more text"
-            )
+    if not evaluation:  # what is held out may be short
+        check_spans(parts, columns, roles, streams, sequence, document_mask=mask)
+        check_rows(parts, streams, plans)
     return PairRows(corpus, streams, plans, columns, roles, keys)

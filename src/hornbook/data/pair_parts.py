@@ -9,7 +9,7 @@ from hornbook.data.config import Denoiser, Infill, Span
 from hornbook.data.corpus import Stream
 from hornbook.data.infill import LONGEST_SPAN, poisson_bounds
 from hornbook.data.objective_parts import Part, cumulated
-from hornbook.data.pair_plan import SHORTEST, raw_length
+from hornbook.data.pair_plan import SHORTEST, PairPlans, raw_length
 from hornbook.data.pairs import Parts, Roles
 from hornbook.data.plan import stream_ends
 from hornbook.data.spans import span_counts
@@ -114,4 +114,14 @@ def check_spans(
             raise UsageError(
                 f"{part.key}.mean_span is {_mean(part):g}, and no piece of text is longer than {piece} tokens (the "
                 f"longest document has {longest}, train.sequence is {sequence}): shorten it, or give longer texts"
+            )
+
+
+def check_rows(parts: Sequence[Part], streams: Sequence[Stream], plans: PairPlans) -> None:
+    """Raise UsageError where a source has no text that is long enough for a piece."""
+    for stream, plan in zip(streams, plans.first, strict=True):
+        if plan.rows == 0:
+            raise UsageError(
+                f"data.weights: source {stream.source} has no document of {SHORTEST} tokens or more, which "
+                f"{parts[0].key} needs: give it weight 0, or more text"
             )

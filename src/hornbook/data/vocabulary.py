@@ -1,7 +1,7 @@
 """What objectives must know of a tokenizer: which ids are special, which continue a word, which end a sentence."""
 
 import json
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,34 @@ _BLANKS = range(0x100, 0x122)
 """How byte-level tokenizers (GPT-2) spell blanks and control characters."""
 
 
-class Vocabulary:
-    """The tokenizer of a corpus, seen from its ids."""
+def load_vocabulary(corpus: Corpus) -> "Vocabulary":
+    """The vocabulary of a corpus, kept for the evaluations that ask for it again and again.
 
-    def __init__(self, corpus: Corpus) -> None:
-        """Raises UsageError or IntegrityError where the tokenizer is not there, damaged, or another one."""
-        self.path: Path = corpus.root / "tokenizer"
-        self.tokenizer = Tokenizer.load(self.path)
-        if self.tokenizer.digest != corpus.tokenizer_digest:
-            raise IntegrityError(
-                f"{self.path} is not the tokenizer that made the token shards: restore it, "
-                f"or run `hornbook tokenize {corpus.root}` again"
-            )
-        self.size, self.end_id, self.delimiter_id = corpus.vocab_size, corpus.end_id, corpus.delimiter_id
+    Raises UsageError or IntegrityError where the tokenizer is not there, damaged, or another one.
+    """
+    vocabulary = _load(corpus.root, corpus.tokenizer_digest, corpus.vocab_size)
+    if vocabulary.tokenizer.digest != corpus.tokenizer_digest:
+        raise IntegrityError(
+            f"{vocabulary.path} is not the tokenizer that made the token shards: restore it, "
+            f"or run `hornbook tokenize {corpus.root}` again"
+        )
+    return vocabulary
+
+
+@lru_cache(maxsize=2)
+def _load(root: Path, digest: str, size: int) -> "Vocabulary":
+    del digest  # another tokenizer in the same folder is another vocabulary
+    return Vocabulary(root / "tokenizer", size)
+
+
+class Vocabulary:
+    """A tokenizer seen from its ids."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """`path`: the folder of the tokenizer; `size`: ids there are in all."""
+        self.path, self.size = path, size
+        self.tokenizer = Tokenizer.load(path)
+        self.end_id, self.delimiter_id = self.tokenizer.end_id, self.tokenizer.delimiter_id
         self._data: dict[str, Any] = json.loads(self.tokenizer.definition)
         self.special = find_special_tokens(self._data, read_settings(self.path))
         """Ids by role."""
