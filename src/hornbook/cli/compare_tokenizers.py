@@ -72,7 +72,7 @@ def load_tokenizers(words: Sequence[str], texts: Sequence[str]) -> "dict[str, To
 def _short_name(word: str) -> str:
     """The last part of a path that tells something."""
     parts = [part for part in Path(word).resolve().parts if part not in ("tokenizer.json", "tokenizer", "/")]
-    return parts[-1] if parts else word
+    return parts[-1].removesuffix(".json") if parts else word
 
 
 def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
