@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.model import config
-from hornbook.model.init import initial_value, name_seed, truncated_std
+from hornbook.model.build import build_model
+from hornbook.model.init import initial_value, initial_values, name_seed, truncated_std
 from hornbook.model.init_schemes import Matrix, distribution
 
 D, HEADS, K, HIDDEN, L, VOCAB = 256, 4, 32, 512, 6, 512
@@ -197,3 +198,42 @@ def test_t5s_query_leaves_the_scale_to_attention_where_it_has_one() -> None:
     """The scores begin alike: a query of deviation d^-1/2 with the factor k^-1/2, or of (d k)^-1/2 with none."""
     cfg = config.ModelConfig(width=D, heads=HEADS, init=config.T5())
     assert std_of("blocks.0.attention.query.weight", (D, D), cfg) == pytest.approx(D**-0.5)
+
+
+KINDS = {
+    "encoder": config.ModelConfig(kind="encoder", embedding=config.EmbeddingConfig(types=2, norm=True, width=16)),
+    "encoder_decoder": config.ModelConfig(kind="encoder_decoder", position=config.RelativeBuckets()),
+    "experts": config.ModelConfig(mlp=config.Experts(router=config.SigmoidRouter(), hidden=16, shared_hidden=16)),
+    "latent": config.ModelConfig(attention=config.LatentAttention(query_rank=16, kv_rank=8, rope_dim=4)),
+    "delta": config.ModelConfig(attention=config.DeltaAttention()),
+    "sinks": config.ModelConfig(
+        attention=config.FullAttention(sinks=True, qk_norm="head"), norm=config.OffsetRMSNorm()
+    ),
+}
+INITS: list[config.InitConfig] = [scheme for scheme, _ in EXPECTED]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_of_every_kind_of_model_begins_under_every_scheme(kind: str) -> None:
+    sizes = {"layers": 2, "width": 32, "heads": 4}
+    for init in INITS:
+        cfg = KINDS[kind].model_copy(update=sizes | {"init": init})
+        whole = build_model(cfg, 64)
+        found = dict(initial_values(whole, cfg, seed=1))
+        assert {name: value.shape for name, value in found.items()} == {
+            name: parameter.shape for name, parameter in whole.named_parameters()
+        }
+        for name, value in found.items():
+            assert value.dtype == torch.float32, name
+            assert bool(torch.isfinite(value).all()), name
+            assert value.dim() < 2 or bool(value.any()), name
+
+
+def test_whatever_kind_of_branch_writes_to_the_stream_is_scaled() -> None:
+    for kind in KINDS.values():
+        cfg = kind.model_copy(update={"layers": 8, "width": 32, "heads": 4, "init": config.ScaledNormal(std=1.0)})
+        shapes = {name: tuple(parameter.shape) for name, parameter in build_model(cfg, 64).named_parameters()}
+        scaled = {name for name, shape in shapes.items() if Matrix(name, "matrix", shape, cfg).writes_to_stream}
+        for block in {name.rsplit(".attention.", 1)[0] for name in shapes if ".attention." in name}:
+            assert f"{block}.attention.out.weight" in scaled
+            assert scaled & {f"{block}.mlp.down.weight", f"{block}.mlp.down"}

@@ -1,0 +1,55 @@
+"""T-Fixup's property (Huang et al. 2020): no norms and no warm-up, 12 layers on each side, Adam at 5e-4."""
+
+import math
+
+import pytest
+import torch
+
+from hornbook.model import config
+from hornbook.model.build import build_model
+from hornbook.model.init import initialize
+from hornbook.model.transformer import Source
+
+VOCAB, ROWS, TIME, WIDTH = 32, 16, 12, 64
+
+
+def losses(init: config.InitConfig, steps: int) -> list[float]:
+    """Of an encoder-decoder of the original shape but for norms, that learns to say its source backwards."""
+    cfg = config.ModelConfig(
+        kind="encoder_decoder",
+        layers=12,
+        width=WIDTH,
+        heads=4,
+        norm=config.NoNorm(),
+        block=config.PostNorm(),
+        mlp=config.MLP(hidden=2 * WIDTH, activation="relu"),
+        position=config.SinusoidalPositions(),
+        embedding=config.EmbeddingConfig(scale=math.sqrt(WIDTH)),
+        init=init,
+    )
+    model = build_model(cfg, VOCAB).to_empty(device="cpu")
+    initialize(model, cfg, seed=0)
+    assert model.head is not None
+    adam, generator = torch.optim.Adam(model.parameters(), lr=5e-4), torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(steps):
+        source = torch.randint(1, VOCAB, (ROWS, TIME), generator=generator)
+        targets = source.flip(1)
+        tokens = torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), targets[:, :-1]], 1)
+        adam.zero_grad()
+        hidden, _ = model(tokens, source=Source(source))
+        loss = model.head.loss(hidden, targets, torch.ones(ROWS, TIME)) / (ROWS * TIME)
+        loss.backward()
+        adam.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.slow
+def test_without_norms_and_warm_up_tfixup_learns_and_xavier_does_not() -> None:
+    ours, xavier = losses(config.TFixup(), 120), losses(config.Xavier(), 60)
+    uniform = math.log(VOCAB)
+    assert ours[0] == pytest.approx(uniform, rel=0.05)
+    assert max(ours) < 1.1 * uniform
+    assert ours[-1] < 0.75 * uniform
+    assert min(xavier) > 10 * uniform
