@@ -81,10 +81,11 @@ class Sight:
 
 def _pieces(lengths: Pieces | None, row: int, total: int) -> Interval:
     """Begins and ends of the pieces of a row."""
-    own = torch.tensor([total] if lengths is None else lengths[row])
-    ends = own.cumsum(0)
-    assert int(ends[-1]) == total, f"row {row}: pieces of {int(ends[-1])} positions in all, but there are {total}"
-    return ends - own, ends
+    own = (total,) if lengths is None else lengths[row]
+    assert sum(own) == total, f"row {row}: pieces of {sum(own)} positions in all, but there are {total}"
+    sizes = torch.tensor(own)
+    ends = sizes.cumsum(0)
+    return ends - sizes, ends
 
 
 def _numbers(starts: Tensor, ends: Tensor) -> Int[Tensor, " positions"]:
