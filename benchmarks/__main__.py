@@ -1,8 +1,20 @@
 """`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json; then the page."""
 
-from benchmarks import checkpoint, figures, kill, kill_ranks, large, loader, parallel, quickstart, ranks, throughput
+from benchmarks import (
+    checkpoint,
+    experts,
+    figures,
+    kill,
+    kill_ranks,
+    large,
+    loader,
+    parallel,
+    quickstart,
+    ranks,
+    throughput,
+)
 
-for benchmark in (loader, throughput, large, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
+for benchmark in (loader, throughput, large, experts, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
     print(f"\n== {benchmark.__name__} ==")
     benchmark.run()
 figures.main()

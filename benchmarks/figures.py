@@ -187,6 +187,27 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     return section("Quickstart", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows))
 
 
+def experts(found: dict[str, Any]) -> list[str]:
+    """Mixtures of experts beside a loop and transformers; time of linear attention by length."""
+    shape = found["shape"]
+    lines = section(
+        "Mixtures of experts and linear attention",
+        f"`python -m benchmarks.experts`: {shape['tokens']:,} tokens of width {shape['width']}, experts of inner width",
+        f"{shape['hidden']:,}, forward and backward in turn on one thread; `hornbook is x` is the median ratio of",
+        "processor time within a round (goal: no slower than a loop, faster than transformers). `products alone`",
+        "is one dense expert for as many rows: above it are sorting, routing, activations, gradients of all experts.",
+    )
+    for name, entry in found["mixtures"].items():
+        rows = [(form, entry["milliseconds"][form], ratio) for form, ratio in entry["ours_over"].items()]
+        lines += rows_of([name, "CPU ms", "hornbook is x"], rows)
+    milliseconds, doubling = (found["delta_rule"][key] for key in ("milliseconds", "doubling"))
+    steps = list(doubling[OURS])
+    rows = [(step, *(v for name in doubling for v in (milliseconds[name][step.split(" to ")[1]], doubling[name][step])))
+            for step in steps]  # fmt: skip
+    header = ["gated delta rule, tokens", *(column for name in doubling for column in (f"{name}, CPU ms", "times"))]
+    return lines + rows_of(header, rows)
+
+
 def main() -> None:
     """Write the page from whatever results there are."""
     lines = [
@@ -195,7 +216,7 @@ def main() -> None:
         "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
         "",
     ]
-    for write in (throughput, large, loader, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
+    for write in (throughput, large, experts, loader, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
         path = RESULTS / f"{write.__name__}.json"
         if path.exists():
             lines += write(json.loads(path.read_text()))
