@@ -83,7 +83,7 @@ def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
 
 WRONG = [
     (["nowhere", "--out", "x"], "no such run or checkpoint"),
-    (["CHECKPOINT", "--out", "x", "--to", "onnx"], "the one format is hf"),
+    (["CHECKPOINT", "--out", "x", "--to", "onnx"], "choose hf or peft"),
     (["CHECKPOINT", "--out", "x", "--dtype", "int4"], "choose fp32 or bf16"),
     (["CHECKPOINT", "--out", "CHECKPOINT"], "not empty"),
     (["CHECKPOINT"], "--out"),

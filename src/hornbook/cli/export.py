@@ -20,8 +20,11 @@ def export(
     ],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option("--to", help="Format: hf.")] = "hf",
+    to: Annotated[str, typer.Option("--to", help="hf: a whole model; peft: an adapter alone.")] = "hf",
     dtype: Annotated[str, typer.Option("--dtype", help="Stored type of the weights: fp32 or bf16.")] = "fp32",
+    quantize: Annotated[
+        str | None, typer.Option("--quantize", help="Codes instead of weights: int8, int4, int4-group64, nf4.")
+    ] = None,
     certificate: Annotated[
         bool, typer.Option("--certificate/--no-certificate", help="Load it back with transformers and compare.")
     ] = True,
@@ -30,26 +33,37 @@ def export(
 ) -> None:
     """Write a folder that transformers loads, and prove that it computes the same.
 
-    The folder appears when everything is written and certified. Exit code 3 if the certificate fails.
+    The folder appears when everything is written and certified. Exit code 3 if the certificate fails. Adapters are
+    merged into their base; with --to peft they stay apart. What --quantize writes, eval and generate read.
     """
+    from hornbook.cli.export_forms import export_adapter, export_quantized
     from hornbook.cli.out_folder import appearing, check_free, file_sizes
-    from hornbook.model.hf import read_hf, write_hf
+    from hornbook.model.hf import write_hf
+    from hornbook.model.surgery.folders import read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
 
-    if to != "hf":
-        raise UsageError(f"--to {to}: the one format is hf")
+    if to not in ("hf", "peft"):
+        raise UsageError(f"--to {to}: choose hf or peft")
+    if to == "peft" and quantize is not None:
+        raise UsageError("--quantize is for whole models, not with --to peft")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
     folder = checkpoint_path(target)
-    config, vocab, stream = read_hf(folder)
     check_free(out)
+    if to == "peft":
+        export_adapter(folder, out, dry_run=dry_run, as_json=as_json)
+        return
+    if quantize is not None:
+        export_quantized(folder, out, quantize, dry_run=dry_run, as_json=as_json)
+        return
+    config, vocab, stream, with_tokenizer = read_merged(folder)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
     if dry_run:
         answer(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab), as_json=as_json)
         return
     with appearing(out) as partial:
         tensors = dict(stream)
-        tokenizer = folder if (folder / "tokenizer.json").exists() else None
+        tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
         write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype])
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
         report["files"] = file_sizes(partial)

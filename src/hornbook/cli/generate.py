@@ -147,7 +147,7 @@ def _stream(
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    start = read_json(loaded.folder / "config.json").get("decoder_start_token_id")
+    start = read_json(loaded.base / "config.json").get("decoder_start_token_id")
     begun = begin(loaded.model, tokenizer, prompt, start)
     made = _tokens(loaded, begun, max_tokens, sampling, beam, (tokenizer.end_id, tokenizer.delimiter_id))
 

@@ -1,5 +1,6 @@
 """`hornbook import`: a local Hugging Face folder to a checkpoint of ours."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,9 @@ def import_(
     source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Local folder: config.json and safetensors.")],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; it must not exist yet.")],
+    add_tokens: Annotated[
+        Path | None, typer.Option("--add-tokens", help="File of new tokens, one in a line, for the tokenizer.")
+    ] = None,
     certificate: Annotated[
         bool, typer.Option("--certificate/--no-certificate", help="Compare with transformers on the original.")
     ] = True,
@@ -29,6 +33,9 @@ def import_(
 
     config, vocab, stream = read_hf(source)
     check_free(out)
+    if add_tokens is not None:
+        _extend(source, add_tokens, out, dry_run=dry_run, as_json=as_json)
+        return
     report: dict[str, Any] = {"source": str(source), "out": str(out), "model": config.model_dump(mode="json")}
     if dry_run:
         shape = f"{config.layers} layers, width {config.width}, {vocab} rows of embedding"
@@ -51,3 +58,40 @@ def import_(
     answer(report, report_text(out, report["files"], last), as_json=as_json)
     if found is None and not as_json:
         say(f"[yellow]warning[/] {note}")
+
+
+def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
+    from hornbook.cli.export import report_text
+    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.errors import UsageError
+    from hornbook.model.hf import read_hf, write_hf
+    from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
+    from hornbook.text.tokenizer import Tokenizer
+
+    if not (source / "tokenizer.json").exists():
+        raise UsageError(f"{source}: it has no tokenizer.json, so there is nothing to add tokens to")
+    try:
+        tokens = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--add-tokens {file} cannot be read: {error}") from error
+    config, vocab, stream = read_hf(source)
+    old = Tokenizer.load(source)
+    known, pieces = old.vocab_size, pieces_of(tokens, old)
+    rows = extended_vocab(vocab, known, len(tokens))
+    config = config.model_copy(update={"vocab": rows})
+    mean = sum(map(len, pieces)) / max(len(pieces), 1)
+    last = f"{len(tokens)} new tokens (of {mean:.1f} pieces on average) behind {known}; {rows} rows of embedding"
+    report: dict[str, Any] = {"source": str(source), "out": str(out), "added": len(tokens), "vocab": rows}
+    if dry_run:
+        answer(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written", as_json=as_json)
+        return
+    with appearing(out) as partial:
+        scratch = partial.with_name(f"{partial.name}-tokenizer")
+        try:
+            write_extended_tokenizer(source, tokens, scratch)
+            write_hf(partial, dict(extended(stream, known, pieces, rows)), config, rows, scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        report["files"] = file_sizes(partial)
+    answer(report, report_text(out, report["files"], last), as_json=as_json)

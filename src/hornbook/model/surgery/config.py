@@ -89,6 +89,14 @@ class Grid(Config):
     """Zero in the middle of the range; otherwise the range follows smallest and largest value."""
 
 
+class Integers(Grid):
+    """Weights as integers after training; no step of a recipe, for nothing of it is trained."""
+
+    kind: Literal["integers"] = "integers"
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers."""
+
+
 class FakeQuant(Grid):
     """Quantization-aware training: forward computes with rounded weights, gradients pass the rounding (STE)."""
 

@@ -35,6 +35,7 @@ from hornbook.model.surgery.adapter_files import (
 )
 from hornbook.model.surgery.adapter_reading import read_adapter
 from hornbook.model.surgery.build import added_shapes, build_operated, fill
+from hornbook.model.surgery.merge import merged_tensors
 from hornbook.model.transformer import Transformer
 
 ADDED = "added.safetensors"
@@ -119,6 +120,18 @@ class Operated:
     def build(self, device: torch.device | str = "cpu") -> Transformer:
         """The model on the device, in evaluation mode."""
         return fill(build_operated(self.config, self.vocab, self.steps), self.base, self.added, device=device)
+
+
+def read_merged(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:
+    """(configuration, rows of the embedding, parameters, folder of the tokenizer) of one plain model.
+
+    An adapter is merged with its base; rounded weights are what they are rounded to. Errors: as `read_operated`;
+    UsageError where an adapter cannot be merged.
+    """
+    found = read_operated(folder)
+    tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
+    plain = all(isinstance(step, surgery.Freeze) for step in found.steps)
+    return found.config, found.vocab, found.base if plain else merged_tensors(found.build()), tokenizer
 
 
 def read_operated(folder: Path) -> Operated:

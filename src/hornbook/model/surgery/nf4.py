@@ -49,7 +49,7 @@ def scale_levels() -> Float[Tensor, " levels"]:
 def nearest(x: Float[Tensor, "*shape"], table: Float[Tensor, " levels"]) -> UInt8[Tensor, "*shape"]:
     """Index of the level nearest to each value."""
     table = table.to(x.device)
-    return torch.bucketize(x, (table[:-1] + table[1:]) / 2).to(torch.uint8)
+    return torch.bucketize(x.contiguous(), (table[:-1] + table[1:]) / 2).to(torch.uint8)
 
 
 class Nf4Code(nn.Module):

@@ -1,0 +1,65 @@
+"""Forms of `hornbook export` beside the Hugging Face folder: an adapter folder for peft, a quantized folder of ours."""
+
+from pathlib import Path
+from typing import Any
+
+from hornbook.cli.shell import answer
+from hornbook.errors import UsageError
+
+
+def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
+    from hornbook.cli.export import report_text
+    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.folders import read_operated
+
+    if not is_adapter(folder):
+        raise UsageError(f"{folder} holds no adapter: --to peft is for what surgery with lora, dora or prompt trained")
+    found = read_operated(folder)
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "base": str(found.base_folder)}
+    if dry_run:
+        text = f"would write the adapter of {folder} to {out}; nothing written"
+        answer(report | {"dry_run": True}, text, as_json=as_json)
+        return
+    digest = read_meta(folder).base_digest or ""
+    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
+    with appearing(out) as partial:
+        write_adapter(partial, spec, found.added or {}, folder if (folder / "tokenizer.json").exists() else None)
+        report["files"] = file_sizes(partial)
+    last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+    answer(report, report_text(out, report["files"], last), as_json=as_json)
+
+
+def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_json: bool) -> None:
+    """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
+    from hornbook.cli.export import report_text
+    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.model.build import build_model
+    from hornbook.model.surgery.build import fill
+    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.quantize import parse_format, quantize_model, write_quantized
+
+    step = parse_format(form)
+    config, vocab, stream, tokenizer = read_merged(folder)
+    model = fill(build_model(config, vocab, "meta"), stream, None)
+    figures = quantize_model(model, step)
+    report: dict[str, Any] = {
+        "checkpoint": str(folder),
+        "out": str(out),
+        "quantize": step.model_dump(mode="json"),
+        "layers": figures.layers,
+        "bytes_before": figures.bytes_before,
+        "bytes_after": figures.bytes_after,
+        "relative_error": figures.error,
+    }
+    sizes = f"{figures.bytes_before / 1e6:,.1f} MB as float32, {figures.bytes_after / 1e6:,.1f} MB as {form}"
+    last = f"{figures.layers} layers, {sizes}; rounding changed the weights by {figures.error:.2%} (relative L2 norm)"
+    if dry_run:
+        answer(report | {"dry_run": True}, f"would write {out}: {last}; nothing written", as_json=as_json)
+        return
+    with appearing(out) as partial:
+        with_tokenizer = tokenizer if (tokenizer / "tokenizer.json").exists() else None
+        write_quantized(partial, model, config, vocab, step, with_tokenizer)
+        report["files"] = file_sizes(partial)
+    answer(report, report_text(out, report["files"], last), as_json=as_json)

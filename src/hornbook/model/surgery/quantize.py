@@ -1,0 +1,145 @@
+"""Post-training quantization: linear layers of a trained model as codes, and folders that hold them.
+
+Embeddings, head and norms stay as they are. Products are computed in floating point with the values that the codes
+stand for, so a model takes less memory and computes no faster. A folder has config.json with our configuration, and
+quantized.safetensors with codes and all that is not quantized, under our names.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.build import build_model
+from hornbook.model.config import ModelConfig
+from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.model.safetensors_folder import Reader, named, read_header, read_json, write_json
+from hornbook.model.surgery.config import Grid, Integers, Nf4
+from hornbook.model.surgery.fake_quant import drop_weight, put_code
+from hornbook.model.surgery.integers import IntegerCode, check_group, quantize
+from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.nf4 import Nf4Code, add_nf4
+from hornbook.model.transformer import Transformer
+
+QUANTIZED = "quantized.safetensors"
+_FORMAT = re.compile(r"int([2-8])(?:-(tensor|channel|group(\d+)))?")
+_STEP = TypeAdapter(Integers | Nf4)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What quantization did to the weights."""
+
+    layers: int
+    bytes_before: int
+    """As float32."""
+    bytes_after: int
+    error: float
+    """L2 norm of what rounding changed, relative to the weights."""
+
+
+def parse_format(text: str) -> Integers | Nf4:
+    """`int8` (a scale for each output), `int4` (for each 32 of a row), `int8-tensor`, `int4-group64`, `nf4`.
+
+    Raises UsageError that lists the forms.
+    """
+    if text == "nf4":
+        return Nf4()
+    match = _FORMAT.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--quantize {text}: write int8, int4, nf4, or bits and shares as int8-tensor, int4-group64")
+    bits, per, group = int(match[1]), match[2], match[3]
+    if per is None:
+        return Integers(bits=bits, per="channel" if bits > 4 else "group")
+    return (
+        Integers(bits=bits, per="group", group=int(group))
+        if group
+        else Integers.model_validate({"bits": bits, "per": per})
+    )
+
+
+@torch.no_grad()
+def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
+    """Let codes stand for the weights of the layers the step names, in place. UsageError for shares that do not fit."""
+    layers = matching_linears(model, step.targets, "--quantize targets")
+    before = after = 0
+    apart = size = 0.0
+    for name, layer in layers.items():
+        weight = layer.weight.detach()
+        if isinstance(step, Nf4):
+            check_group(weight.shape[1], step.block, name, "--quantize nf4")
+            code = Nf4Code((weight.shape[0], weight.shape[1]), step.block)
+            code.take(weight)
+            drop_weight(layer)
+            layer.code = code
+        else:
+            put_code(layer, quantize(weight, step, name), Grid(**step.model_dump(include=set(Grid.model_fields))))
+        before += weight.numel() * 4
+        after += sum(buffer.numel() * buffer.element_size() for buffer in layer.code.buffers())  # pyright: ignore
+        apart += float((layer.matrix(torch.float32) - weight).double().square().sum())
+        size += float(weight.double().square().sum())
+    return Figures(len(layers), before, after, (apart / size) ** 0.5 if size else 0.0)
+
+
+def write_quantized(
+    folder: Path, model: Transformer, config: ModelConfig, vocab: int, step: Integers | Nf4, tokenizer: Path | None
+) -> None:
+    """Write a quantized model. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / QUANTIZED)
+    own = {"model": config.model_dump(mode="json"), "quantized": step.model_dump(mode="json")}
+    write_json(folder / "config.json", {"architectures": ["HornbookQuantized"], "vocab_size": vocab, "hornbook": own})
+    if tokenizer is not None:
+        copy_tokenizer(tokenizer, folder, config.position.length)
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether a folder holds codes."""
+    return (folder / QUANTIZED).is_file()
+
+
+def read_quantized(folder: Path, device: torch.device | str = "cpu") -> tuple[ModelConfig, int, Transformer]:
+    """(configuration, rows of the embedding, model in evaluation mode). IntegrityError where the files do not fit."""
+    keys = read_json(folder / "config.json")
+    try:
+        own, vocab = keys["hornbook"], int(keys["vocab_size"])
+        config, step = ModelConfig.model_validate(own["model"]), _STEP.validate_python(own["quantized"])
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise IntegrityError(f"{folder / 'config.json'}: it does not describe a quantized model: {error}") from error
+    model = build_model(config, vocab, "meta")
+    _put_codes(model, step)
+    model.to_empty(device=device)
+    targets = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        for name, tensor in _checked(folder, targets):
+            targets[name].copy_(tensor)
+    return config, vocab, model.eval()
+
+
+def _put_codes(model: Transformer, step: Integers | Nf4) -> None:
+    """Codes without values, on meta."""
+    if isinstance(step, Nf4):
+        add_nf4(model, step)
+        return
+    grid = Grid(**step.model_dump(include=set(Grid.model_fields)))
+    for layer in matching_linears(model, step.targets, "quantized targets").values():
+        outputs, inputs = layer.weight.shape
+        with torch.device("meta"):
+            layer.code = IntegerCode((outputs, inputs), grid)
+        drop_weight(layer)
+
+
+def _checked(folder: Path, targets: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    entries, reader = read_header(folder / QUANTIZED), Reader()
+    wrong = [name for name in targets if name not in entries or entries[name].shape != tuple(targets[name].shape)]
+    wrong += [name for name in entries if name not in targets]
+    if wrong:
+        raise IntegrityError(f"{folder / QUANTIZED}: missing, unexpected or mis-shaped for its config: {named(wrong)}")
+    yield from ((name, reader.read(name, entry)) for name, entry in entries.items())

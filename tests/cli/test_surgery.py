@@ -1,0 +1,111 @@
+"""Adapting a model from the command line: train --surgery, generate, export of adapters and codes, new tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from hornbook.model.load import load_model
+from hornbook.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def words(tiny_settings: tuple[str, ...]) -> list[str]:
+    """Settings of a tiny run but data and shape, which `--data` and `--from` give."""
+    return [word for word in tiny_settings if not word.startswith(("data.path", "model."))]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def logits_of(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = load_model(folder).model
+    assert model.head is not None
+    with torch.no_grad():
+        return model.head.logits(model(ids)[0])
+
+
+def test_an_adapter_from_the_command_line(
+    tmp_path: Path, tiny_corpus: Path, checkpoint: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, step = tmp_path / "run", '[{kind="lora", rank=4}]'
+    command = ["train", "--data", str(tiny_corpus), "--from", str(checkpoint), "--out", str(run), *words]
+    assert main([*command, "--surgery", step, "-n", "--json"]) == Exit.DONE
+    summary = said(capsys)
+    assert summary["surgery"][0]["kind"] == "lora"
+    assert 0 < summary["trained"] < summary["parameters"] / 2
+    assert main([*command, "--surgery", step]) == Exit.DONE
+    assert f"{summary['trained']:,} of" in capsys.readouterr().err
+    assert main(["generate", str(run), "-p", "the", "--tokens", "4", "--greedy", "--json"]) == Exit.DONE
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("a model learns to read")
+    assert main(["eval", str(run), "--data", str(held_out), "--json"]) == Exit.DONE
+    assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--no-certificate", "--json"]) == Exit.DONE
+    assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "adapter"), "--json"]) == Exit.DONE
+    ids = torch.arange(40)[None]
+    trained = logits_of(tmp_path / "adapter", ids)
+    torch.testing.assert_close(logits_of(tmp_path / "merged", ids), trained, atol=1e-4, rtol=1e-5)
+    assert not torch.allclose(trained, logits_of(checkpoint, ids), atol=1e-2)
+    assert main(["train", "--data", str(tiny_corpus), "--from", str(run), "--out", str(tmp_path / "x"), *words]) == 2
+    assert "is an adapter, and a run starts from whole weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("int4-group16", 0.12), ("int8-tensor", 0.02)])
+def test_codes_instead_of_weights(
+    tmp_path: Path, checkpoint: Path, form: str, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "quantized"
+    assert main(["export", str(checkpoint), "--quantize", form, "--out", str(out), "--json"]) == Exit.DONE
+    report = said(capsys)
+    assert 0 < report["relative_error"] < most
+    assert report["bytes_after"] < report["bytes_before"] * (0.3 if "int8" in form else 0.2)
+    ids = torch.arange(40)[None]
+    dense, coded = logits_of(checkpoint, ids), logits_of(out, ids)
+    assert 0 < float((coded - dense).norm() / dense.norm()) < 5 * most
+    assert main(["generate", str(out), "-p", "the", "--tokens", "3", "--greedy"]) == Exit.DONE
+
+
+def test_new_tokens_begin_as_their_pieces(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.txt").write_text("model\nletters\n")
+    out = tmp_path / "extended"
+    arguments = ["import", str(checkpoint), "--add-tokens", str(tmp_path / "new.txt"), "--out", str(out), "--json"]
+    assert main(arguments) == Exit.DONE
+    assert said(capsys)["vocab"] == 320
+    old, new = Tokenizer.load(checkpoint), Tokenizer.load(out)
+    assert new.encode("a model of") == [*old.encode("a "), 257, *old.encode(" of")]
+    assert new.decode(new.encode("a model of letters")) == "a model of letters"
+    before, after = load_model(checkpoint).model, load_model(out).model
+    rows = before.get_parameter("embedding.weight")
+    assert torch.equal(after.get_parameter("embedding.weight")[257], rows[old.encode("model")].mean(0))
+    assert not after.get_parameter("embedding.weight")[259:].any()
+    ids = torch.tensor([old.encode("the page says")])
+    assert torch.equal(logits_of(out, ids)[..., :257], logits_of(checkpoint, ids)[..., :257])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--quantize", "int9"], "--quantize int9: write int8, int4, nf4"),
+        (["--quantize", "int4-group48"], r"rows of 32 values, which groups of 48 do not divide"),
+        (["--to", "peft"], "holds no adapter"),
+        (["--to", "gguf"], "choose hf or peft"),
+    ],
+)
+def test_mistakes_are_answered_with_exit_code_2(
+    tmp_path: Path, checkpoint: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(checkpoint), "--out", str(tmp_path / "out"), *arguments]) == Exit.USAGE
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_token_that_is_there_is_refused(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.txt").write_text("word\nword\n")
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["import", str(checkpoint), "--add-tokens", str(tmp_path / "new.txt"), *out]) == Exit.USAGE
+    assert "new token 2, 'word', is there already" in capsys.readouterr().err
