@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.data.compiled import compiled
+from hornbook.data.compiled import compiled, inlined
 from hornbook.data.corpus import Stream
 from hornbook.data.keyed import choose, key_of_row
 from hornbook.data.making import Draws
@@ -27,17 +27,18 @@ SHORTEST = 2
 """A piece of one token leaves nothing to see; such ends of documents are left out."""
 
 
-@compiled
+@inlined
 def longest_piece(parts, roles, part, most, source_room, target_room):
     """Tokens of the longest piece, at most `most`, whose source and target fit; below `SHORTEST` none does."""
     low, high = SHORTEST - 1, min(most, source_room + target_room)
+    middle = high  # most ends of documents fit whole
     while low < high:
-        middle = (low + high + 1) // 2
         source, target = pair_sizes(parts, roles, part, middle)
         if source <= source_room and target <= target_room:
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low
 
 

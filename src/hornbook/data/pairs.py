@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int32, Int64, UInt64
 
-from hornbook.data.compiled import compiled
+from hornbook.data.compiled import compiled, inlined
 from hornbook.data.infill import infill, permute_sentences
 from hornbook.data.spans import corrupt_spans, span_sizes
 
@@ -40,7 +40,7 @@ class Roles(NamedTuple):
     ends_sentence: np.ndarray  # bool [vocab]
 
 
-@compiled
+@inlined
 def pair_sizes(parts, roles, part, length):
     """(source tokens, target tokens) of a piece of `length` tokens; a source of infilling may be shorter."""
     if parts.infills[part]:
@@ -50,7 +50,7 @@ def pair_sizes(parts, roles, part, length):
     return source + (parts.modes[part] >= 0), target
 
 
-@compiled
+@inlined
 def _infill_pair(parts, roles, part, text, source, target, scratch, state):
     s = t = 0
     if roles.begin >= 0:
@@ -68,7 +68,7 @@ def _infill_pair(parts, roles, part, text, source, target, scratch, state):
     return s + written, t + text.size, state
 
 
-@compiled
+@inlined
 def _span_pair(parts, roles, part, text, source, target, scratch, state):
     s = 0
     if parts.modes[part] >= 0:
