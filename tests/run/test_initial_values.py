@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.model.hf import read_hf
 from hornbook.rundir import RunDir
@@ -56,3 +57,19 @@ def test_an_override_about_nothing_stops_the_run_before_it_is_one(tmp_path: Path
     with pytest.raises(UsageError, match="is about no parameter"):
         launch_run(tmp_path / "run", 'model.init.overrides={"blocks.*.mpl.up" = {kind = "normal", std = 1}}')
     assert not (tmp_path / "run").exists()
+
+
+def test_a_grown_model_goes_on_from_where_its_origin_stood(
+    tmp_path: Path, launch_run: Launch, tiny_settings: tuple[str, ...], branch: Branch
+) -> None:
+    """Four layers for one and four experts in each: the first step sees the loss of the weights it came from."""
+    assert launch_run(tmp_path / "dense") == Exit.DONE
+    words = ["--layers", "4", "--experts", "4", "--active", "2", "--out", str(tmp_path / "grown")]
+    assert main(["grow", str(tmp_path / "dense"), *words]) == Exit.DONE
+    shape = ["model.layers=4", "model.mlp.kind=experts", "model.mlp.count=4"]
+    for name, settings in (("dense", []), ("grown", shape)):
+        out = ["--out", str(tmp_path / f"again-{name}"), "--from", str(tmp_path / name)]
+        assert main(["train", *out, *tiny_settings, *settings]) == Exit.DONE
+    dense, grown = branch(tmp_path / "again-dense"), branch(tmp_path / "again-grown")
+    assert grown[0]["loss"] == pytest.approx(dense[0]["loss"], rel=1e-5)
+    assert grown[-1]["loss"] != dense[-1]["loss"]
