@@ -165,11 +165,11 @@ class ChunkedLoss(torch.autograd.Function):
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
         grad_hidden = torch.empty_like(hidden) if grad else None
-        grad_matrix = torch.zeros_like(matrix) if grad else None
+        grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None  # None: it is frozen
         grad_bias = torch.zeros_like(bias) if grad and bias is not None else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
         buffer = hidden.new_empty(min(rows, len(hidden)), len(matrix))
-        product = torch.empty_like(cast) if grad and cast.dtype != matrix.dtype else None
+        product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits = torch.mm(hidden[part], cast.T, out=buffer[: len(hidden[part])])
@@ -178,14 +178,14 @@ class ChunkedLoss(torch.autograd.Function):
             losses[part], z_losses = loss_and_grad_(logits, targets[part], weights[part], grad, terms)
             if z_losses is not None:
                 extra += z_losses.sum()
-            if grad_hidden is not None and grad_matrix is not None:
+            if grad_hidden is not None:
                 torch.mm(logits, cast, out=grad_hidden[part])
-                if grad_bias is not None:
-                    grad_bias += logits.sum(0, dtype=grad_bias.dtype)
-                if product is None:
-                    grad_matrix.addmm_(logits.T, hidden[part])
-                else:
-                    grad_matrix += torch.mm(logits.T, hidden[part], out=product)
+            if grad_bias is not None:
+                grad_bias += logits.sum(0, dtype=grad_bias.dtype)
+            if product is not None and grad_matrix is not None:
+                grad_matrix += torch.mm(logits.T, hidden[part], out=product)
+            elif grad_matrix is not None:
+                grad_matrix.addmm_(logits.T, hidden[part])
         ctx.save_for_backward(grad_hidden, grad_matrix, grad_bias)
         ctx.mark_non_differentiable(extra)
         return losses.sum(), extra
@@ -195,4 +195,5 @@ class ChunkedLoss(torch.autograd.Function):
         grad_hidden, grad_matrix, grad_bias = ctx.saved_tensors
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
         grad_bias = None if grad_bias is None else grad_bias * grads[0]
-        return grad_hidden * grads[0], grad_matrix * grads[0], grad_bias, None, None, None, None
+        grad_matrix = None if grad_matrix is None else grad_matrix * grads[0]
+        return grad_hidden * grads[0], grad_matrix, grad_bias, None, None, None, None

@@ -156,3 +156,21 @@ def test_freezing_by_glob(operated: Operated) -> None:
 def test_bad_input_names_key_expected_and_found(step: Lora, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         operate(build_model(CONFIGS["llama"], VOCAB), [step])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_head_has_no_gradient_and_the_rest_the_same(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = build_model(CONFIGS["llama"], VOCAB, "cpu").head
+    assert head is not None
+    with torch.no_grad():
+        head.weight.normal_(generator=generator)
+    states, found = torch.randn(2, 48, 32, generator=generator).to(dtype), []
+    for trained in (True, False):
+        head.weight.requires_grad_(trained)
+        hidden = states.clone().requires_grad_()
+        head.loss(hidden, ids(), torch.ones(2, 48)).backward()
+        found.append(hidden.grad)
+        assert (head.weight.grad is not None) is trained
+        head.weight.grad = None
+    assert torch.equal(found[0], found[1])
