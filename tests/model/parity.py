@@ -275,13 +275,17 @@ def _their_gradients(pair: Pair) -> dict[str, Tensor]:
 
 
 def exported(pair: Pair) -> bool:
-    """Whether what we write is to transformers what it saved itself, to the bit."""
+    """Whether what we write is to transformers what it saved itself: tensors and logits, to the bit."""
     config, vocab, stream = read_hf(pair.folder)
     with tempfile.TemporaryDirectory() as folder:
         write_hf(Path(folder), dict(stream), config, vocab, None)
-        back = reload(Path(folder)).state_dict()
-    theirs = pair.theirs.state_dict()
-    return back.keys() == theirs.keys() and all(torch.equal(back[name], each) for name, each in theirs.items())
+        back = reload(Path(folder))
+    ids = tokens(2, LENGTH)
+    source = ids if pair.config.kind == "encoder_decoder" else None
+    with torch.no_grad():
+        same = torch.equal(their_logits(back, ids, source), their_logits(pair.theirs, ids, source))
+    ours, theirs = back.state_dict(), pair.theirs.state_dict()
+    return same and ours.keys() == theirs.keys() and all(torch.equal(ours[name], each) for name, each in theirs.items())
 
 
 Case = Callable[[Pair], float]

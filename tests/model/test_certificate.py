@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import Exit, IntegrityError
 from hornbook.model import certificate
 from hornbook.model.certificate import MissingTransformers, certify
-from hornbook.model.config import GLU, MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig, Rope
-from hornbook.model.hf import write_hf
+from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
+from hornbook.model.hf import left_out, read_hf, write_hf
+from tests.model.parity import make_pair
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -170,3 +171,25 @@ def test_settings_of_transformers_are_put_back(tmp_path, random_model):
         assert log.is_progress_bar_enabled()
     finally:
         log.set_verbosity_warning()
+
+
+@pytest.mark.parametrize("name", ["bloom", "deepseek_v3", "roberta", "modernbert", "t5_v1_1", "bart"])
+def test_every_family_is_certified_as_it_is_and_as_we_write_it(name, tmp_path):
+    """Without positions to ask for, with positions counted otherwise, experts, two stacks."""
+    make_pair(name, 1, tmp_path / "theirs")
+    config, vocab, stream = read_hf(tmp_path / "theirs")
+    tensors = dict(stream)
+    write_hf(tmp_path / "ours", tensors, config, vocab, None)
+    found = certify(tmp_path / "ours", reference=tmp_path / "theirs", source=tensors).require()
+    assert found.relative_difference is not None
+    assert certify(tmp_path / "ours", source=tensors).require().architecture == found.architecture
+
+
+def test_tensors_of_other_heads_are_left_out_by_both(tmp_path):
+    make_pair("bert", 1, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    width = tensors["bert.embeddings.LayerNorm.weight"].shape[0]
+    more = {"bert.pooler.dense.weight": torch.ones(width, width), "cls.seq_relationship.bias": torch.ones(2)}
+    save_file(tensors | more, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert certify(tmp_path).ok
+    assert left_out(tmp_path) == sorted(more)

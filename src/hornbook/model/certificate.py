@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.hf import read_hf
+from hornbook.model.config import Experts, ModelConfig
+from hornbook.model.hf import left_out, read_hf
 from hornbook.model.hf_config import identify, why_native
 from hornbook.model.hf_tables.known import NATIVE
+from hornbook.model.hf_tables.vocabulary import Architecture
 from hornbook.model.load import Loaded, load_model
 from hornbook.model.safetensors_folder import named, read_json, write_json
+from hornbook.model.transformer import Source
 from hornbook.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-5
@@ -38,6 +41,14 @@ TEXTS = (
     "\U0001f600 \U0001f469\u200d\U0001f4bb \u20ac \u2014 1234567890",
 )
 """Texts in composed form, so that a normalising tokenizer can restore them too."""
+
+
+AUTO = {
+    "decoder": "AutoModelForCausalLM",
+    "encoder": "AutoModelForMaskedLM",
+    "encoder_decoder": "AutoModelForSeq2SeqLM",
+}
+"""Family -> the class of transformers that chooses its own by config.json."""
 
 
 class MissingTransformers(UsageError):
@@ -126,8 +137,8 @@ def certify(
     if architecture is not None:
         with _quiet_transformers() as transformers:
             compared_with = f"transformers {transformers.__version__}"
-            theirs = _load_theirs(transformers, reference or folder, problems)
-            logits = _compare_logits(ours, theirs, seed)
+            theirs = _load_theirs(transformers, reference or folder, ours.config, problems)
+            logits = _compare_logits(ours, theirs, architecture, seed)
             tokenizer = _compare_tokenizers(transformers, reference or folder, ours.tokenizer, problems)
         if not logits.relative <= tolerance:  # not: >, which is false for NaN
             problems.append(f"logits differ by {logits.relative:.2e} of the largest one; {tolerance:.0e} is allowed")
@@ -171,8 +182,10 @@ def _quiet_transformers() -> Iterator[Any]:
             log.enable_progress_bar()
 
 
-def _load_theirs(transformers: Any, folder: Path, problems: list[str]) -> nn.Module:
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+def _load_theirs(transformers: Any, folder: Path, config: ModelConfig, problems: list[str]) -> nn.Module:
+    parts = (config.mlp, *(layer.mlp for layer in (*config.first, *config.pattern)))
+    mixed = any(isinstance(part, Experts) for part in parts)  # their fast ways ask for widths in steps of 16 bytes
+    model, info = getattr(transformers, AUTO[config.kind]).from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -180,10 +193,12 @@ def _load_theirs(transformers: Any, folder: Path, problems: list[str]) -> nn.Mod
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
+        **({"experts_implementation": "eager"} if mixed else {}),
     )
+    unused = left_out(folder)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[kind]:
-            problems.append(f"transformers reports {kind.replace('_', ' ')}: {named(map(str, info[kind]))}")
+        if found := set(map(str, info[kind])) - set(unused):
+            problems.append(f"transformers reports {kind.replace('_', ' ')}: {named(found)}")
     return model.eval()
 
 
@@ -212,16 +227,21 @@ class _Logits:
         return self.difference / self.largest if self.largest else float("nan")
 
 
-def _compare_logits(ours: Loaded, theirs: nn.Module, seed: int) -> _Logits:
+def _compare_logits(ours: Loaded, theirs: nn.Module, architecture: Architecture, seed: int) -> _Logits:
     difference = largest = 0.0
     tokens = last = 0
     for batch, start, end in _grid(ours.config.position.length, ours.vocab):
+        if start and architecture.position_ids is None:
+            continue  # positions other than from the row's begin cannot be asked of it
         generator = torch.Generator().manual_seed(seed + end)
         ids = torch.randint(0, ours.vocab, (batch, end - start), generator=generator)
         positions = torch.arange(start, end).expand(batch, -1)
+        source = None
+        if ours.config.kind == "encoder_decoder":
+            source = torch.randint(0, ours.vocab, (batch, max(end // 2, 1)), generator=generator)
         with torch.no_grad():
-            a = _our_logits(ours, ids, positions)
-            b = theirs(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+            a = _our_logits(ours, ids, positions, source)
+            b = _their_logits(theirs, ids, positions, source, architecture, ours.config)
         # torch's max carries NaN on, Python's does not
         difference = float(torch.tensor([difference, float((a - b).abs().max())]).max())
         largest = float(torch.tensor([largest, float(b.abs().max())]).max())
@@ -229,10 +249,27 @@ def _compare_logits(ours: Loaded, theirs: nn.Module, seed: int) -> _Logits:
     return _Logits(difference, largest, tokens, last)
 
 
-def _our_logits(ours: Loaded, ids: Tensor, positions: Tensor) -> Tensor:
-    hidden, _ = ours.model(ids, positions)
+def _our_logits(ours: Loaded, ids: Tensor, positions: Tensor, source: Tensor | None) -> Tensor:
+    hidden, _ = ours.model(ids, positions, source=None if source is None else Source(source))
     assert ours.model.head is not None
     return ours.model.head.logits(hidden)
+
+
+def _their_logits(
+    theirs: nn.Module,
+    ids: Tensor,
+    positions: Tensor,
+    source: Tensor | None,
+    architecture: Architecture,
+    config: ModelConfig,
+) -> Tensor:
+    if source is not None:
+        return theirs(input_ids=source, decoder_input_ids=ids, use_cache=False).logits.float()
+    options = {"use_cache": False} if config.kind == "decoder" else {}
+    if architecture.position_ids is None:
+        return theirs(input_ids=ids, **options).logits.float()
+    offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
+    return theirs(input_ids=ids, position_ids=positions + offset, **options).logits.float()
 
 
 def _grid(context: int, vocab: int) -> list[tuple[int, int, int]]:

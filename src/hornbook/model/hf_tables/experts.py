@@ -122,7 +122,8 @@ DEEPSEEK_V3 = Architecture(
     model_type="deepseek_v3",
     prefix="model.",
     keys=(
-        *SIZES,
+        *(key for key in SIZES if key.ours != ("heads",)),
+        Key("num_attention_heads", ("heads",), 128, also=("num_key_value_heads",)),
         _ACTIVATION,
         Key("rms_norm_eps", ("norm.eps",), 1e-6),
         Key("max_position_embeddings", ("position.length",), 4096),
@@ -152,7 +153,6 @@ DEEPSEEK_V3 = Architecture(
         "aux_loss_alpha",
         "ep_size",
         "head_dim",
-        "num_key_value_heads",
         "num_nextn_predict_layers",
         "qk_head_dim",
         "seq_aux",
