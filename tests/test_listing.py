@@ -24,7 +24,7 @@ CHANGED = [
     "data.stages=[{from_tokens=5, weights={code=1e-7}}]",
     'eval.prompt="line\\nnext\\u007f # no comment"',
     "model.position=learned",
-    "model.position.length=8192",
+    "model.position.length=32768",
     "optim.lr=1e-5",
 ]
 
