@@ -57,7 +57,7 @@ def _or_outside(value: Any, handler: Callable[[Any], Any]) -> Any:
     return handler(value) if found is None else found.model_validate(value)
 
 
-OPEN = (SerializeAsAny(), WrapValidator(_or_outside))
+OPEN = (SerializeAsAny(), WrapValidator(_or_outside))  # pyright: ignore[reportCallIssue]
 """For unions of parts that other packages may add to."""
 
 

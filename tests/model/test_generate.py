@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
-from hornbook.model.config import MLP, FullAttention, LMHead, LayerNorm, LearnedPositions, ModelConfig, Rope
+from hornbook.model.config import MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
 from hornbook.model.generate import generate, next_logits, stream_text
 from hornbook.model.hf import write_hf
 from hornbook.model.load import load_model

@@ -92,8 +92,8 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
 
 
 def _norm(cfg: config.ModelConfig, part: config.NormConfig | None = None) -> nn.Module | None:
-    part = part or cfg.norm
-    return NORMS[type(part)](cfg.width, part) if type(part) in NORMS else part.build(cfg.width)
+    chosen: Any = part or cfg.norm
+    return NORMS[type(chosen)](cfg.width, chosen) if type(chosen) in NORMS else chosen.build(cfg.width)
 
 
 def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPositions | None:

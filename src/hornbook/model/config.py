@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count, Number
+from hornbook.fields import OPEN, Config, Count, Number
 
 # ---- Normalisation
 
@@ -54,7 +54,7 @@ class NoNorm(Config):
     kind: Literal["none"] = "none"
 
 
-NormConfig = Annotated[LayerNorm | RMSNorm | OffsetRMSNorm | BatchNorm | NoNorm, Field(discriminator="kind")]
+NormConfig = Annotated[LayerNorm | RMSNorm | OffsetRMSNorm | BatchNorm | NoNorm, Field(discriminator="kind"), *OPEN]
 
 # ---- Positions
 
@@ -259,7 +259,7 @@ class DeltaAttention(Config):
             yield "kind", 'it sees earlier tokens only: an encoder needs "full"'
 
 
-AttentionConfig = Annotated[FullAttention | LatentAttention | DeltaAttention, Field(discriminator="kind")]
+AttentionConfig = Annotated[FullAttention | LatentAttention | DeltaAttention, Field(discriminator="kind"), *OPEN]
 
 # ---- Feed-forward
 
@@ -368,7 +368,7 @@ class Experts(Config):
             yield "router.groups_active", f"{text}: raise it, or lower the number of groups"
 
 
-MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind")]
+MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind"), *OPEN]
 
 # ---- Layers
 
@@ -555,7 +555,7 @@ class Megatron(Scheme):
 
 
 class SmallInit(Scheme):
-    """N(0, 2 / (5 width)) (Nguyen and Salazar 2019); residual outputs get std 2 / (layers sqrt(width)) (GPT-NeoX-20B)."""
+    """N(0, 2 / (5 width)) (Nguyen and Salazar 2019); residual outputs N(0, (2 / (layers sqrt(width)))^2) (NeoX-20B)."""
 
     kind: Literal["small"] = "small"
 
@@ -592,7 +592,7 @@ class TFixup(Scheme):
 
 
 class MuP(Scheme):
-    """Maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466), in depth too as CompleteP (arXiv 2505.01618).
+    """Maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466), in depth too: CompleteP (arXiv 2505.01618).
 
     What is tuned at the base size holds at any size. Standard deviations are here; factors of the model
     (`hornbook.parametrization`) and of the optimizer (`hornbook.model.mup`) follow from the same numbers.
@@ -684,9 +684,10 @@ class ModelConfig(Config):
 
     @property
     def hidden(self) -> int:
-        """Inner width of the MLP, or of one expert."""
-        if self.mlp.hidden is not None:
-            return self.mlp.hidden
+        """Inner width of the MLP, or of one expert; a part from outside may have its own."""
+        given = getattr(self.mlp, "hidden", None)
+        if given is not None:
+            return given
         if self.mlp.kind == "mlp":
             return 4 * self.width
         return -(-8 * self.width // 3 // 64) * 64

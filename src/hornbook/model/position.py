@@ -108,7 +108,7 @@ def rotate(
 
 
 class Alibi(nn.Module):
-    """Minus slope times distance (arXiv 2108.12409); a softmax sees no difference to BLOOM's slope times key position."""
+    """Minus slope times distance (arXiv 2108.12409); to a softmax that is BLOOM's slope times key position."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
 """torch.compile of each block: all blocks share one graph, so the cost does not grow with depth."""
 
-
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.mesh import Mesh
 from hornbook.run.config import TrainConfig
