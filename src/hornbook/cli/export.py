@@ -37,7 +37,7 @@ def export(
     merged into their base; with --to peft they stay apart. What --quantize writes, eval and generate read.
     """
     from hornbook.cli.export_forms import export_adapter, export_quantized
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes
+    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.hf import write_hf
     from hornbook.model.surgery.folders import read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
@@ -102,10 +102,3 @@ def _plan_text(report: dict[str, Any], config: Any, vocab: int) -> str:
         f"would export {report['checkpoint']} to {report['out']}: {plan['architecture']}, "
         f"{plan['weights_bytes'] / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
-
-
-def report_text(out: Path, files: dict[str, int], last: str) -> str:
-    """The folder, its files with sizes, and a closing line."""
-    width = max(map(len, files))
-    lines = [f"{out}/", *(f"  {name:<{width}}  {size:>14,} bytes" for name, size in files.items())]
-    return "\n".join([*lines, last])

@@ -9,8 +9,7 @@ from hornbook.errors import UsageError
 
 def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
-    from hornbook.cli.export import report_text
-    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.cli.out_folder import appearing, file_sizes, report_text
     from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
 
@@ -33,8 +32,7 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
 
 def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_json: bool) -> None:
     """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
-    from hornbook.cli.export import report_text
-    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.cli.out_folder import appearing, file_sizes, report_text
     from hornbook.model.build import build_model
     from hornbook.model.surgery.build import fill
     from hornbook.model.surgery.folders import read_merged

@@ -35,8 +35,7 @@ def grow(
     as_json: Json = False,
 ) -> None:
     """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
-    from hornbook.cli.export import report_text
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes
+    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.config import Experts
     from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.model.hf import read_hf, write_hf

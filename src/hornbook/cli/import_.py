@@ -26,8 +26,7 @@ def import_(
 
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.cli.export import report_text
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes
+    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.certificate import MissingTransformers, certify
     from hornbook.model.hf import read_hf, write_hf
 
@@ -62,8 +61,7 @@ def import_(
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
-    from hornbook.cli.export import report_text
-    from hornbook.cli.out_folder import appearing, file_sizes
+    from hornbook.cli.out_folder import appearing, file_sizes, report_text
     from hornbook.errors import UsageError
     from hornbook.model.hf import read_hf, write_hf
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer

@@ -54,3 +54,10 @@ def _publish(partial: Path, out: Path) -> None:
 def file_sizes(folder: Path) -> dict[str, int]:
     """Bytes of each file, by name."""
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def report_text(out: Path, files: dict[str, int], last: str) -> str:
+    """The folder, its files with sizes, and a closing line."""
+    width = max(map(len, files))
+    lines = [f"{out}/", *(f"  {name:<{width}}  {size:>14,} bytes" for name, size in files.items())]
+    return "\n".join([*lines, last])
