@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.model.hf import read_hf
+from tests.model.architectures import VOCAB
+from tests.model.parity import make_pair
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
@@ -91,3 +94,47 @@ def test_what_is_not_understood_is_refused(theirs, tmp_path, capsys):
 def test_a_folder_that_is_none(tmp_path, capsys):
     assert main(["import", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == Exit.INTEGRITY
     assert "config.json: cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="session")
+def special_tokenizer(tmp_path_factory) -> Path:
+    """A tokenizer of 61 ids with the special tokens of BERT and T5."""
+    import tokenizers
+
+    special = ["<pad>", "</s>", "[CLS]", "[SEP]", "[MASK]", *(f"<extra_id_{i}>" for i in range(30))]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["the cat sat on the mat and the dog ran to the sea"], trainer)
+    path = tmp_path_factory.mktemp("special") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", ["bloom", "qwen3_moe", "bert", "t5", "bart"])
+def test_every_family_is_imported_scored_and_exported(name, tmp_path, special_tokenizer, capsys):
+    folder, text = tmp_path / "theirs", tmp_path / "text.txt"
+    make_pair(name, 2, folder)
+    (folder / "tokenizer.json").write_bytes(special_tokenizer.read_bytes())
+    text.write_text("the cat sat on the mat and the dog ran to the sea and the cat sat on the dog\n" * 3)
+    assert main(["import", str(folder), "--out", str(tmp_path / "ours"), "--no-certificate"]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "ours"), "--data", str(text), "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["loss"] > 0
+    assert main(["export", str(tmp_path / "ours"), "--out", str(tmp_path / "out"), "--no-certificate"]) == Exit.DONE
+    original, keys = dict(read_hf(folder)[2]), json.loads((tmp_path / "out" / "config.json").read_text())
+    assert all(torch.equal(tensor, original[key]) for key, tensor in read_hf(tmp_path / "out")[2])
+    assert keys["architectures"] == json.loads((folder / "config.json").read_text())["architectures"]
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == special_tokenizer.read_bytes()
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    make_pair("bert", 1, folder)
+    tensors = load_file(folder / "model.safetensors") | {"bert.pooler.dense.bias": torch.ones(3)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["import", str(folder), "--out", str(tmp_path / "out"), "--no-certificate", "--json"]) == Exit.DONE
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["left_out"] == ["bert.pooler.dense.bias"]
+    assert "bert.pooler.dense.bias: of other heads" in " ".join(captured.err.split())

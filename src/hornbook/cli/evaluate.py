@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hornbook.data.corpus import Corpus
+    from hornbook.model.load import Loaded
     from hornbook.recipe import Recipe
 
 WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
@@ -40,10 +41,10 @@ def evaluate(
     from hornbook.run.checkpoint_path import checkpoint_path
 
     folder = checkpoint_path(target)
-    recipe = _recipe(folder)
     loaded = load_model(folder)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
+    recipe = _recipe(folder, loaded)
     # The device is this machine's, not that of the training.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
@@ -71,8 +72,13 @@ def evaluate(
         _show(figures)
 
 
-def _recipe(folder: Path) -> "Recipe":
-    """The recipe of the run that `folder` is a checkpoint of, else defaults with a window of 1,024 tokens."""
+def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
+    """The recipe of the run that `folder` is a checkpoint of, else defaults with a window of 1,024 tokens.
+
+    Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
+    sentinels for them, on infilling.
+    """
+    from hornbook.data.config import Causal, DataConfig, Infill, Masked, Span
     from hornbook.recipe import Recipe
     from hornbook.resolve import resolve
     from hornbook.run.config import TrainConfig
@@ -80,7 +86,10 @@ def _recipe(folder: Path) -> "Recipe":
     path = folder.resolve().parent.parent / "recipe.toml"
     if path.is_file():
         return resolve(str(path), environ={}).recipe
-    return Recipe(train=TrainConfig(sequence=WINDOW))
+    assert loaded.tokenizer is not None
+    pairs = Span() if loaded.tokenizer.special.sentinels else Infill()
+    objective = {"decoder": Causal(), "encoder": Masked(), "encoder_decoder": pairs}[loaded.config.kind]
+    return Recipe(train=TrainConfig(sequence=WINDOW), data=DataConfig(objective=objective))
 
 
 @contextmanager

@@ -22,13 +22,14 @@ def import_(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Read GPT-2, LLaMA or Qwen3 weights and write them as a checkpoint to train from, evaluate or generate with.
+    """Read a model of transformers and write it as a checkpoint to train from, evaluate or generate with.
 
+    Decoders, encoders of masked text, encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.certificate import MissingTransformers, certify
-    from hornbook.model.hf import read_hf, write_hf
+    from hornbook.model.hf import left_out, read_hf, write_hf
 
     config, vocab, stream = read_hf(source)
     check_free(out)
@@ -53,6 +54,10 @@ def import_(
                 note = f"imported, but {error}"
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
+    report["left_out"] = left_out(source)
+    if report["left_out"]:
+        names = ", ".join(report["left_out"])
+        say(f"[yellow]warning[/] {names}: of other heads than the one that config.json names, left out")
     last = found.summary().replace("loaded back", "original loaded") if found else note
     answer(report, report_text(out, report["files"], last), as_json=as_json)
     if found is None and not as_json:
