@@ -88,13 +88,8 @@ class Dropout(nn.Module):
         return x * keep_mask(places, threshold, range(time), range(width), width) * scale
 
 
-class RowDropout(nn.Module):
+class RowDropout(Dropout):
     """Zero whole rows of a batch with probability `rate` and scale the rest (stochastic depth, arXiv 1603.09382)."""
-
-    def __init__(self, rate: float, layer: int, site: int) -> None:
-        super().__init__()
-        assert 0 <= site < SITES
-        self.rate, self.layer, self.site = rate, layer, site
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
