@@ -116,6 +116,10 @@ def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path)
         ('surgery=[{kind="freeze", names=["embeddings.*"]}]', r"matches no parameter; near are embedding.weight"),
         ('surgery=["lora", "prompt"]', r"one of lora, dora, bottleneck, prompt is enough"),
         ("surgery=nf4", r"weights in nf4 are frozen: add lora"),
+        (
+            "surgery=prompt model.kind=encoder data.objective.kind=masked",
+            r"before the text of a decoder.*kind is encoder",
+        ),
         ('surgery=[{kind="prompt", length=4000}]', r"longer than the positions of model.position.length"),
     ],
 )
@@ -123,7 +127,7 @@ def test_mistakes_are_refused_before_anything_is_written(
     tmp_path: Path, launch_run: Launch, word: str, text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
-        launch_run(tmp_path / "run", word)
+        launch_run(tmp_path / "run", *(word.split() if "model." in word.split("=")[1] else [word]))
     assert not (tmp_path / "run").exists()
 
 

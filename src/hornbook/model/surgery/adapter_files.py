@@ -30,6 +30,8 @@ from hornbook.model.surgery.lora_layout import PREFIX, Place, TheirModule, lora_
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "hornbook"
 """Key of the metadata, and of what peft does not know."""
+TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder_decoder": "SEQ_2_SEQ_LM"}
+"""peft's names of the families; it has none for masked models."""
 _STEPS = TypeAdapter(list[surgery.SurgeryStep])
 
 
@@ -124,7 +126,7 @@ def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:
     growth = {name: count if step.scaling == "rank" else count**0.5 for name, count in fused.items()}
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": TASKS[spec.config.kind],
         "r": step.rank,
         "lora_alpha": step.alpha,
         "lora_dropout": 0.0,
