@@ -9,12 +9,25 @@ from benchmarks import (
     large,
     loader,
     parallel,
+    parity,
     quickstart,
     ranks,
     throughput,
 )
 
-for benchmark in (loader, throughput, large, experts, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
+for benchmark in (
+    parity,
+    loader,
+    throughput,
+    large,
+    experts,
+    ranks,
+    parallel,
+    checkpoint,
+    kill,
+    kill_ranks,
+    quickstart,
+):
     print(f"\n== {benchmark.__name__} ==")
     benchmark.run()
 figures.main()

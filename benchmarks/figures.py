@@ -102,6 +102,30 @@ def parallel(found: dict[str, Any]) -> list[str]:
     )
 
 
+def parity(found: dict[str, Any]) -> list[str]:
+    """Every architecture beside transformers."""
+    cases = dict.fromkeys(case for each in found["architectures"].values() for case in each["cases"])
+    names = [*(case for case in cases if case != "gradients"), "gradients"]
+    rows = [
+        (
+            name,
+            *(f"{each['cases'][case]:.1e}" if case in each["cases"] else "" for case in names),
+            f"{each['exports_equal']} of {found['draws']}",
+            "yes" if each["kept"] else "NO",
+        )
+        for name, each in found["architectures"].items()
+    ]
+    return section(
+        "Parity with transformers",
+        f"`python -m benchmarks.parity`: {found['draws']} random tiny models of each architecture, every parameter",
+        f"random, beside transformers {found['transformers']}: the largest difference of float32 logits, as a share of",
+        f"the largest logit, and of gradients, as a share of a parameter's largest (limit {found['limit']:.0e}).",
+        "Packed: documents in one row against each alone. Cached: a prompt, one token, several. Exports equal:",
+        "reloaded, tensors and logits are the same to the bit.",
+        *rows_of(["", *names, "exports equal", "kept"], rows),
+    )
+
+
 def checkpoint(found: dict[str, Any]) -> list[str]:
     """Saves and loads beside torch's own."""
     lines = section(
@@ -216,7 +240,19 @@ def main() -> None:
         "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
         "",
     ]
-    for write in (throughput, large, experts, loader, ranks, parallel, checkpoint, kill, kill_ranks, quickstart):
+    for write in (
+        parity,
+        throughput,
+        large,
+        experts,
+        loader,
+        ranks,
+        parallel,
+        checkpoint,
+        kill,
+        kill_ranks,
+        quickstart,
+    ):
         path = RESULTS / f"{write.__name__}.json"
         if path.exists():
             lines += write(json.loads(path.read_text()))

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import report
 
-DRAWS = 4
+DRAWS = 8
 LIMIT = 1e-5
 
 
@@ -32,11 +32,8 @@ def measure(name: str, draws: int) -> dict[str, Any]:
     return {"cases": cases, "exports_equal": equal, "kept": kept, "family": pair.config.kind}
 
 
-def main() -> None:
+def run(draws: int = DRAWS) -> dict[str, Any]:
     """Measure all architectures and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=DRAWS)
-    draws = parser.parse_args().draws
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
@@ -48,6 +45,14 @@ def main() -> None:
         print(name, {case: f"{value:.1e}" for case, value in found[name]["cases"].items()}, found[name]["kept"])
     figures = {"transformers": transformers.__version__, "draws": draws, "limit": LIMIT, "architectures": found}
     print(f"wrote {report.write('parity', figures)}")
+    return figures
+
+
+def main() -> None:
+    """`run` with the number of draws given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    run(parser.parse_args().draws)
 
 
 if __name__ == "__main__":

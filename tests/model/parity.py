@@ -170,8 +170,8 @@ def packed(pair: Pair) -> float:
     lengths = [(7, 1, 15), (20, 3)]
     ids = tokens(2, LENGTH)
     ours = our_logits(pair.ours, ids, None, lengths)
-    pieces = [(row, piece, logits) for row in (0, 1) for piece, logits in _cut(ids[row], ours[row], lengths[row])]
-    return max(difference(logits, their_logits(pair.theirs, piece[None])[0]) for _, piece, logits in pieces)
+    pieces = [each for row in (0, 1) for each in _cut(ids[row], ours[row], lengths[row])]
+    return max(difference(logits, their_logits(pair.theirs, piece[None])[0]) for piece, logits in pieces)
 
 
 def _cut(ids: Tensor, logits: Tensor, lengths: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
@@ -238,6 +238,7 @@ def cached_pair(pair: Pair) -> float:
 def gradients(pair: Pair) -> float:
     """Of a random sum of logits, by every parameter; each as a share of its largest, or of 1 % of the largest of all.
 
+    A bias is compared with its weight's besides: a softmax does not see a shift of all keys, so that theirs have none.
     Their gradients go through our importer, as though they were weights: the tables say which is which.
     """
     two = pair.config.kind == "encoder_decoder"
@@ -255,7 +256,8 @@ def gradients(pair: Pair) -> float:
     for name, parameter in pair.ours.named_parameters():
         if parameter.grad is None or expected[name].isnan().any():  # of buffers there
             continue
-        scale = max(float(expected[name].abs().max()), 0.01 * largest)
+        beside = expected.get(name.removesuffix("bias") + "weight", expected[name])
+        scale = max(float(expected[name].abs().max()), float(beside.abs().max()), 0.01 * largest)
         worst = max(worst, float((parameter.grad - expected[name]).abs().max()) / scale)
     return worst
 
