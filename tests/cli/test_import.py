@@ -112,8 +112,8 @@ def special_tokenizer(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["bloom", "qwen3_moe", "bert", "t5", "bart"])
-def test_every_family_is_imported_scored_and_exported(name, tmp_path, special_tokenizer, capsys):
+@pytest.mark.parametrize("name", ["gpt_j", "opt_350m", "bloom", "gemma2", "deepseek_v3", "bert", "t5", "bart"])
+def test_every_family_is_imported_scored_asked_and_exported(name, tmp_path, special_tokenizer, capsys):
     folder, text = tmp_path / "theirs", tmp_path / "text.txt"
     make_pair(name, 2, folder)
     (folder / "tokenizer.json").write_bytes(special_tokenizer.read_bytes())
@@ -122,6 +122,8 @@ def test_every_family_is_imported_scored_and_exported(name, tmp_path, special_to
     capsys.readouterr()
     assert main(["eval", str(tmp_path / "ours"), "--data", str(text), "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["loss"] > 0
+    prompt = "the cat [MASK] on" if name == "bert" else "the cat sat"
+    assert main(["generate", str(tmp_path / "ours"), "-p", prompt, "--tokens", "4", "--greedy"]) == Exit.DONE
     assert main(["export", str(tmp_path / "ours"), "--out", str(tmp_path / "out"), "--no-certificate"]) == Exit.DONE
     original, keys = dict(read_hf(folder)[2]), json.loads((tmp_path / "out" / "config.json").read_text())
     assert all(torch.equal(tensor, original[key]) for key, tensor in read_hf(tmp_path / "out")[2])
