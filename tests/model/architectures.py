@@ -30,6 +30,14 @@ def _rope(draw: Random, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": draw.choice([10_000.0, 500.0]), **more}}
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def _scaled(draw: Random) -> dict[str, Any]:
+    """Rotary positions of any scaling that is read."""
+    return _rope(draw, **draw.choice([{}, {"rope_type": "linear", "factor": 2.0}, YARN | {"beta_fast": 4.0}]))
+
+
 def gpt2(draw: Random) -> Shape:
     heads = draw.choice([2, 3])
     return "GPT2LMHeadModel", {
@@ -105,7 +113,7 @@ def llama(draw: Random) -> Shape:
         "attention_bias": draw.random() < 0.3,
         "mlp_bias": draw.random() < 0.3,
         "head_dim": draw.choice([None, 14]),
-        **_rope(draw),
+        **_scaled(draw),
     }
 
 
@@ -194,7 +202,7 @@ def deepseek_v3(draw: Random) -> Shape:
         "v_head_dim": 5,
         "routed_scaling_factor": draw.choice([1.0, 2.5]),
         "norm_topk_prob": draw.random() < 0.7,
-        **_rope(draw),
+        **_rope(draw, **draw.choice([{}, YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}])),
     }
 
 

@@ -21,7 +21,8 @@ from hornbook.model.config import (
     Rope,
     ScaledNormal,
 )
-from hornbook.model.hf_config import choose_architecture, flatten, from_json, misfits, to_json, why_native
+from hornbook.model.hf_config import choose_architecture, from_json, misfits, to_json, why_native
+from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, QWEN3

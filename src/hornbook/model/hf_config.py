@@ -5,72 +5,22 @@ reads back as the same configuration, layer by layer; a foreign config.json is r
 known to be without effect, or switched off. Where no table fits, the same file carries our own configuration.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.model.config import FullAttention, ModelConfig, Rope
-from hornbook.model.hf_tables.inert import FREE, INERT
+from hornbook.model.hf_differences import differences, flatten, typical
+from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, LLAMA, NATIVE
 from hornbook.model.hf_tables.vocabulary import Architecture, Json, Key
 
 
-def flatten(config: ModelConfig) -> dict[str, Any]:
-    """Every leaf by dotted key, with the sizes that follow from others (kv_heads, head_dim, hidden) filled in."""
-    flat = dict(_leaves(config.model_dump(exclude={"first", "pattern"}), ""))
-    if isinstance(config.attention, FullAttention):
-        flat["attention.kv_heads"] = config.kv_heads
-        flat["attention.head_dim"] = config.head_dim
-    flat["mlp.hidden"] = config.hidden
-    flat["encoder_layers"] = config.encoder.layers if config.kind == "encoder_decoder" else None
-    return flat
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _typical(config: ModelConfig) -> ModelConfig:
-    """The configuration as its last layer sees it: what differs comes first, as a rule."""
-    return config.layer(config.layers - 1)
-
-
-def differences(config: ModelConfig, other: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted key, of a layer where it is only there -> values, where the two do not compute the same."""
-    both, found = (config, other), _unequal(flatten(_typical(config)), flatten(_typical(other)))
-    if config.layers != other.layers:
-        return found
-    for i in range(config.layers):
-        if not (config.first or config.pattern or other.first or other.pattern):
-            break
-        a, b = (flatten(each.layer(i)) | {"attention_norm": each.attention_norm(i).model_dump()} for each in both)
-        found |= {f"{path} of layer {i}": pair for path, pair in _unequal(a, b).items() if path not in found}
-    return found
-
-
-def _unequal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    paths = [path for path in {**ours, **theirs} if not path.startswith(FREE)]
-    pairs = {path: (ours.get(path), theirs.get(path)) for path in paths}
-    return {path: pair for path, pair in pairs.items() if not _same(*pair)}
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal, and numbers within what float32 can tell apart: a square root need not be written to its last bit."""
-    if isinstance(a, float | int) and isinstance(b, float | int):
-        return math.isclose(a, b, rel_tol=1e-9, abs_tol=0)
-    return a == b
-
-
 def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
     """Why `architecture` cannot represent `config` exactly; empty if it can."""
-    flat, reasons = flatten(_typical(config)), []
+    flat, reasons = flatten(typical(config)), []
     for path, value in architecture.requires.items():
         if flat.get(path) != value:
             reasons.append(f"{path} is {flat.get(path)!r}, it has only {value!r}")
@@ -88,7 +38,7 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
         read = _translate(_written(config, architecture), architecture, tied)
     except HornbookError as error:
         return [*reasons, str(error)]
-    known = {*flatten(_typical(read)), "attention_norm"}
+    known = {*flatten(typical(read)), "attention_norm"}
     for path, (ours, theirs) in differences(config, read).items():
         unknown = path.split(" ")[0] not in known
         reasons.append(f"it knows nothing of {path}" if unknown else f"{path} is {ours!r}, it has only {theirs!r}")
@@ -131,8 +81,7 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str,
 
 def _written(config: ModelConfig, architecture: Architecture) -> Json:
     """The keys that say what the model computes."""
-    typical = _typical(config)
-    flat, keys = flatten(typical), dict(architecture.constant)
+    flat, keys = flatten(typical(config)), dict(architecture.constant)
     for key in architecture.keys:
         value = flat.get(key.ours[0])
         spelling = {ours: theirs for theirs, ours in reversed(list(key.values.items()))}
