@@ -22,6 +22,10 @@ SHAPES = {
     "hidden": ["model.mlp.hidden=72"],
     "plain mlp": ["model.mlp=mlp", "model.mlp.bias=false"],
     "experts": ["model.mlp=experts", "model.mlp.count=5", "model.mlp.hidden=20", "model.mlp.shared_hidden=12"],
+    "latent": ["model.attention=latent", "model.attention.query_rank=8", "model.attention.bias=true"],
+    "latent, direct queries": ["model.attention=latent", "model.attention.query_rank=none"],
+    "sinks": ["model.attention.sinks=true", "model.attention.qk_norm=full"],
+    "masked head": ["model.kind=encoder", "model.head=masked", "model.head.tied=false", "model.block=post"],
     "delta": ["model.attention=delta", "model.attention.key_heads=2", "model.attention.value_dim=10"],
 }
 
@@ -40,6 +44,29 @@ def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
     }
     inside = {part: sum(size for name, size in built.items() if f".{part}." in name) for part in ("attention", "mlp")}
     assert inside == {part: counts[part] for part in inside}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.position=relative", "model.head.tied=false", "train.sequence=512"],
+        ["model.embedding.types=2", "model.embedding.norm=true", "model.position=learned"],
+        ["model.embedding.width=24", "model.block=sandwich", "model.attention.kv_heads=2"],
+    ],
+    ids=["t5", "types in both stacks", "narrow vectors"],
+)
+def test_both_stacks_count(words: list[str]) -> None:
+    from hornbook.model.build import build_model
+
+    shape = [
+        "model.kind=encoder_decoder",
+        "model.layers=2",
+        "model.encoder_layers=3",
+        "model.width=48",
+        "model.heads=4",
+    ]
+    config = resolve(None, [*shape, *words], {}).recipe.model
+    assert count_parameters(config, 101) == sum(each.numel() for each in build_model(config, 101).parameters())
 
 
 def test_rows_follow_the_tokenizer_unless_set() -> None:

@@ -13,9 +13,9 @@ def count_parameters(config: ModelConfig, vocab: int) -> int:
 
 def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head."""
-    stacks = [config, config.encoder] if config.kind == "encoder_decoder" else [config]
+    stacks = stacks_of(config)
     return {
-        "embedding": _embedding(config, vocab),
+        "embedding": sum(_entrance(stack) for stack in stacks) + vocab * _vector_width(config),
         "positions": sum(_positions(stack) for stack in stacks),
         "attention": _over_layers(stacks, _attention) + len(stacks[1:]) * config.layers * _attention(config),
         "mlp": _over_layers(stacks, _mlp),
@@ -24,14 +24,29 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     }
 
 
+def stacks_of(config: ModelConfig) -> list[ModelConfig]:
+    """The stack that the head reads, then the encoder it attends to, if any."""
+    return [config, config.encoder] if config.kind == "encoder_decoder" else [config]
+
+
 def _over_layers(stacks: list[ModelConfig], count: Callable[[ModelConfig], int]) -> int:
     return sum(count(stack.layer(i)) for stack in stacks for i in range(stack.layers))
 
 
-def _embedding(config: ModelConfig, vocab: int) -> int:
-    part = config.embedding
-    vectors = vocab * (part.width or config.width) + part.types * config.width
-    return vectors + (part.width * config.width if part.width else 0)
+# ---- Ends
+
+
+def _vector_width(config: ModelConfig) -> int:
+    return config.embedding.width or config.width
+
+
+def entrance_matrices(config: ModelConfig) -> int:
+    """Weights between the embedding's vectors and the stream."""
+    return config.embedding.width * config.width if config.embedding.width else 0
+
+
+def _entrance(stack: ModelConfig) -> int:
+    return entrance_matrices(stack) + stack.embedding.types * stack.width
 
 
 def _positions(stack: ModelConfig) -> int:
@@ -43,53 +58,108 @@ def _positions(stack: ModelConfig) -> int:
     return 0
 
 
+def head_matrices(config: ModelConfig, vocab: int) -> int:
+    """Weights that a position of the stream is multiplied by on its way to logits, shared with the embedding or not."""
+    before = config.width**2 if isinstance(config.head, parts.MaskedHead) else entrance_matrices(config)
+    return vocab * _vector_width(config) + before
+
+
+def _head(config: ModelConfig, vocab: int) -> int:
+    part = config.head
+    shared = vocab * _vector_width(config) if part.tied else 0
+    count = head_matrices(config, vocab) - shared + part.bias * vocab
+    if isinstance(part, parts.MaskedHead):
+        return count + part.dense_bias * config.width + _norm(config, config.norm)
+    return count
+
+
+def embedding_rows(config: ModelConfig, tokenizer_size: int) -> int:
+    """Rows of the embedding: as configured, else the tokenizer's size rounded up to a multiple of 64."""
+    return config.vocab or -(-tokenizer_size // 64) * 64
+
+
+# ---- Attention
+
+
 def _attention(config: ModelConfig) -> int:
+    return attention_matrices(config) + _attention_vectors(config)
+
+
+def attention_matrices(config: ModelConfig) -> int:
+    """Weights of a layer's attention that a position is multiplied by; `config` is as that layer sees it."""
     match config.attention:
-        case parts.FullAttention() as part:
-            return _full(config, part)
+        case parts.FullAttention():
+            return config.width * config.head_dim * 2 * (config.heads + config.kv_heads)
         case parts.LatentAttention() as part:
-            return _latent(config, part)
+            return _latent_matrices(config, part)
         case parts.DeltaAttention() as part:
-            return _delta(config, part)
+            key, value = delta_widths(config, part)
+            return config.width * (2 * key + 3 * value + 2 * (part.value_heads or config.heads))
     return config.attention.num_parameters(config)  # a part from outside counts itself
 
 
-def _full(config: ModelConfig, part: parts.FullAttention) -> int:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    matrices = config.width * (queries + 2 * keys) + queries * config.width
-    biases = part.bias * (queries + 2 * keys) + part.out_bias * config.width
-    norms = {"none": 0, "head": 2 * config.head_dim, "full": queries + keys}[part.qk_norm]
-    return matrices + biases + norms + part.sinks * config.heads
-
-
-def _latent(config: ModelConfig, part: parts.LatentAttention) -> int:
+def _latent_matrices(config: ModelConfig, part: parts.LatentAttention) -> int:
     queries = config.heads * (part.plain_dim + part.rope_dim)
-    rank = part.query_rank
-    query = config.width * queries if rank is None else rank * (config.width + queries + 1) + part.bias * rank
-    down = (config.width + part.bias) * (part.kv_rank + part.rope_dim) + part.kv_rank
+    query = config.width * queries if part.query_rank is None else part.query_rank * (config.width + queries)
+    down = config.width * (part.kv_rank + part.rope_dim)
     up = part.kv_rank * config.heads * (part.plain_dim + part.value_dim)
-    return query + down + up + (config.heads * part.value_dim + part.bias) * config.width
+    return query + down + up + config.heads * part.value_dim * config.width
 
 
-def _delta(config: ModelConfig, part: parts.DeltaAttention) -> int:
-    key_heads, value_heads = part.key_heads or config.heads, part.value_heads or config.heads
+def delta_widths(config: ModelConfig, part: parts.DeltaAttention) -> tuple[int, int]:
+    """(width of all keys, width of all values)."""
     head = config.width // config.heads
-    key, value = key_heads * (part.key_dim or head), value_heads * (part.value_dim or head)
-    projections = config.width * (2 * key + 2 * value + 2 * value_heads) + value * config.width
-    return projections + part.convolution * (2 * key + value) + 2 * value_heads + (part.value_dim or head)
+    keys, values = part.key_heads or config.heads, part.value_heads or config.heads
+    return keys * (part.key_dim or head), values * (part.value_dim or head)
+
+
+def _attention_vectors(config: ModelConfig) -> int:
+    """Biases, norms, sinks, and the convolutions of DeltaNet."""
+    match config.attention:
+        case parts.FullAttention() as part:
+            queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+            biases = part.bias * (queries + 2 * keys) + part.out_bias * config.width
+            norms = {"none": 0, "head": 2 * config.head_dim, "full": queries + keys}[part.qk_norm]
+            return biases + norms + part.sinks * config.heads
+        case parts.LatentAttention() as part:
+            query = (1 + part.bias) * (part.query_rank or 0)
+            return query + part.bias * (part.kv_rank + part.rope_dim + config.width) + part.kv_rank
+        case parts.DeltaAttention() as part:
+            key, value = delta_widths(config, part)
+            heads = part.value_heads or config.heads
+            return part.convolution * (2 * key + value) + 2 * heads + (part.value_dim or config.width // config.heads)
+    return 0
+
+
+# ---- Feed-forward
 
 
 def _mlp(config: ModelConfig) -> int:
-    width, hidden = config.width, config.hidden
     match config.mlp:
         case parts.MLP() as part:
-            return 2 * width * hidden + part.bias * (hidden + width)
+            biases = part.bias * (config.hidden + config.width)
         case parts.GLU() as part:
-            return 3 * width * hidden + part.bias * (2 * hidden + width)
+            biases = part.bias * (2 * config.hidden + config.width)
+        case _:
+            biases = 0
+    return mlp_matrices(config) + biases
+
+
+def mlp_matrices(config: ModelConfig, *, active: bool = False) -> int:
+    """Weights of a layer's MLP; `active`: of experts only those that one position is multiplied by."""
+    width, hidden = config.width, config.hidden
+    match config.mlp:
+        case parts.MLP():
+            return 2 * width * hidden
+        case parts.GLU():
+            return 3 * width * hidden
         case parts.Experts() as part:
-            experts = part.count * 3 * width * hidden + part.count * width
-            return experts + 3 * width * (part.shared_hidden or 0)
+            experts = part.active if active else part.count
+            return width * (3 * hidden * experts + part.count + 3 * (part.shared_hidden or 0))
     return config.mlp.num_parameters(config)
+
+
+# ---- Norms
 
 
 def _norms(config: ModelConfig, stack: ModelConfig, crossed: bool) -> int:
@@ -114,16 +184,3 @@ def _norm(config: ModelConfig, part: parts.NormConfig) -> int:
         case parts.LayerNorm() | parts.RMSNorm() | parts.OffsetRMSNorm():
             return config.width
     return part.num_parameters(config)
-
-
-def _head(config: ModelConfig, vocab: int) -> int:
-    part, width = config.head, config.embedding.width or config.width
-    count = (0 if part.tied else vocab * width) + part.bias * vocab
-    if isinstance(part, parts.MaskedHead):
-        return count + config.width * (config.width + part.dense_bias) + _norm(config, config.norm)
-    return count + (width * config.width if config.embedding.width else 0)
-
-
-def embedding_rows(config: ModelConfig, tokenizer_size: int) -> int:
-    """Rows of the embedding: as configured, else the tokenizer's size rounded up to a multiple of 64."""
-    return config.vocab or -(-tokenizer_size // 64) * 64

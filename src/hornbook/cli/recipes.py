@@ -1,50 +1,113 @@
 """`hornbook recipes ls | show | copy`: the recipes that come with hornbook."""
 
+from collections.abc import Iterator
+from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hornbook.cli.shell import WORDS, DryRun, Json, Words, answer, resolve_words, split_target
 from hornbook.errors import UsageError
 
+if TYPE_CHECKING:
+    from hornbook.costs import Operations
+
 app = typer.Typer(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbook recipes ls`.")]
 
 
+WIDTH = 100
+"""Columns of what is printed."""
+
+
 @app.command("ls")
 def list_recipes(as_json: Json = False) -> None:
-    """List them, with their size and length of training."""
+    """List them by family, with their size and length of training."""
     from hornbook.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
-    width = max(len(row["name"]) for row in rows)
-    lines = [
-        f"{row['name']:<{width}}  {short(row['parameters']):>6} parameters  {short(row['tokens']):>5} tokens  "
-        f"{row['about']}"
-        for row in rows
-    ]
-    answer({"recipes": rows}, "\n".join(lines), as_json=as_json)
+    rows.sort(key=lambda row: (row["family"] != "tiny", row["family"], row["parameters"], row["name"]))
+    answer({"recipes": rows}, "\n".join(table(rows)), as_json=as_json)
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of `ls`: a blank one between families."""
+    names = max(len(row["name"]) for row in rows)
+    indent = names + 22
+    yield f"{'recipe':<{names}}  parameters  tokens"
+    family = None
+    for row in rows:
+        if row["family"] != family:
+            family = row["family"]
+            yield ""
+        sizes = f"{short(row['parameters']):>10}  {short(row['tokens']):>6}"
+        about = wrap(row["about"], WIDTH - indent)
+        yield f"{row['name']:<{names}}  {sizes}  {about[0]}"
+        yield from (" " * indent + line for line in about[1:])
 
 
 @app.command(context_settings=WORDS)
 def show(words: Words = None, as_json: Json = False) -> None:
-    """Print a recipe with every value it resolves to, and count its parameters."""
+    """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state."""
+    from hornbook.costs import operations_per_token, state_bytes
     from hornbook.parameters import parameter_counts
 
     if split_target(words)[0] is None:
         raise UsageError("which recipe? `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
-    counts = parameter_counts(resolved.recipe.model, rows_of(resolved.recipe))
+    recipe, rows = resolved.recipe, rows_of(resolved.recipe)
+    counts = parameter_counts(recipe.model, rows)
+    operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
+    state = state_bytes(sum(counts.values()), recipe.parallel)
     value = {
-        "recipe": resolved.recipe.model_dump(mode="json"),
+        "recipe": recipe.model_dump(mode="json"),
         "origins": resolved.origins,
         "parameters": counts,
         "total": sum(counts.values()),
+        "flops_per_token": {name: described(each) for name, each in operations.items()},
+        "state_bytes": state,
     }
+    lines = [parameter_line(counts)]
+    lines += [operation_line(name, each, recipe.train.sequence) for name, each in operations.items()]
+    lines.append(state_line(state, recipe.parallel.data))
+    header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
+    answer(value, "\n".join([*header, resolved.to_toml()]), as_json=as_json)
+
+
+def parameter_line(counts: dict[str, int]) -> str:
+    """Parameters in all and by part."""
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-    answer(value, f"# {sum(counts.values()):,} parameters: {parts}\n{resolved.to_toml()}", as_json=as_json)
+    return f"{sum(counts.values()):,} parameters: {parts}"
+
+
+def operation_line(name: str, operations: "Operations", sequence: int) -> str:
+    """Operations of a token, and by which convention they are counted."""
+    return (
+        f"{short(operations.total)} FLOPs per {name}, forward and backward: {short(operations.matrices)} in matrices "
+        f"(6 x {short(operations.weights)}), {short(operations.attention)} in attention (the pairs that see each other "
+        f"in rows of {sequence:,}; over all pairs, as PaLM counts: {short(operations.all_pairs)})"
+    )
+
+
+def state_line(state: dict[str, int], ranks: int) -> str:
+    """Bytes that stay in memory from step to step."""
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in state.items())
+    where = " in each process" if ranks > 1 else ""
+    return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32; activations come on top)"
+
+
+def gigabytes(size: int) -> str:
+    """Bytes in units of 10^9, to three digits or whole."""
+    return f"{size / 1e9:,.0f} GB" if size >= 100e9 else f"{size / 1e9:.3g} GB"
+
+
+def described(operations: "Operations") -> dict[str, float]:
+    """As JSON."""
+    return asdict(operations) | {"matrices": operations.matrices, "total": operations.total}
 
 
 @app.command()
@@ -58,7 +121,10 @@ def copy(
     from hornbook.recipe_files import shipped_recipes
 
     if name not in shipped_recipes():
-        raise UsageError(f"there is no shipped recipe {name}; there are {', '.join(shipped_recipes())}")
+        family = [known for known in shipped_recipes() if known.startswith(name)]
+        close = family[:3] or get_close_matches(name, shipped_recipes(), n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook recipes ls` lists them"
+        raise UsageError(f"there is no shipped recipe {name}: {hint}")
     path = out if out is not None else Path(f"{name}.toml")
     if path.is_dir():
         path = path / f"{name}.toml"
@@ -78,7 +144,8 @@ def summary(name: str, text: str) -> dict[str, Any]:
     recipe = resolve(name, environ={}).recipe
     about = text.splitlines()[0].lstrip("# ")
     count = count_parameters(recipe.model, rows_of(recipe))
-    return {"name": name, "about": about, "parameters": count, "tokens": recipe.train.tokens}
+    family = name.partition("-")[0]
+    return {"name": name, "family": family, "about": about, "parameters": count, "tokens": recipe.train.tokens}
 
 
 def rows_of(recipe: Any) -> int:
@@ -88,11 +155,11 @@ def rows_of(recipe: Any) -> int:
     return embedding_rows(recipe.model, getattr(recipe.text.tokenizer, "vocab", 0))
 
 
-def short(number: int | None) -> str:
-    """A count with a suffix: 124M, 1.24B."""
+def short(number: float | None) -> str:
+    """A count with a suffix: 124M, 1.24B, 15T."""
     if number is None:
         return "-"
-    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"
-    return str(number)
+    return f"{number:g}"

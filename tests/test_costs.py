@@ -1,0 +1,101 @@
+"""Operations and bytes by arithmetic equal those that are counted while a model runs."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hornbook.costs import keys_seen, operations_per_token, state_bytes
+from hornbook.model.build import build_model
+from hornbook.model.config import ModelConfig
+from hornbook.model.sight import Sight
+from hornbook.model.transformer import Source
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parameters import count_parameters, head_matrices
+from hornbook.resolve import resolve
+
+SMALL = ["model.layers=2", "model.width=32", "model.heads=4"]
+SHAPES = {
+    "llama": ["model.attention.kv_heads=2"],
+    "gpt": ["model.mlp=mlp", "model.position=learned", "model.attention.bias=true", "model.head.tied=false"],
+    "narrow vectors": ["model.embedding.width=16"],
+    "latent": ["model.attention=latent", "model.attention.query_rank=8", "model.attention.kv_rank=12"],
+    "encoder": ["model.kind=encoder"],
+}
+
+
+def config_of(words: list[str]) -> ModelConfig:
+    return resolve(None, [*SMALL, *words], {}).recipe.model
+
+
+@pytest.mark.parametrize("words", SHAPES.values(), ids=SHAPES)
+def test_products_with_matrices_are_those_that_torch_counts(words: list[str]) -> None:
+    """Forward and backward to the hidden states; the head is one more product."""
+    config = config_of(words)
+    model = build_model(config, 64, "cpu")
+    tokens = torch.randint(0, 64, (2, 8))
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, torch.arange(8).expand(2, 8))
+        hidden.sum().backward()
+    counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
+    products = sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm"))
+    (operations,) = operations_per_token(config, 64, 8).values()
+    assert products == 6 * (operations.weights - head_matrices(config, 64)) * tokens.numel()
+
+
+def test_source_and_target_tokens_have_their_own_products() -> None:
+    config = config_of(["model.kind=encoder_decoder", "model.encoder_layers=3", "model.attention.kv_heads=2"])
+    model = build_model(config, 64, "cpu")
+    source, target = torch.randint(0, 64, (1, 10)), torch.randint(0, 64, (1, 6))
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(target, torch.arange(6)[None], source=Source(source, torch.arange(10)[None], None))
+        hidden.sum().backward()
+    counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
+    costs = operations_per_token(config, 64, 16)
+    of_target = costs["target token"].weights - head_matrices(config, 64)
+    assert counted["aten.mm"] == 6 * (10 * costs["source token"].weights + 6 * of_target)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30, 31, 100])
+@pytest.mark.parametrize("both", [False, True])
+def test_keys_seen_are_those_of_the_mask(window: int | None, both: bool) -> None:
+    starts, ends = Sight("both" if both else "causal", None, window=window).intervals(31, 31, 0)
+    assert keys_seen(31, window, both=both) == pytest.approx((ends - starts).double().mean().item(), abs=1e-12)
+
+
+def test_gpt3_costs_what_its_paper_says() -> None:
+    """Table D.1 of arXiv 2005.14165: 3.14e23 operations in matrices for 300B tokens, by its 6 per parameter."""
+    recipe = resolve("gpt3-175b", environ={}).recipe
+    assert recipe.model.vocab is not None
+    costs = operations_per_token(recipe.model, recipe.model.vocab, recipe.train.sequence)["token"]
+    assert costs.matrices * 300e9 == pytest.approx(3.14e23, rel=0.002)
+    assert costs.all_pairs == 12 * 96 * 96 * 128 * 2048
+
+
+def test_a_token_pays_for_its_active_experts_only() -> None:
+    words = ["model.mlp=experts", "model.mlp.count=8", "model.mlp.hidden=16", "model.mlp.active="]
+    one, three = (operations_per_token(config_of([*words[:3], words[3] + n]), 64, 8)["token"] for n in ("1", "3"))
+    assert three.weights - one.weights == 2 * 2 * 3 * 32 * 16
+    assert count_parameters(config_of([*words[:3], "model.mlp.active=3"]), 64) > three.weights
+
+
+def test_delta_attention_does_not_grow_with_the_row() -> None:
+    config = config_of(["model.attention=delta"])
+    short, long = (operations_per_token(config, 64, sequence)["token"] for sequence in (8, 8000))
+    assert short == long
+    assert short.attention == 2 * 18 * 32 * 8  # layers x (six per value and key, three times)
+
+
+@pytest.mark.parametrize(
+    ("shard", "replicas", "bytes_each"),
+    [
+        ("none", 1, (400, 400, 800)),
+        ("optimizer", 1, (400, 400, 100)),
+        ("gradients", 1, (400, 50, 100)),
+        ("everything", 1, (50, 50, 100)),
+        ("everything", 2, (100, 100, 200)),
+    ],
+)
+def test_bytes_of_state(shard: str, replicas: int, bytes_each: tuple[int, int, int]) -> None:
+    parallel = ParallelConfig.model_validate({"data": 8, "shard": shard, "replicas": replicas})
+    assert tuple(state_bytes(100, parallel).values()) == bytes_each
+    assert list(state_bytes(100, parallel)) == ["weights", "gradients", "moments"]
