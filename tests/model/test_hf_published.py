@@ -387,6 +387,18 @@ DAMAGED = [
     ("roberta-base", {"pad_token_id": 600}, "pad_token_id 600 leaves no room"),
     ("t5-small", {"d_model": "many"}, "width: a positive integer"),
     ("deepseek-v3", {"n_shared_experts": "one"}, "n_shared_experts"),
+    ("deepseek-v3", {"first_k_dense_replace": "three"}, "first_k_dense_replace = 'three'"),
+    ("deepseek-v3", {"num_hidden_layers": 10**9}, "a number up to 2048"),
+    ("deepseek-v3", {"rope_scaling": {"type": "yarn", "factor": "x"}}, "factor"),
+    ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+    ("qwen3-30b-a3b", {"use_sliding_window": True, "sliding_window": "wide"}, "window"),
+    ("gemma-2-2b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
+    ("gemma-2-2b", {"query_pre_attn_scalar": -4}, "scale"),
+    ("modernbert-base", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0"),
+    ("modernbert-base", {"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
+    ("t5-small", {"feed_forward_proj": ["relu"]}, "feed_forward_proj"),
+    ("pythia-70m", {"rotary_pct": 0.05}, "even head width to turn, not 3"),
+    ("opt-350m", {"word_embed_proj_dim": "narrow"}, "embedding.width"),
 ]
 
 

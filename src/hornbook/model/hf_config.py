@@ -15,7 +15,7 @@ from hornbook.model.config import FullAttention, ModelConfig, Rope
 from hornbook.model.hf_differences import differences, flatten, typical
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, LLAMA, NATIVE
-from hornbook.model.hf_tables.vocabulary import Architecture, Json, Key
+from hornbook.model.hf_tables.vocabulary import Architecture, Codec, Json, Key
 
 
 def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
@@ -160,11 +160,22 @@ def _translate(keys: Json, architecture: Architecture, tied: bool | None = None)
     tree = _nest(flat)
     _check_counts(tree)
     for codec in architecture.codecs:
-        codec.read(keys, tree)
+        _read_codec(codec, keys, tree)
     _refuse_unsupported(keys, architecture)
     config = _validated(tree)
     _check_sizes(config)
     return config
+
+
+def _read_codec(codec: Codec, keys: Json, tree: Json) -> None:
+    """Codecs reckon with values of an untrusted file: what they cannot reckon with is the file's fault."""
+    try:
+        codec.read(keys, tree)
+    except HornbookError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        given = ", ".join(f"{name} = {keys[name]!r}" for name in codec.theirs if name in keys)
+        raise IntegrityError(f"config.json: {given or 'sizes'}: values that make no sense ({error})") from error
 
 
 def _with_todays_names(keys: Json, architecture: Architecture) -> Json:

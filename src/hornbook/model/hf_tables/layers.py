@@ -9,6 +9,8 @@ from hornbook.model.hf_tables.rope import read_scaling, write_scaling
 from hornbook.model.hf_tables.vocabulary import Codec, Json
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+MOST_LAYERS = 2048
+"""Where layers differ: how they are told apart takes steps that grow with the square of their number."""
 Listed = Callable[[Json, int], list[str]]
 """(Their keys, layers) -> the types that transformers gives the layers if config.json does not list them."""
 
@@ -34,8 +36,8 @@ def lay(tree: Json, layers: Sequence[Json]) -> None:
 def _depth(tree: Json) -> int:
     """Layers, before the configuration has been validated."""
     layers = tree["layers"]
-    if type(layers) is not int or not 1 <= layers <= 100_000:
-        raise IntegrityError(f"config.json: layers: a number of layers is expected, found {layers!r}")
+    if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+        raise IntegrityError(f"config.json: layers: a number up to {MOST_LAYERS} is expected, found {layers!r}")
     return layers
 
 
