@@ -28,16 +28,20 @@ def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer without merges: 256 bytes and one special token."""
+SPECIALS = ("[PAD]", "[MASK]", *(f"<extra_id_{number}>" for number in range(16)), "[R]", "[S]", "[X]")
+"""What objectives ask of a tokenizer: padding, mask, sentinels, modes."""
+
+
+def write_tokenizer(folder: Path, specials: Sequence[str] = ()) -> None:
+    """A byte-level tokenizer without merges: 256 bytes, the end of text, and other special tokens behind them."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {END: 0, **{letter: number for number, letter in enumerate(alphabet, 1)}}
+    vocab = {token: number for number, token in enumerate([END, *alphabet, *specials])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END, *specials)])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -64,11 +68,11 @@ def write_shard(root: Path, name: str, documents: list[list[int]]) -> dict[str, 
     }
 
 
-def write_corpus(root: Path, seed: int = 0) -> Path:
+def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = ()) -> Path:
     """A data folder as `hornbook tokenize` leaves it: sources `notes` and `prose`, train and validation."""
     from hornbook.text.tokenizer import Tokenizer
 
-    write_tokenizer(root / "tokenizer")
+    write_tokenizer(root / "tokenizer", specials)
     tokenizer = Tokenizer.load(root / "tokenizer")
     draw = random.Random(seed)
     entries = []
@@ -93,6 +97,12 @@ def write_corpus(root: Path, seed: int = 0) -> Path:
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with about 20 thousand training tokens. Read only: a test that changes it copies it."""
     return write_corpus(tmp_path_factory.mktemp("corpus") / "data")
+
+
+@pytest.fixture(scope="session")
+def marked_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same text with a tokenizer that has masks, sentinels and modes. Read only."""
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "marked", specials=SPECIALS)
 
 
 TINY_RUN = (

@@ -107,7 +107,9 @@ class CrossAttention(FullAttention):
         if held is not None:
             return held
         assert context.memory is not None
-        states = context.memory.states
+        # A node of its own adds up what keys and values say to the memory, then come the layers. Without it the order
+        # of that sum, and its last bits, would be another under fully_shard, which puts such a node before each block.
+        states = context.memory.states.view_as(context.memory.states)
         pair = self._ready(self.key, self.key_norm, states), self._ready(self.value, None, states)
         if context.cache is not None:
             context.cache.fix(self.layer, *pair)
