@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
@@ -175,6 +175,7 @@ def shard_model(model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
     for block in model.all_blocks():
         fully_shard(block, mesh=grid, reshard_after_forward=config.shard == "everything")
     fully_shard(model, mesh=grid, reshard_after_forward=False)  # the loss needs the head after the forward pass
+    register_fsdp_forward_method(model, "encode")  # samples call the encoder alone
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from hornbook.data.config import Infill
 from hornbook.data.validation import validation_batches
 from hornbook.errors import StorageError
 from hornbook.evals.loss import Score, evaluate
@@ -21,6 +22,7 @@ from hornbook.journal import Appender
 from hornbook.model.generate import generate
 from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
+from hornbook.recipe import Recipe
 from hornbook.run.console import Console, Header
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
@@ -184,7 +186,7 @@ class Samples:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
             start = getattr(recipe.data.objective, "start", "pad")
-            text = prompt if model.encoder is None else prompt + _hole(tokenizer)
+            text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
             begun = begin(model, tokenizer, text, tokenizer.end_id if start == "end" else None)
             made = generate(
                 model,
@@ -210,15 +212,16 @@ class Samples:
         """The likeliest token behind the prompt, of a model that sees both ways."""
         tokenizer = self._job.inputs.tokenizer
         with self._engine.looking() as model:
-            tokens = encode_spelled(tokenizer, prompt + _hole(tokenizer))
+            tokens = encode_spelled(tokenizer, prompt + _hole(self._job.recipe, tokenizer))
             (found,) = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=1)
             return f" [{tokenizer.decode(found.tokens).strip()}]"
 
 
-def _hole(tokenizer: Tokenizer) -> str:
-    """What stands for missing text: a mask, or the first sentinel."""
+def _hole(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """What stands for missing text where it was learned: a mask, or the first sentinel."""
     special = tokenizer.special
-    missing = special.sentinels[0] if special.sentinels else special.mask
+    masks = recipe.model.kind == "encoder" or isinstance(recipe.data.objective, Infill) or not special.sentinels
+    missing = special.mask if masks else special.sentinels[0]
     return "" if missing is None else tokenizer.decode([missing])
 
 
