@@ -1,6 +1,5 @@
 """Each family's answer to a prompt."""
 
-
 import pytest
 import tokenizers
 import torch
@@ -39,9 +38,11 @@ def make(tokenizer: Tokenizer, **settings: object) -> Transformer:
 
 
 def test_spelled_tokens_become_ids_and_the_rest_is_text(tokenizer: Tokenizer) -> None:
-    ids = encode_spelled(tokenizer, "a<mask>b <extra_id_1><pad>")
-    a, b, blank = (tokenizer.encode(letter) for letter in ("a", "b", " "))
-    assert ids == [1, *a, 2, *b, *blank, 4, *tokenizer.encode("<pad>"), 1]
+    a, b = (tokenizer.encode(letter) for letter in "ab")
+    rest = [*a, 2, *b, 4, *tokenizer.encode("<pad>")]
+    assert encode_spelled(tokenizer, "a<mask>b <extra_id_1><pad>") == [1, *rest]
+    assert encode_spelled(tokenizer, "a<mask>b <extra_id_1><pad>", source=True) == [*rest, 1]
+    assert encode_spelled(tokenizer, "a  <mask>") == [1, *a, *tokenizer.encode(" "), 2]
 
 
 def test_an_encoder_fills_each_mask_with_what_its_head_finds_likeliest(tokenizer: Tokenizer) -> None:
@@ -64,7 +65,7 @@ def test_an_encoder_decoder_answers_to_its_source(tokenizer: Tokenizer) -> None:
     prompt = begin(model, tokenizer, "to <extra_id_0>")
     assert prompt.tokens == [tokenizer.special.pad]
     said = [*generate(model, prompt.tokens, max_tokens=6, greedy=True, memory=prompt.memory)]
-    tokens, source = [0], torch.tensor([encode_spelled(tokenizer, "to <extra_id_0>")])
+    tokens, source = [0], torch.tensor([encode_spelled(tokenizer, "to <extra_id_0>", source=True)])
     with torch.no_grad():
         for _ in range(6):
             hidden, _ = model(torch.tensor([tokens]), source=Source(source))

@@ -35,7 +35,9 @@ def generate(
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")] = 50,
     top_p: Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")] = 1.0,
-    beams: Annotated[int, typer.Option("--beams", min=1, help="Texts grown side by side; 1 samples instead.")] = 1,
+    beams: Annotated[
+        int, typer.Option("--beams", min=1, help="Texts grown side by side, within the model's positions; 1 samples.")
+    ] = 1,
     length_penalty: Annotated[
         float, typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below shorter.")
     ] = 1.0,
@@ -124,7 +126,8 @@ def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
     found = fill_masks(loaded.model, tokens, tokenizer.special.mask, tokenizer.vocab_size)
     for each in found:
         tokens[each.position] = each.tokens[0]
-    text = tokenizer.decode(tokens[1:-1])
+    delimiters = (tokenizer.delimiter_id, tokenizer.end_id)
+    text = tokenizer.decode([token for token in tokens if token not in delimiters])
     choices = [
         [{"text": tokenizer.decode([token]), "id": token, "probability": share} for token, share in pairs]
         for pairs in (zip(each.tokens, each.probabilities, strict=True) for each in found)
@@ -149,12 +152,15 @@ def _stream(
     assert tokenizer is not None
     start = read_json(loaded.base / "config.json").get("decoder_start_token_id")
     begun = begin(loaded.model, tokenizer, prompt, start)
-    made = _tokens(loaded, begun, max_tokens, sampling, beam, (tokenizer.end_id, tokenizer.delimiter_id))
+    alone = loaded.model.encoder is None
+    stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
+    made = _tokens(loaded, begun, max_tokens, sampling, beam, stop)
 
     def collected() -> Iterator[int]:
         for token in made:
             ids.append(token)
-            yield token
+            if alone or token != tokenizer.delimiter_id:  # an answer may begin as documents do
+                yield token
 
     return stream_text(collected(), tokenizer, begun.tokens)
 
@@ -172,7 +178,7 @@ def _tokens(
             loaded.model,
             begun.tokens,
             **dataclasses.asdict(beam),
-            max_tokens=max_tokens,
+            max_tokens=min(max_tokens, max(loaded.config.position.length - len(begun.tokens), 1)),
             stop=stop,
             memory=begun.memory,
             vocab=vocab,

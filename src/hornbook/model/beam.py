@@ -55,7 +55,8 @@ def beam_search(
     for length in range(1, max_tokens + 1):
         scores = _log_likelihoods(model, pending, cache, memory, vocab)
         total = scores + torch.tensor([each.score for each in running], device=scores.device)[:, None]
-        best = total.flatten().topk(min(2 * beams, total.numel()))
+        # So many that `beams` unfinished ones are among them whatever ends.
+        best = total.flatten().topk(min(max(2, 1 + len(stop)) * beams, total.numel()))
         origins, going = list[int](), list[Hypothesis]()
         for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
             origin, token = divmod(place, total.shape[1])

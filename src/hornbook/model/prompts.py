@@ -25,19 +25,26 @@ class Prompt(NamedTuple):
     """What it answers to, in an encoder-decoder."""
 
 
-def encode_spelled(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a document whose text may spell masks, sentinels and modes, with its delimiters."""
+def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> list[int]:
+    """Ids of a document whose text may spell masks, sentinels and modes, with its delimiters as in training.
+
+    A document begins with its delimiter and ends with the end token where that is another; the source of an
+    encoder-decoder always ends, and has no delimiter that is the end token. What is missing from a text is missing
+    with the blank before it, so one blank before a mask or sentinel is not text.
+    """
     special = tokenizer.special
     wanted = [special.mask, *special.sentinels, *special.modes.values()]
     spelled = {tokenizer.decode([number]).strip(): number for number in wanted if number is not None}
     pieces = re.split("|".join(f"({re.escape(name)})" for name in spelled), text) if spelled else [text]
-    ids = [tokenizer.delimiter_id]
-    for piece in pieces:
+    pieces = [piece for piece in pieces if piece]
+    delimited = tokenizer.delimiter_id != tokenizer.end_id
+    ids = [] if source and not delimited else [tokenizer.delimiter_id]
+    for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
         if piece in spelled:
             ids.append(spelled[piece])
-        elif piece:
-            ids += tokenizer.encode(piece)
-    return [*ids, tokenizer.end_id]
+        else:
+            ids += tokenizer.encode(piece.removesuffix(" ") if following in spelled else piece)
+    return [*ids, tokenizer.end_id] if source or delimited else ids
 
 
 def begin(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None = None) -> Prompt:
@@ -50,7 +57,7 @@ def begin(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None
     if start is None:
         start = tokenizer.end_id if tokenizer.special.pad is None else tokenizer.special.pad
     with torch.no_grad():
-        memory = model.encode(Source(_row(model, encode_spelled(tokenizer, text))))
+        memory = model.encode(Source(_row(model, encode_spelled(tokenizer, text, source=True))))
     return Prompt([start], memory)
 
 
