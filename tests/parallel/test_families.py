@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.model.build import build_model
 from hornbook.model.init import initial_values
+from hornbook.model.losses import loss_and_grad_
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize
 from hornbook.run.config import TrainConfig
@@ -100,3 +102,29 @@ def test_recomputation_changes_no_bit(family: str, marked_corpus: Path) -> None:
     batches = grid(family, str(marked_corpus), 0, 2, SEQUENCE)
     plain, again = (learn(make_engine(family, recompute, torch.float32), batches) for recompute in ("none", "block"))
     assert all(torch.equal(again[name], value) for name, value in plain.items())
+
+
+def test_a_masked_model_computes_logits_of_its_targets_alone(
+    marked_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training and in evaluation, and the losses are those of all logits."""
+    engine, (batch,) = make_engine("bert"), rows("bert", str(marked_corpus), 0, 4, 4, SEQUENCE)
+    head, heights = engine.model.head, list[int]()
+    assert head is not None
+    with engine.looking() as model:
+        hidden, _ = model(batch.tokens, batch.positions, batch.lengths)
+        logits = head.logits(hidden)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+
+    def seen(logits: Tensor, *rest: Any) -> Any:
+        heights.append(len(logits))
+        return loss_and_grad_(logits, *rest)
+
+    monkeypatch.setattr("hornbook.model.head.loss_and_grad_", seen)
+    learn(engine, [batch])
+    found = engine.evaluate(batch)
+    count = int(batch.weights.sum())
+    assert heights == [count, count]
+    assert 0 < count < batch.tokens.numel() / 4
+    torch.testing.assert_close(found.flatten(), (expected * batch.weights.flatten()).float(), rtol=1e-5, atol=1e-6)
+    assert not engine.evaluate(replace(batch, weights=torch.zeros_like(batch.weights))).any()

@@ -117,9 +117,20 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def token_losses(
-        self, hidden: Float[Tensor, "batch time width"], targets: Int[Tensor, "batch time"]
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Int[Tensor, "batch time"],
+        weights: Float[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch time"]:
-        """Negative log-likelihood (nats) of each target, float32; no gradients."""
+        """Negative log-likelihood (nats) of each target, float32; no gradients.
+
+        weights: where they are 0 nobody looks, so that a masked model's losses are computed at its few targets alone.
+        """
+        if weights is not None and self.before is not None:
+            counts = weights > 0
+            found = torch.zeros_like(weights)
+            found[counts] = self.token_losses(hidden[counts][None], targets[counts][None])[0].to(found.dtype)
+            return found
         hidden = hidden if self.before is None else self.before(hidden)
         rows, terms = chunk_rows(hidden.dtype), LossTerms(softcap=self.softcap)
         matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)

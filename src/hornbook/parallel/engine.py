@@ -261,10 +261,10 @@ class Engine:
             self._spread.settle()
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Negative log-likelihood of each target in nats, float32 [rows, sequence]; changes nothing."""
+        """Negative log-likelihood of each target that counts in nats, float32 [rows, sequence]; changes nothing."""
         with self.looking():
             hidden, _ = self._forward(batch)
-            return self._head.token_losses(hidden, self._place(batch.targets))
+            return self._head.token_losses(hidden, self._place(batch.targets), self._place(batch.weights))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits float32 [rows, sequence, vocab] of plain causal rows `tokens` int64 [rows, sequence]."""
