@@ -1,6 +1,7 @@
 """Adapting a model from the command line: train --surgery, generate, export of adapters and codes, new tokens."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,30 @@ def test_new_tokens_begin_as_their_pieces(tmp_path: Path, checkpoint: Path, caps
     before, after = load_model(checkpoint).model, load_model(out).model
     rows = before.get_parameter("embedding.weight")
     assert torch.equal(after.get_parameter("embedding.weight")[257], rows[old.encode("model")].mean(0))
-    assert not after.get_parameter("embedding.weight")[259:].any()
+    assert torch.equal(after.get_parameter("embedding.weight")[259:], rows[259:])
     ids = torch.tensor([old.encode("the page says")])
     assert torch.equal(logits_of(out, ids)[..., :257], logits_of(checkpoint, ids)[..., :257])
+
+
+def test_a_vocabulary_that_grows_has_no_rows_without_tokens_and_keeps_its_settings(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "extended"
+    shutil.copytree(checkpoint, source)
+    settings = {"eos_token": "<|endoftext|>", "chat_template": "{{ messages }}", "model_max_length": 64}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "new.txt").write_text("\n".join(f"word{number}" for number in range(100)))
+    assert main(["import", str(source), "--add-tokens", str(tmp_path / "new.txt"), "--out", str(out)]) == Exit.DONE
+    assert load_model(out).model.get_parameter("embedding.weight").shape[0] == 257 + 100
+    kept = json.loads((out / "tokenizer_config.json").read_text())
+    assert {name: kept[name] for name in settings} == settings
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--quantize", "int9"], "--quantize int9: write int8, int4, nf4"),
+        (["--quantize", "int4-group0"], "--quantize int4-group0: write int8, int4, nf4"),
         (["--quantize", "int4-group48"], r"rows of 32 values, which groups of 48 do not divide"),
         (["--to", "peft"], "holds no adapter"),
         (["--to", "gguf"], "choose hf or peft"),

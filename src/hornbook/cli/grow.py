@@ -38,7 +38,8 @@ def grow(
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.config import Experts
     from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
-    from hornbook.model.hf import read_hf, write_hf
+    from hornbook.model.hf import write_hf
+    from hornbook.model.surgery.folders import read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
 
     if order not in ("stack", "spread"):
@@ -46,7 +47,7 @@ def grow(
     if layers is None and encoder_layers is None and experts is None:
         raise UsageError("nothing to do: give --layers, --encoder-layers or --experts")
     folder = checkpoint_path(target)
-    old, vocab, stream = read_hf(folder)
+    old, vocab, stream, tokenizer = read_merged(folder)
     check_free(out)
     deep = resized(old, layers or old.layers, encoder_layers, order)
     tensors = regrow(stream, old, deep, order, identity=identity)
@@ -62,7 +63,7 @@ def grow(
         answer(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written", as_json=as_json)
         return
     with appearing(out) as partial:
-        write_hf(partial, tensors, new, vocab, folder if (folder / "tokenizer.json").exists() else None)
+        write_hf(partial, tensors, new, vocab, tokenizer if (tokenizer / "tokenizer.json").exists() else None)
         report["files"] = file_sizes(partial)
     says = "it computes what its origin does" if same else "it computes something else than its origin"
     answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)

@@ -67,8 +67,9 @@ def import_(
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
     from hornbook.cli.out_folder import appearing, file_sizes, report_text
-    from hornbook.errors import UsageError
+    from hornbook.errors import IntegrityError, UsageError
     from hornbook.model.hf import read_hf, write_hf
+    from hornbook.model.hf_tokenizer import SETTINGS
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
     from hornbook.text.tokenizer import Tokenizer
 
@@ -81,6 +82,8 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
     config, vocab, stream = read_hf(source)
     old = Tokenizer.load(source)
     known, pieces = old.vocab_size, pieces_of(tokens, old)
+    if known > vocab:
+        raise IntegrityError(f"{source}: its tokenizer has {known} ids, its model only {vocab} rows of embedding")
     rows = extended_vocab(vocab, known, len(tokens))
     config = config.model_copy(update={"vocab": rows})
     mean = sum(map(len, pieces)) / max(len(pieces), 1)
@@ -93,6 +96,9 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
         scratch = partial.with_name(f"{partial.name}-tokenizer")
         try:
             write_extended_tokenizer(source, tokens, scratch)
+            for name in SETTINGS:
+                if (source / name).exists():
+                    shutil.copyfile(source / name, scratch / name)
             write_hf(partial, dict(extended(stream, known, pieces, rows)), config, rows, scratch)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

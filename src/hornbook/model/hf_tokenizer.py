@@ -8,16 +8,9 @@ from hornbook.model.safetensors_folder import regular_size, write_json
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_files import name_special_tokens
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""What says how a tokenizer is used: its delimiters, its template of chats."""
+FILES = ("tokenizer.json", *SETTINGS, "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
 """What a tokenizer may consist of. hornbook itself reads tokenizer.json."""
 
 

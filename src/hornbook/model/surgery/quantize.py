@@ -28,7 +28,7 @@ from hornbook.model.surgery.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
 
 QUANTIZED = "quantized.safetensors"
-_FORMAT = re.compile(r"int([2-8])(?:-(tensor|channel|group(\d+)))?")
+_FORMAT = re.compile(r"int([2-8])(?:-(tensor|channel|group([1-9]\d*)))?")
 _STEP = TypeAdapter(Integers | Nf4)
 
 
@@ -110,7 +110,10 @@ def read_quantized(folder: Path, device: torch.device | str = "cpu") -> tuple[Mo
     keys = read_json(folder / "config.json")
     try:
         own, vocab = keys["hornbook"], int(keys["vocab_size"])
+        refuse_untrusted_parts(own["model"], "config.json")
         config, step = ModelConfig.model_validate(own["model"]), _STEP.validate_python(own["quantized"])
+    except UsageError:
+        raise
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise IntegrityError(f"{folder / 'config.json'}: it does not describe a quantized model: {error}") from error
     model = build_model(config, vocab, "meta")

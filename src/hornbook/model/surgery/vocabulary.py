@@ -1,8 +1,9 @@
 """New tokens for a trained model: each begins as the mean of the pieces that its text had until now.
 
 New rows of embedding and head are the mean of the old rows of those pieces (so a new token is predicted about as its
-pieces were, and read as their average); rows that no token has are zero. Old rows keep their bits, hence text without
-new tokens gives the old logits. Ids go on behind the old ones, first into rows that padding held.
+pieces were, and read as their average). Old rows keep their bits, hence text without new tokens gives the old logits.
+Ids go on behind the old ones, first into rows that padding held; no row is made that has no token, for its logit
+would be far from those that were trained.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +17,6 @@ from hornbook.text.tokenizer import Tokenizer
 
 ROWS = ("embedding.weight", "head.weight", "head.bias")
 """Parameters that have a row for each token."""
-MULTIPLE = 64
-"""Rows of an embedding that grows are a multiple of this."""
 
 
 def write_extended_tokenizer(old: Path, tokens: Sequence[str], folder: Path) -> None:
@@ -40,14 +39,17 @@ def write_extended_tokenizer(old: Path, tokens: Sequence[str], folder: Path) -> 
 
 
 def pieces_of(tokens: Sequence[str], old: Tokenizer) -> list[list[int]]:
-    """What each new token's text was until now, as old ids."""
-    return [old.encode(token) for token in tokens]
+    """What each new token's text was until now, as old ids. Raises UsageError for one that was nothing."""
+    pieces = [old.encode(token) for token in tokens]
+    for token, each in zip(tokens, pieces, strict=True):
+        if not each:
+            raise UsageError(f"the new token {token!r} has no pieces to begin as: the tokenizer drops its text")
+    return pieces
 
 
 def extended_vocab(vocab: int, known: int, added: int) -> int:
-    """Rows of the embedding: as before if the new tokens find room, else rounded up."""
-    needed = known + added
-    return vocab if needed <= vocab else -(-needed // MULTIPLE) * MULTIPLE
+    """Rows of the embedding: as before if the new tokens find room, else one for each token."""
+    return max(vocab, known + added)
 
 
 def extended(
@@ -59,7 +61,6 @@ def extended(
 
 
 def extended_rows(rows: Tensor, known: int, pieces: Sequence[Sequence[int]], vocab: int) -> Tensor:
-    """[rows, ...] -> [vocab, ...]: old rows up to `known`, means of pieces behind them, zeros to the end."""
+    """[rows, ...] -> [vocab, ...]: old rows up to `known`, means of pieces, then what is left of the old ones."""
     means = [rows[torch.tensor(list(each))].mean(0, keepdim=True) for each in pieces]
-    found = torch.cat([rows[:known], *means])
-    return torch.cat([found, found.new_zeros(vocab - len(found), *rows.shape[1:])])
+    return torch.cat([rows[:known], *means, rows[known + len(means) : vocab]])
