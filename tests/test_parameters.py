@@ -26,6 +26,15 @@ SHAPES = {
     "latent, direct queries": ["model.attention=latent", "model.attention.query_rank=none"],
     "sinks": ["model.attention.sinks=true", "model.attention.qk_norm=full"],
     "masked head": ["model.kind=encoder", "model.head=masked", "model.head.tied=false", "model.block=post"],
+    "layers of other kinds": [
+        "model.layers=4",
+        "model.pattern=[{attention={kind='latent'}},{attention={kind='delta'},mlp={kind='experts',count=3}}]",
+    ],
+    "norms of attention": [
+        "model.block=sandwich",
+        "model.first=[{attention_norm={kind='layer'}}]",
+        "model.pattern=[{attention_norm={kind='none'}}]",
+    ],
     "delta": ["model.attention=delta", "model.attention.key_heads=2", "model.attention.value_dim=10"],
 }
 
@@ -52,8 +61,12 @@ def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
         ["model.position=relative", "model.head.tied=false", "train.sequence=512"],
         ["model.embedding.types=2", "model.embedding.norm=true", "model.position=learned"],
         ["model.embedding.width=24", "model.block=sandwich", "model.attention.kv_heads=2"],
+        ["model.first=[{attention={kind='full',kv_heads=2}}]", "model.attention.bias=true"],
+        ["model.encoder_layers=4", "model.pattern=[{attention={kind='full',qk_norm='head'}},{mlp={kind='experts'}}]"],
+        ["model.block=sandwich", "model.first=[{attention_norm={kind='layer'}}]"],
+        ["model.block=post", "model.norm=layer", "model.pattern=[{attention_norm={kind='none'}}]"],
     ],
-    ids=["t5", "types in both stacks", "narrow vectors"],
+    ids=["t5", "types in both stacks", "narrow vectors", "first", "pattern", "sandwich", "norms of attention"],
 )
 def test_both_stacks_count(words: list[str]) -> None:
     from hornbook.model.build import build_model

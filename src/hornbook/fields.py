@@ -5,8 +5,10 @@ and the planner start at once, and so that one schema serves files, command line
 """
 
 import importlib
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,10 @@ from pydantic import (
     model_validator,
 )
 
+from hornbook.errors import UsageError
+
+TRUST = "HORNBOOK_TRUST_PARTS"
+"""Environment variable: 1 lets the configuration of a checkpoint import parts from outside."""
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SCALES = _DECIMAL | {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NUMBER = re.compile(r"([+-]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)")
@@ -36,18 +42,34 @@ class Config(BaseModel):
 def outside_part(kind: Any) -> type[Config] | None:
     """The config class of a part from outside, whose `kind` is its import path: "package.module:Class".
 
-    None where `kind` is no import path; ValueError where nothing of use is there.
+    Importing runs the file. None where `kind` is no import path; ValueError where nothing of use is there.
     """
     if not isinstance(kind, str) or ":" not in kind:
         return None
     module, _, name = kind.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module is anybody's code
         raise ValueError(f"{kind} cannot be imported ({error}): is its folder in PYTHONPATH?") from error
     if not (isinstance(found, type) and issubclass(found, Config) and hasattr(found, "build")):
         raise ValueError(f"{kind} is no part: a subclass of hornbook.fields.Config with a method `build` is needed")
     return found
+
+
+def refuse_untrusted_parts(tree: Any, source: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Before a tree that comes with a checkpoint is validated, which would import, and so run, what it names.
+
+    Parts whose modules the recipe or the program has imported already may pass. Errors: UsageError.
+    """
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for value in values:
+        refuse_untrusted_parts(value, source, environ)
+    kind = tree.get("kind") if isinstance(tree, dict) else None
+    if not isinstance(kind, str) or ":" not in kind or environ.get(TRUST) == "1":
+        return
+    if (module := kind.partition(":")[0]) not in sys.modules:
+        text = f"it names the part {kind}, and reading it would run the module {module}"
+        raise UsageError(f"{source}: {text}: set {TRUST}=1 if you trust that module")
 
 
 def _or_outside(value: Any, handler: Callable[[Any], Any]) -> Any:

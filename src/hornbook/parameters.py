@@ -14,10 +14,11 @@ def count_parameters(config: ModelConfig, vocab: int) -> int:
 def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head."""
     stacks = stacks_of(config)
+    looking = [config] if len(stacks) > 1 else []  # each layer of the decoder has attention to the encoder besides
     return {
         "embedding": sum(_entrance(stack) for stack in stacks) + vocab * _vector_width(config),
         "positions": sum(_positions(stack) for stack in stacks),
-        "attention": _over_layers(stacks, _attention) + len(stacks[1:]) * config.layers * _attention(config),
+        "attention": _over_layers([*stacks, *looking], _attention),
         "mlp": _over_layers(stacks, _mlp),
         "norms": sum(_norms(config, stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": _head(config, vocab),
@@ -163,16 +164,13 @@ def mlp_matrices(config: ModelConfig, *, active: bool = False) -> int:
 
 
 def _norms(config: ModelConfig, stack: ModelConfig, crossed: bool) -> int:
-    branches = 3 if crossed else 2
-    match stack.block:
-        case parts.Parallel(shared_norm=shared):
-            branches = 1 if shared else 2
-        case parts.SandwichNorm():
-            branches *= 2
     each = _norm(config, config.norm)
-    first = sum(_norm(config, stack.attention_norm(i)) - each for i in range(stack.layers))
-    ends = stack.final_norm + stack.embedding.norm
-    return (branches * stack.layers + ends) * each + first
+    ends = (stack.final_norm + stack.embedding.norm) * each
+    if isinstance(stack.block, parts.Parallel):
+        return ends + stack.layers * (1 if stack.block.shared_norm else 2) * each
+    attention = sum(_norm(config, stack.attention_norm(i)) for i in range(stack.layers))
+    others = stack.layers * (2 if crossed else 1) * each
+    return ends + (2 if isinstance(stack.block, parts.SandwichNorm) else 1) * (attention + others)
 
 
 def _norm(config: ModelConfig, part: parts.NormConfig) -> int:

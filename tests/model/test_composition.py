@@ -76,6 +76,7 @@ def test_norms_are_those_of_others() -> None:
     nn.init.normal_(batch.bias)
     wanted = F.batch_norm(x.flatten(0, 1), None, None, batch.weight, batch.bias, training=True, eps=1e-5)
     assert torch.allclose(batch(x), wanted.view_as(x), atol=1e-5)
+    assert torch.allclose(batch(x.flatten(0, 1)), wanted, atol=1e-5)
 
 
 def test_the_square_of_relu() -> None:
@@ -106,6 +107,9 @@ def test_batch_norm_is_refused_where_it_would_see_the_future(kind: str) -> None:
     assert resolve(None, ["model.kind=encoder", "model.norm=batch", "data.objective=masked"], {}).recipe
 
 
+BOTH, MASKED = "model.kind=encoder_decoder", "model.kind=encoder"
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -114,6 +118,25 @@ def test_batch_norm_is_refused_where_it_would_see_the_future(kind: str) -> None:
         (["model.heads=5", "model.width=64"], "model.heads"),
         (["model.encoder_layers=2"], "model.encoder_layers"),
         (["model.head=masked"], "model.head"),
+        ([BOTH, "model.block=parallel"], "model.block"),
+        ([BOTH, "model.attention=latent"], "model.attention"),
+        ([BOTH, "model.attention=delta"], "model.attention"),
+        ([BOTH, "model.pattern=[{},{attention={kind='latent'}}]"], "model.pattern.1.attention"),
+        ([BOTH, "model.encoder_layers=5", "model.pattern=[{},{}]"], "model.pattern"),
+        ([BOTH, "model.encoder_layers=1", "model.first=[{},{}]"], "model.first"),
+        (["model.first=[{attention_norm={kind='batch'}}]"], "model.first.0.attention_norm"),
+        ([BOTH, "model.pattern=[{attention_norm={kind='batch'}}]"], "model.pattern.0.attention_norm"),
+        (["model.block=parallel", "model.pattern=[{attention_norm={kind='none'}}]"], "model.pattern.0.attention_norm"),
+        ([MASKED, "model.head=masked", "model.norm=batch"], "model.norm"),
+        ([MASKED, "model.head=masked", "model.norm=none"], "model.norm"),
+        (["model.block=parallel", "model.norm=none"], "model.norm"),
+        ([MASKED, "model.head=masked", "model.embedding.width=64"], "model.embedding.width"),
+        (["model.embedding.width=64", "model.head.scale=0.5"], "model.head.scale"),
+        (["model.embedding.width=64", "model.init=mup", "model.init.base_width=64"], "model.head.scale"),
+        (["model.width=63", "model.heads=3", "model.position=sinusoidal"], "model.width"),
+        (["model.attention=latent", "model.attention.rope_dim=7"], "model.attention.rope_dim"),
+        (["model.position=alibi", "model.first=[{position={kind='none'}}]"], "model.first.0.position"),
+        (["model.first=[{position={kind='alibi'}}]"], "model.first.0.position.kind"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_key(words: list[str], key: str) -> None:
@@ -127,13 +150,14 @@ def test_first_and_pattern_say_what_each_layer_is() -> None:
     cfg = c.ModelConfig(
         layers=5,
         first=[c.LayerConfig(attention_norm=c.NoNorm(), mlp=c.MLP())],
-        pattern=[local, c.LayerConfig(position=c.Rope(theta=7.0))],
+        pattern=[local, c.LayerConfig(position=c.Rope(theta=7.0), attention_norm=c.LayerNorm())],
     )
     assert [cfg.layer(i).attention.window for i in range(5)] == [None, 3, None, 3, None]
     assert [cfg.layer(i).position.theta for i in range(5)] == [1e4, 1e4, 7.0, 1e4, 7.0]
     assert [cfg.layer(i).mlp.kind for i in range(5)] == ["mlp", "glu", "glu", "glu", "glu"]
     model = build_model(cfg, VOCAB)
     assert [block.norm1 is None for block in model.blocks.values()] == [True, False, False, False, False]
+    assert [isinstance(block.norm1, LayerNorm) for block in model.blocks.values()] == [False, False, True, False, True]
     assert len(model.ropes) == 2
 
 

@@ -55,6 +55,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (printed,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
     (tmp_path / "maxout.py").write_text(printed)
     (tmp_path / "scale_norm.py").write_text(NORM)
+    (tmp_path / "not_python.py").write_text("class Part(")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     for name in ("maxout", "scale_norm"):
@@ -84,12 +85,33 @@ def test_a_part_from_outside_is_configured_counted_trained_and_saved(tmp_path: P
     assert all(torch.equal(tensor, model.get_parameter(name)) for name, tensor in tensors)
 
 
+@pytest.mark.usefixtures("own")
+def test_a_checkpoint_imports_only_what_a_person_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve(None, ["model.layers=1", "model.width=16", "model.heads=2", "model.mlp=maxout:Maxout"], {})
+    write_hf(tmp_path / "saved", build_model(config.recipe.model, 64, "cpu"), config.recipe.model, 64, None)
+    del sys.modules["maxout"]
+    with pytest.raises(UsageError, match=r"maxout:Maxout.*HORNBOOK_TRUST_PARTS=1"):
+        read_hf(tmp_path / "saved")
+    assert "maxout" not in sys.modules
+    monkeypatch.setenv("HORNBOOK_TRUST_PARTS", "1")
+    assert read_hf(tmp_path / "saved")[0].mlp.kind == "maxout:Maxout"
+
+
+@pytest.mark.usefixtures("own")
+def test_norms_of_heads_need_no_eps_of_a_norm_from_outside() -> None:
+    config = resolve(None, ["model.norm=scale_norm:Scale", "model.attention.qk_norm=head"], {}).recipe.model
+    assert build_model(config, 64).blocks["0"].attention.query_norm.eps == 1e-6
+
+
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
         ("nowhere_at_all:Part", "cannot be imported"),
         ("json:nothing", "cannot be imported"),
         ("json:loads", "is no part"),
+        (".json:loads", "cannot be imported"),
+        ("not_python:Part", "cannot be imported"),
     ],
 )
 def test_what_is_no_part_is_refused_by_name(kind: str, text: str) -> None:

@@ -148,8 +148,8 @@ def dropped(context: Context, layer: int, site: int, rate: float) -> Drop | None
 
 
 def _norm(cfg: config.ModelConfig, part: config.FullAttention, heads: int) -> RMSNorm | None:
-    """RMSNorm over each head or over all, with the eps of the model's norms."""
+    """RMSNorm over each head or over all, with the eps of the model's norms if they have one."""
     if part.qk_norm == "none":
         return None
-    eps = config.RMSNorm().eps if isinstance(cfg.norm, config.NoNorm) else cfg.norm.eps
+    eps = getattr(cfg.norm, "eps", config.RMSNorm().eps)
     return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNorm(eps=eps))

@@ -200,7 +200,7 @@ class FullAttention(Config):
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm of queries and keys before positions are applied: over each head (Qwen3) or over all (OLMo 2)."""
     window: Count | None = Field(default=None, ge=1)
-    """Positions each query sees at most, itself included: the last ones; in an encoder half of it on each side."""
+    """Positions each query sees at most, itself included: the last ones; in an encoder window // 2 on each side."""
     scale: Number | None = Field(default=None, gt=0)
     """Factor of the scores; by default 1 / sqrt(head_dim)."""
     softcap: Number | None = Field(default=None, gt=0)
@@ -410,6 +410,9 @@ class Parallel(Config):
 BlockConfig = Annotated[PreNorm | PostNorm | OutputNorm | SandwichNorm | Parallel, Field(discriminator="kind")]
 
 
+LayerPosition = Annotated[Rope | NoPositions, Field(discriminator="kind")]
+
+
 class LayerConfig(Config):
     """What is different in a layer: a part named here stands in for the model's."""
 
@@ -417,8 +420,8 @@ class LayerConfig(Config):
     """How positions exchange information."""
     mlp: MLPConfig | None = None
     """What each position computes alone."""
-    position: PositionConfig | None = None
-    """Rotary positions of this layer."""
+    position: LayerPosition | None = None
+    """Rotary positions of this layer; `none` leaves it without where the model has rotary ones."""
     attention_norm: NormConfig | None = None
     """Normalisation before attention."""
 
@@ -699,19 +702,22 @@ class ModelConfig(Config):
 
     def layer(self, number: int) -> Self:
         """This configuration as layer `number` sees it: what `first` and `pattern` say of it is in its place."""
-        if number < len(self.first):
-            special = self.first[number]
-        elif self.pattern:
-            special = self.pattern[(number - len(self.first)) % len(self.pattern)]
-        else:
+        special = self._special(number)
+        if special is None:
             return self
         parts = {"attention": special.attention, "mlp": special.mlp, "position": special.position}
         return self.model_copy(update={name: part for name, part in parts.items() if part is not None})
 
     def attention_norm(self, number: int) -> NormConfig:
         """Normalisation before the attention of layer `number`."""
-        special = self.first[number].attention_norm if number < len(self.first) else None
-        return special or self.norm
+        special = self._special(number)
+        return (special and special.attention_norm) or self.norm
+
+    def _special(self, number: int) -> LayerConfig | None:
+        """What `first` and `pattern` say of a layer."""
+        if number < len(self.first):
+            return self.first[number]
+        return self.pattern[(number - len(self.first)) % len(self.pattern)] if self.pattern else None
 
     @property
     def encoder(self) -> Self:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.fields import refuse_untrusted_parts
 from hornbook.model.config import FullAttention, ModelConfig, Rope
 from hornbook.model.hf_differences import differences, flatten, typical
 from hornbook.model.hf_tables.inert import INERT
@@ -258,6 +259,7 @@ def _nest(flat: Mapping[str, Any]) -> Json:
 
 
 def _validated(tree: Any) -> ModelConfig:
+    refuse_untrusted_parts(tree, "config.json")
     try:
         return ModelConfig.model_validate(tree)
     except ValidationError as error:

@@ -80,7 +80,7 @@ class BatchNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         wide = widened(x)
-        variance, mean = torch.var_mean(wide, dim=(0, 1), correction=0)
+        variance, mean = torch.var_mean(wide, dim=tuple(range(x.dim() - 1)), correction=0)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.fields import refuse_untrusted_parts
 from hornbook.model.build import build_model
 from hornbook.model.config import ModelConfig
 from hornbook.model.hf_tokenizer import copy_tokenizer
