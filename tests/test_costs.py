@@ -62,6 +62,14 @@ def test_keys_seen_are_those_of_the_mask(window: int | None, both: bool) -> None
     assert keys_seen(31, window, both=both) == pytest.approx((ends - starts).double().mean().item(), abs=1e-12)
 
 
+def test_attention_to_the_encoder_costs_what_each_layer_says() -> None:
+    shape = ["model.kind=encoder_decoder", "model.layers=4", "model.heads=4", "model.width=48"]
+    part = "{kind='full',kv_heads=2,head_dim=8}"
+    said = config_of([*shape, f"model.attention={part}"])
+    repeated = config_of([*shape, f"model.pattern=[{{attention={part}}}]"])
+    assert operations_per_token(said, 101, 32) == operations_per_token(repeated, 101, 32)
+
+
 def test_gpt3_costs_what_its_paper_says() -> None:
     """Table D.1 of arXiv 2005.14165: 3.14e23 operations in matrices for 300B tokens, by its 6 per parameter."""
     recipe = resolve("gpt3-175b", environ={}).recipe

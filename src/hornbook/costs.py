@@ -110,10 +110,11 @@ def _recurrence(layer: ModelConfig, part: parts.DeltaAttention) -> int:
 
 def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
     """Attention to the encoder: (what a source token costs as key and value, what a target token costs)."""
-    memory = 2 * model.width * model.kv_heads * model.head_dim
-    pairs = model.layers * _pair(model) * sequence
-    looking = attention_matrices(model) - memory
-    return Operations(model.layers * memory, 0, 0), Operations(model.layers * looking, pairs, pairs)
+    layers = [model.layer(i) for i in range(model.layers)]
+    memory = sum(2 * layer.width * layer.kv_heads * layer.head_dim for layer in layers)
+    pairs = sum(_pair(layer) for layer in layers) * sequence
+    looking = sum(attention_matrices(layer) for layer in layers) - memory
+    return Operations(memory, 0, 0), Operations(looking, pairs, pairs)
 
 
 def state_bytes(parameters: int, parallel: ParallelConfig) -> dict[str, int]:
