@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import table, write
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.context import Context
 from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.model.delta_rule import chunked_delta_rule
@@ -130,7 +130,7 @@ def seconds(module: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, w
 def mixture(count: int, active: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """Times and ratios of all forms, and by how much their outputs differ from ours."""
     torch.manual_seed(1)
-    experts = Experts(WIDTH, HIDDEN, config.Experts(count=count, active=active, balance_loss=0), layer=0)
+    experts = Experts(WIDTH, HIDDEN, config_mlp.Experts(count=count, active=active, balance_loss=0), layer=0)
     with torch.no_grad():
         for parameter in experts.parameters():
             parameter.normal_(0, WIDTH**-0.5)

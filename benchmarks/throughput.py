@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from benchmarks import report
-from hornbook.model import config
+from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model
 from hornbook.model.init import initialize
 
@@ -59,7 +59,7 @@ class Contender:
 def model_config(shape: dict[str, int]) -> config.ModelConfig:
     """Our config of a shape."""
     return config.ModelConfig(
-        layers=shape["layers"], width=shape["width"], heads=shape["heads"], mlp=config.GLU(hidden=shape["hidden"])
+        layers=shape["layers"], width=shape["width"], heads=shape["heads"], mlp=config_mlp.GLU(hidden=shape["hidden"])
     )
 
 

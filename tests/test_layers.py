@@ -27,7 +27,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if module in ("hornbook.__main__", "hornbook.cli.config"):  # the latter is a verb, not a section of settings
         return "cli"
-    return parts[1] if len(parts) > 2 and parts[-1] != "config" else "base"
+    return parts[1] if len(parts) > 2 and parts[-1].split("_")[0] != "config" else "base"
 
 
 def level_of(module: str) -> int:

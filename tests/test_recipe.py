@@ -2,7 +2,7 @@
 
 import pytest
 
-from hornbook.model.config import LearnedPositions, Rope
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.recipe import Recipe, cross_check
 from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import Resolved, resolve

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hornbook.model import config as parts
+from hornbook.model import config_mlp, config_position
 from hornbook.model.config import ModelConfig
 
 
@@ -52,9 +53,9 @@ def _entrance(stack: ModelConfig) -> int:
 
 def _positions(stack: ModelConfig) -> int:
     match stack.position:
-        case parts.LearnedPositions() as part:
+        case config_position.LearnedPositions() as part:
             return (part.length + part.offset) * stack.width
-        case parts.RelativeBuckets() as part:
+        case config_position.RelativeBuckets() as part:
             return part.buckets * stack.heads
     return 0
 
@@ -137,9 +138,9 @@ def _attention_vectors(config: ModelConfig) -> int:
 
 def _mlp(config: ModelConfig) -> int:
     match config.mlp:
-        case parts.MLP() as part:
+        case config_mlp.MLP() as part:
             biases = part.bias * (config.hidden + config.width)
-        case parts.GLU() as part:
+        case config_mlp.GLU() as part:
             biases = part.bias * (2 * config.hidden + config.width)
         case _:
             biases = 0
@@ -150,11 +151,11 @@ def mlp_matrices(config: ModelConfig, *, active: bool = False) -> int:
     """Weights of a layer's MLP; `active`: of experts only those that one position is multiplied by."""
     width, hidden = config.width, config.hidden
     match config.mlp:
-        case parts.MLP():
+        case config_mlp.MLP():
             return 2 * width * hidden
-        case parts.GLU():
+        case config_mlp.GLU():
             return 3 * width * hidden
-        case parts.Experts() as part:
+        case config_mlp.Experts() as part:
             experts = part.active if active else part.count
             return width * (3 * hidden * experts + part.count + 3 * (part.shared_hidden or 0))
     return config.mlp.num_parameters(config)

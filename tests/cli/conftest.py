@@ -11,7 +11,9 @@ VOCAB = 320
 def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
     """A LLaMA of two layers with initial values, and 320 rows of embedding for a tokenizer of 257 ids."""
     from hornbook.model.build import build_model
-    from hornbook.model.config import FullAttention, ModelConfig, Rope, ScaledNormal
+    from hornbook.model.config import FullAttention, ModelConfig
+    from hornbook.model.config_init import ScaledNormal
+    from hornbook.model.config_position import Rope
     from hornbook.model.hf import write_hf
     from hornbook.model.init import initialize
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from hornbook.model import config
+from hornbook.model import config, config_mlp, config_position
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
 from hornbook.model.context import Context
@@ -19,7 +19,7 @@ from hornbook.model.transformer import Source
 
 VOCAB, WIDTH, HEADS = 61, 32, 4
 LATENT = config.LatentAttention(query_rank=12, kv_rank=10, plain_dim=6, rope_dim=4, value_dim=5)
-YARN = config.YaRN(factor=4, original=16, mscale=0.8, mscale_all_dim=1.1)
+YARN = config_position.YaRN(factor=4, original=16, mscale=0.8, mscale_all_dim=1.1)
 KINDS: dict[str, dict[str, Any]] = {
     "window": {"attention": config.FullAttention(kv_heads=2, window=7)},
     "scale and softcap": {"attention": config.FullAttention(scale=0.3, softcap=1.5)},
@@ -28,26 +28,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "norm of heads": {"attention": config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head")},
     "norm of all": {"attention": config.FullAttention(kv_heads=2, qk_norm="full")},
     "biases": {"attention": config.FullAttention(bias=True, out_bias=True)},
-    "rope of a quarter": {"position": config.Rope(fraction=0.25)},
-    "neighbours": {"position": config.Rope(layout="interleaved", scaling=YARN)},
-    "alibi": {"position": config.Alibi(), "attention": config.FullAttention(kv_heads=2)},
-    "relative": {"position": config.RelativeBuckets(buckets=8, max_distance=20)},
-    "sinusoidal": {"position": config.SinusoidalPositions()},
-    "learned": {"position": config.LearnedPositions(length=64, offset=2)},
-    "none": {"position": config.NoPositions()},
-    "latent": {"attention": LATENT, "position": config.Rope(layout="interleaved", scaling=YARN)},
+    "rope of a quarter": {"position": config_position.Rope(fraction=0.25)},
+    "neighbours": {"position": config_position.Rope(layout="interleaved", scaling=YARN)},
+    "alibi": {"position": config_position.Alibi(), "attention": config.FullAttention(kv_heads=2)},
+    "relative": {"position": config_position.RelativeBuckets(buckets=8, max_distance=20)},
+    "sinusoidal": {"position": config_position.SinusoidalPositions()},
+    "learned": {"position": config_position.LearnedPositions(length=64, offset=2)},
+    "none": {"position": config_position.NoPositions()},
+    "latent": {"attention": LATENT, "position": config_position.Rope(layout="interleaved", scaling=YARN)},
     "latent without rank": {"attention": LATENT.model_copy(update={"query_rank": None, "bias": True})},
     "window in turn": {
         "pattern": [
             config.LayerConfig(attention=config.FullAttention(window=5)),
-            config.LayerConfig(position=config.Rope(theta=1e6)),
+            config.LayerConfig(position=config_position.Rope(theta=1e6)),
         ]
     },
 }
 
 
 def build(name: str, **more: Any) -> config.ModelConfig:
-    return config.ModelConfig(layers=2, width=WIDTH, heads=HEADS, mlp=config.GLU(hidden=48), **KINDS[name] | more)
+    return config.ModelConfig(layers=2, width=WIDTH, heads=HEADS, mlp=config_mlp.GLU(hidden=48), **KINDS[name] | more)
 
 
 def tokens(batch: int, time: int, seed: int = 0) -> Tensor:
@@ -124,7 +124,7 @@ def test_an_encoder_decoder_looks_at_its_source(kind: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [12, None])
-@pytest.mark.parametrize("scaling", [config.NoScaling(), YARN])
+@pytest.mark.parametrize("scaling", [config_position.NoScaling(), YARN])
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) -> None:
     rope: dict[str, Any] = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -148,7 +148,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
     reference = DeepseekV3Attention(theirs, 0)
     part = LATENT.model_copy(update={"query_rank": rank, "bias": True})
     cfg = config.ModelConfig(
-        width=WIDTH, heads=HEADS, attention=part, position=config.Rope(layout=layout, scaling=scaling)
+        width=WIDTH, heads=HEADS, attention=part, position=config_position.Rope(layout=layout, scaling=scaling)
     )
     module = LatentAttention(cfg, 0)
     names = {

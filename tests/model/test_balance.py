@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.context import Context
 from hornbook.model.experts import Experts
@@ -82,8 +82,8 @@ def test_capacity_counts_per_expert_and_row() -> None:
 def toy(rate: float = 0.02) -> tuple[Experts, Tensor]:
     """Experts behind a router that likes some of them far better, and tokens."""
     generator = torch.Generator().manual_seed(5)
-    router = config.SigmoidRouter(balance_rate=rate)
-    experts = Experts(16, 8, config.Experts(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
+    router = config_mlp.SigmoidRouter(balance_rate=rate)
+    experts = Experts(16, 8, config_mlp.Experts(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
     with torch.no_grad():
         for parameter in experts.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)

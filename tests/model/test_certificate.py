@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import Exit, IntegrityError
 from hornbook.model import certificate
 from hornbook.model.certificate import MissingTransformers, certify
-from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
+from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config_mlp import GLU, MLP
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import left_out, read_hf, write_hf
 from tests.model.parity import make_pair
 

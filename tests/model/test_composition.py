@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
 from hornbook.model import config as c
+from hornbook.model import config_mlp, config_position
 from hornbook.model.build import build_model
 from hornbook.model.context import Context
 from hornbook.model.dropout import RowDropout, row_keys
@@ -52,7 +53,7 @@ FORMULAS: dict[str, tuple[c.BlockConfig, Callable[[Block, Tensor, Callable, Call
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_a_block_is_its_formula(kind: str) -> None:
     chosen, formula = FORMULAS[kind]
-    model = make(block=chosen, position=c.NoPositions(), norm=c.LayerNorm())
+    model = make(block=chosen, position=config_position.NoPositions(), norm=c.LayerNorm())
     assert (model.norm is None) == (kind == "post")
     block, context = model.blocks["1"], Context()
     x = torch.randn(2, 9, WIDTH, generator=torch.Generator().manual_seed(2))
@@ -149,8 +150,8 @@ def test_first_and_pattern_say_what_each_layer_is() -> None:
     local = c.LayerConfig(attention=c.FullAttention(window=3))
     cfg = c.ModelConfig(
         layers=5,
-        first=[c.LayerConfig(attention_norm=c.NoNorm(), mlp=c.MLP())],
-        pattern=[local, c.LayerConfig(position=c.Rope(theta=7.0), attention_norm=c.LayerNorm())],
+        first=[c.LayerConfig(attention_norm=c.NoNorm(), mlp=config_mlp.MLP())],
+        pattern=[local, c.LayerConfig(position=config_position.Rope(theta=7.0), attention_norm=c.LayerNorm())],
     )
     assert [cfg.layer(i).attention.window for i in range(5)] == [None, 3, None, 3, None]
     assert [cfg.layer(i).position.theta for i in range(5)] == [1e4, 1e4, 7.0, 1e4, 7.0]
@@ -189,7 +190,7 @@ def test_an_encoder_sees_both_ways_inside_of_documents() -> None:
 
 
 def test_pieces_of_a_target_see_their_own_piece_of_the_source() -> None:
-    model = make(kind="encoder_decoder", position=c.RelativeBuckets())
+    model = make(kind="encoder_decoder", position=config_position.RelativeBuckets())
     source, target = tokens(1, 9), tokens(1, 7)
     with torch.no_grad():
         whole, _ = model(target, lengths=[(3, 4)], source=Source(source, lengths=[(5, 4)]))

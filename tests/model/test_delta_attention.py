@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_mlp, config_position
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cache import KVCache
 from hornbook.model.context import Context
@@ -18,7 +18,7 @@ from hornbook.model.sight import Sight
 
 WIDTH, TIME = 24, 150
 PART = config.DeltaAttention(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
-CONFIG = config.ModelConfig(layers=2, width=WIDTH, heads=2, attention=PART, position=config.NoPositions())
+CONFIG = config.ModelConfig(layers=2, width=WIDTH, heads=2, attention=PART, position=config_position.NoPositions())
 
 
 def make(dtype: torch.dtype = torch.float32, seed: int = 0) -> DeltaAttention:
@@ -145,12 +145,12 @@ def test_what_sees_later_tokens_is_refused() -> None:
 
 def test_a_hybrid_with_experts_generates_from_its_cache() -> None:
     """Three linear layers and one of softmax attention, as Qwen3-Next, with experts in all."""
-    full = config.LayerConfig(attention=config.FullAttention(kv_heads=1), position=config.Rope())
+    full = config.LayerConfig(attention=config.FullAttention(kv_heads=1), position=config_position.Rope())
     cfg = CONFIG.model_copy(
         update={
             "layers": 4,
             "pattern": [config.LayerConfig()] * 3 + [full],
-            "mlp": config.Experts(count=4, active=2, hidden=16, shared_hidden=8, router=config.SigmoidRouter()),
+            "mlp": config_mlp.Experts(count=4, active=2, hidden=16, shared_hidden=8, router=config_mlp.SigmoidRouter()),
         }
     )
     model = build_model(cfg, 40, "cpu")

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
-from hornbook.model.config import MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
+from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config_mlp import MLP
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.generate import generate, next_logits, stream_text
 from hornbook.model.hf import write_hf
 from hornbook.model.load import load_model

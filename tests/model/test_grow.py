@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model
 from hornbook.model.config import ModelConfig
 from hornbook.model.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
 from hornbook.model.transformer import Source, Transformer
 
 VOCAB = 48
-BASE = ModelConfig(layers=2, width=32, heads=2, mlp=config.GLU(hidden=40))
+BASE = ModelConfig(layers=2, width=32, heads=2, mlp=config_mlp.GLU(hidden=40))
 TOKENS = torch.arange(2 * 12).view(2, 12) % VOCAB
 
 
@@ -60,9 +60,9 @@ SHAPES = {
     "output": BASE.model_copy(update={"block": config.OutputNorm(), "norm": config.LayerNorm()}),
     "sandwich": BASE.model_copy(update={"block": config.SandwichNorm()}),
     "biases": BASE.model_copy(
-        update={"mlp": config.MLP(hidden=40), "attention": config.FullAttention(bias=True, out_bias=True)}
+        update={"mlp": config_mlp.MLP(hidden=40), "attention": config.FullAttention(bias=True, out_bias=True)}
     ),
-    "experts": BASE.model_copy(update={"mlp": config.Experts(count=4, active=2, hidden=24, shared_hidden=16)}),
+    "experts": BASE.model_copy(update={"mlp": config_mlp.Experts(count=4, active=2, hidden=24, shared_hidden=16)}),
     "encoder_decoder": BASE.model_copy(update={"kind": "encoder_decoder", "encoder_layers": 3}),
 }
 
@@ -118,19 +118,19 @@ def test_a_layer_is_never_made_from_one_of_another_kind() -> None:
 
 
 ROUTERS = [
-    config.SoftmaxRouter(),
-    config.SigmoidRouter(),
-    config.SoftmaxRouter(renormalize=False),
-    config.SigmoidRouter(scale=2.5),
-    config.SwitchRouter(),
+    config_mlp.SoftmaxRouter(),
+    config_mlp.SigmoidRouter(),
+    config_mlp.SoftmaxRouter(renormalize=False),
+    config_mlp.SigmoidRouter(scale=2.5),
+    config_mlp.SwitchRouter(),
 ]
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
-def test_experts_that_are_copies_compute_what_the_dense_model_does(router: config.RouterConfig) -> None:
+def test_experts_that_are_copies_compute_what_the_dense_model_does(router: config_mlp.RouterConfig) -> None:
     """Exactly where `preserves` says so: the other routers' weights do not sum to 1."""
-    active = 1 if isinstance(router, config.SwitchRouter) else 2
-    experts = config.Experts(count=4, active=active, router=router)
+    active = 1 if isinstance(router, config_mlp.SwitchRouter) else 2
+    experts = config_mlp.Experts(count=4, active=active, router=router)
     old, new = random_parameters(BASE), upcycled(BASE, experts)
     tensors = dict(upcycle(old.items(), new, VOCAB, seed=1))
     dense, mixed = outputs(filled(BASE, old)), outputs(filled(new, tensors))
@@ -139,7 +139,7 @@ def test_experts_that_are_copies_compute_what_the_dense_model_does(router: confi
 
 
 def test_experts_are_copies_and_routers_are_new() -> None:
-    old, new = random_parameters(BASE), upcycled(BASE, config.Experts(count=4, active=2))
+    old, new = random_parameters(BASE), upcycled(BASE, config_mlp.Experts(count=4, active=2))
     tensors = dict(upcycle(old.items(), new, VOCAB, seed=1))
     for expert in range(4):
         assert torch.equal(tensors["blocks.1.mlp.down"][expert], old["blocks.1.mlp.down.weight"])
@@ -151,12 +151,12 @@ def test_experts_are_copies_and_routers_are_new() -> None:
 @pytest.mark.parametrize(
     ("changes", "experts", "message"),
     [
-        ({"mlp": config.MLP()}, config.Experts(), "gated linear units"),
-        ({"mlp": config.GLU(bias=True)}, config.Experts(), "without biases"),
-        ({"first": [config.LayerConfig(mlp=config.GLU(hidden=8))]}, config.Experts(), "several kinds"),
-        ({}, config.Experts(shared_hidden=8), "nothing to be a copy of"),
+        ({"mlp": config_mlp.MLP()}, config_mlp.Experts(), "gated linear units"),
+        ({"mlp": config_mlp.GLU(bias=True)}, config_mlp.Experts(), "without biases"),
+        ({"first": [config.LayerConfig(mlp=config_mlp.GLU(hidden=8))]}, config_mlp.Experts(), "several kinds"),
+        ({}, config_mlp.Experts(shared_hidden=8), "nothing to be a copy of"),
     ],
 )
-def test_what_experts_cannot_be_copies_of(changes: dict, experts: config.Experts, message: str) -> None:
+def test_what_experts_cannot_be_copies_of(changes: dict, experts: config_mlp.Experts, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         upcycled(BASE.model_copy(update=changes), experts)

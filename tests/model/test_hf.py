@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
-from hornbook.model.config import GLU, MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
+from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config_mlp import GLU, MLP
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import read_hf, stored_bytes, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import parameter_shapes

@@ -6,21 +6,18 @@ import pytest
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import (
-    GLU,
-    MLP,
     EmbeddingConfig,
     FullAttention,
     LayerConfig,
     LayerNorm,
-    LearnedPositions,
     LMHead,
     ModelConfig,
     NoNorm,
-    NTKScaling,
     PreNorm,
-    Rope,
-    ScaledNormal,
 )
+from hornbook.model.config_init import ScaledNormal
+from hornbook.model.config_mlp import GLU, MLP
+from hornbook.model.config_position import LearnedPositions, NTKScaling, Rope
 from hornbook.model.hf_config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_init, config_mlp, config_position
 from hornbook.model.build import ROLES, build_model, parameter_roles
 from hornbook.model.init import Own, check_overrides, check_ranges, initial_value, initial_values, initialize
 from hornbook.model.norm import RMSNorm
 from hornbook.model.transformer import Transformer
 
 LLAMA = config.ModelConfig(
-    layers=4, width=128, heads=4, init=config.ScaledNormal(std=0.03), head=config.LMHead(tied=False)
+    layers=4, width=128, heads=4, init=config_init.ScaledNormal(std=0.03), head=config.LMHead(tied=False)
 )
 GPT2 = config.ModelConfig(
     layers=3,
     width=128,
     heads=4,
     attention=config.FullAttention(bias=True, out_bias=True),
-    mlp=config.MLP(),
+    mlp=config_mlp.MLP(),
     norm=config.LayerNorm(),
-    position=config.LearnedPositions(length=256),
+    position=config_position.LearnedPositions(length=256),
 )
 VOCAB = 512
 
@@ -45,7 +45,7 @@ def test_statistics_of_every_parameter(cfg: config.ModelConfig) -> None:
         elif roles[name] == "norm":
             assert torch.all(value == 1), name
         else:
-            assert isinstance(cfg.init, config.ScaledNormal)
+            assert isinstance(cfg.init, config_init.ScaledNormal)
             std = cfg.init.position_std if roles[name] == "position" else cfg.init.std
             if name.endswith(("out.weight", "down.weight")):
                 std /= math.sqrt(2 * cfg.layers)
@@ -80,21 +80,21 @@ def test_experts_are_made_one_by_one() -> None:
     assert torch.equal(eight[:2], two)
     assert not torch.equal(eight[0], eight[1])
     assert torch.equal(eight[5], initial_value(f"{name}.5", "matrix", (32, 16), LLAMA, seed=1))
-    cfg = LLAMA.model_copy(update={"init": config.Xavier()})
+    cfg = LLAMA.model_copy(update={"init": config_init.Xavier()})
     bound = math.sqrt(6 / (32 + 16))
     assert 0.9 * bound < float(initial_value(name, "matrix", (8, 32, 16), cfg, seed=1).abs().max()) < bound
 
 
-OVERRIDES: dict[str, config.Distribution] = {
-    "blocks.*.mlp.down": config.ConstantValues(value=0.0),
-    "blocks.2.*": config.NormalValues(std=0.5),
-    "*.query.weight": config.OrthogonalValues(),
-    "blocks.?.norm1": config.ConstantValues(value=0.25),
+OVERRIDES: dict[str, config_init.Distribution] = {
+    "blocks.*.mlp.down": config_init.ConstantValues(value=0.0),
+    "blocks.2.*": config_init.NormalValues(std=0.5),
+    "*.query.weight": config_init.OrthogonalValues(),
+    "blocks.?.norm1": config_init.ConstantValues(value=0.25),
 }
 
 
 def test_overrides_by_glob_and_the_last_one_holds() -> None:
-    cfg = LLAMA.model_copy(update={"init": config.ScaledNormal(std=0.03, overrides=OVERRIDES)})
+    cfg = LLAMA.model_copy(update={"init": config_init.ScaledNormal(std=0.03, overrides=OVERRIDES)})
     values, plain = made(cfg).state_dict(), made(LLAMA).state_dict()
     assert not values["blocks.1.mlp.down.weight"].any()
     assert float(values["blocks.2.mlp.down.weight"].std()) == pytest.approx(0.5, rel=0.05)
@@ -107,7 +107,7 @@ def test_overrides_by_glob_and_the_last_one_holds() -> None:
 
 
 def test_an_override_may_be_about_one_expert() -> None:
-    init = config.ScaledNormal(overrides={"blocks.*.mlp.up.1": config.ConstantValues(value=3.0)})
+    init = config_init.ScaledNormal(overrides={"blocks.*.mlp.up.1": config_init.ConstantValues(value=3.0)})
     values = initial_value("blocks.0.mlp.up", "matrix", (4, 8, 8), LLAMA.model_copy(update={"init": init}), seed=1)
     assert torch.all(values[1] == 3)
     assert float(values[[0, 2, 3]].abs().max()) < 1
@@ -116,19 +116,23 @@ def test_an_override_may_be_about_one_expert() -> None:
 @pytest.mark.parametrize(
     ("glob", "chosen", "message"),
     [
-        ("blocks.*.mpl.down", config.NormalValues(std=1), r'overrides."blocks.\*.mpl.down" is about no parameter: did'),
-        ("encoder.*", config.NormalValues(std=1), "about no parameter"),
-        ("blocks.0.*", config.OrthogonalValues(), "blocks.0.norm1.weight too, a vector: only matrices"),
+        (
+            "blocks.*.mpl.down",
+            config_init.NormalValues(std=1),
+            r'overrides."blocks.\*.mpl.down" is about no parameter: did',
+        ),
+        ("encoder.*", config_init.NormalValues(std=1), "about no parameter"),
+        ("blocks.0.*", config_init.OrthogonalValues(), "blocks.0.norm1.weight too, a vector: only matrices"),
     ],
 )
-def test_an_override_that_cannot_be_meant_is_refused(glob: str, chosen: config.Distribution, message: str) -> None:
-    cfg = LLAMA.model_copy(update={"init": config.ScaledNormal(overrides={glob: chosen})})
+def test_an_override_that_cannot_be_meant_is_refused(glob: str, chosen: config_init.Distribution, message: str) -> None:
+    cfg = LLAMA.model_copy(update={"init": config_init.ScaledNormal(overrides={glob: chosen})})
     with pytest.raises(UsageError, match=message):
         made(cfg)
 
 
 def test_an_override_of_what_lies_in_experts_is_found() -> None:
-    init = config.ScaledNormal(overrides={"blocks.0.mlp.up": config.OrthogonalValues()})
+    init = config_init.ScaledNormal(overrides={"blocks.0.mlp.up": config_init.OrthogonalValues()})
     check_overrides(config.ModelConfig(init=init), {"blocks.0.mlp.up": (4, 8, 8)})
 
 

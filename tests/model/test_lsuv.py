@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config, config_init, config_mlp
 from hornbook.model.build import build_model
 from hornbook.model.init import initialize
 from hornbook.model.linear import Linear
@@ -12,7 +12,7 @@ from hornbook.model.lsuv import scale_to_unit_variance
 from hornbook.model.transformer import Transformer
 
 VOCAB = 64
-BASE = config.ModelConfig(layers=3, width=64, heads=4, init=config.LSUV())
+BASE = config.ModelConfig(layers=3, width=64, heads=4, init=config_init.LSUV())
 TOKENS = torch.randint(0, VOCAB, (4, 32), generator=torch.Generator().manual_seed(0))
 
 
@@ -44,9 +44,9 @@ def variances(model: Transformer, tokens: Tensor) -> dict[str, float]:
     return {name: layer.adapter.variances[0] for name, layer in layers.items() if isinstance(layer.adapter, Watch)}
 
 
-@pytest.mark.parametrize("mlp", [config.GLU(), config.MLP()], ids=str)
+@pytest.mark.parametrize("mlp", [config_mlp.GLU(), config_mlp.MLP()], ids=str)
 @pytest.mark.parametrize("block", [config.PreNorm(), config.PostNorm(), config.Parallel()], ids=str)
-def test_every_layer_gives_unit_variance(mlp: config.MLPConfig, block: config.BlockConfig) -> None:
+def test_every_layer_gives_unit_variance(mlp: config_mlp.MLPConfig, block: config.BlockConfig) -> None:
     cfg = BASE.model_copy(update={"mlp": mlp, "block": block})
     model = made(cfg)
     before = variances(model, TOKENS)
@@ -79,7 +79,7 @@ def test_the_same_data_gives_the_same_bits() -> None:
 
 
 def test_a_layer_that_an_override_silences_stays_silent() -> None:
-    init = config.LSUV(overrides={"blocks.1.mlp.down": config.ConstantValues(value=0.0)})
+    init = config_init.LSUV(overrides={"blocks.1.mlp.down": config_init.ConstantValues(value=0.0)})
     model = made(BASE.model_copy(update={"init": init}))
     scale_to_unit_variance(model, lambda: model(TOKENS))
     assert not model.get_parameter("blocks.1.mlp.down.weight").any()

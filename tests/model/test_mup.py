@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_init, config_mlp
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.init import initialize
 from hornbook.model.mup import learning_factors
@@ -28,17 +28,17 @@ FLAT, STEEP = 0.05, 0.3
 
 def base(width: int, layers: int) -> config.ModelConfig:
     """The head begins at zero, so that logits are all learned (Yang et al. 2022, D.2), and the stream at one size."""
-    silent: dict[str, config.Distribution] = {
-        "head.weight": config.ConstantValues(value=0.0),
-        "embedding.weight": config.NormalValues(std=0.5),
+    silent: dict[str, config_init.Distribution] = {
+        "head.weight": config_init.ConstantValues(value=0.0),
+        "embedding.weight": config_init.NormalValues(std=0.5),
     }
     return config.ModelConfig(
         layers=layers,
         width=width,
         heads=width // HEAD_DIM,
-        mlp=config.MLP(),
+        mlp=config_mlp.MLP(),
         head=config.LMHead(tied=False),
-        init=config.ScaledNormal(std=0.02, overrides=silent),
+        init=config_init.ScaledNormal(std=0.02, overrides=silent),
     )
 
 
@@ -183,7 +183,7 @@ def loss(model: Transformer) -> float:
 
 def test_factors_of_the_optimizer() -> None:
     """Table 1 of arXiv 2505.01618 at m = 4 and D = 9, with power 1/2 so that no factor is 1 by chance."""
-    init = config.MuP(base_width=64, base_layers=2, depth_power=0.5)
+    init = config_init.MuP(base_width=64, base_layers=2, depth_power=0.5)
     cfg = config.ModelConfig(width=256, layers=18, init=init)
     roles = {
         "embedding.weight": "embedding",
@@ -217,14 +217,14 @@ def test_factors_of_the_model() -> None:
     assert grown.block.multiplier == 1 / 4
     assert isinstance(grown.attention, config.FullAttention)
     assert grown.attention.scale == 1 / HEAD_DIM
-    assert isinstance(grown.init, config.MuP)
+    assert isinstance(grown.init, config_init.MuP)
     assert grown.init.overrides == start.init.overrides
     assert scaled(grown, width=64, layers=2) == scaled(start)
 
 
 def test_layers_of_a_pattern_have_their_scale_too() -> None:
     window = config.LayerConfig(attention=config.FullAttention(window=8, head_dim=16))
-    cfg = config.ModelConfig(init=config.MuP(base_width=64), pattern=[config.LayerConfig(), window])
+    cfg = config.ModelConfig(init=config_init.MuP(base_width=64), pattern=[config.LayerConfig(), window])
     found = parametrized(cfg)
     scales = [found.layer(i).attention for i in range(2)]
     assert [each.scale for each in scales if isinstance(each, config.FullAttention)] == [1 / 64, 1 / 16]
@@ -233,7 +233,7 @@ def test_layers_of_a_pattern_have_their_scale_too() -> None:
 
 
 def test_what_has_no_place_for_a_factor_is_refused() -> None:
-    deep = config.MuP(base_width=64, base_layers=2)
+    deep = config_init.MuP(base_width=64, base_layers=2)
     with pytest.raises(UsageError, match=r"block.kind: model.init.base_layers scales branches, which 'post' cannot"):
         parametrized(config.ModelConfig(init=deep, block=config.PostNorm()))
     with pytest.raises(UsageError, match=r"head.kind: muP scales what the head reads"):

@@ -17,18 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import (
-    MLP,
-    Experts,
-    FullAttention,
-    LayerConfig,
-    LayerNorm,
-    LearnedPositions,
-    LMHead,
-    ModelConfig,
-    Parallel,
-    Rope,
-)
+from hornbook.model.config import FullAttention, LayerConfig, LayerNorm, LMHead, ModelConfig, Parallel
+from hornbook.model.config_mlp import MLP, Experts
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import lay_out, parameter_shapes

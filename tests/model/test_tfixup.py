@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hornbook.model import config
+from hornbook.model import config, config_init, config_mlp, config_position
 from hornbook.model.build import build_model
 from hornbook.model.init import initialize
 from hornbook.model.transformer import Source
@@ -13,7 +13,7 @@ from hornbook.model.transformer import Source
 VOCAB, ROWS, TIME, WIDTH = 32, 16, 12, 64
 
 
-def losses(init: config.InitConfig, steps: int) -> list[float]:
+def losses(init: config_init.InitConfig, steps: int) -> list[float]:
     """Of an encoder-decoder of the original shape but for norms, that learns to say its source backwards."""
     cfg = config.ModelConfig(
         kind="encoder_decoder",
@@ -22,8 +22,8 @@ def losses(init: config.InitConfig, steps: int) -> list[float]:
         heads=4,
         norm=config.NoNorm(),
         block=config.PostNorm(),
-        mlp=config.MLP(hidden=2 * WIDTH, activation="relu"),
-        position=config.SinusoidalPositions(),
+        mlp=config_mlp.MLP(hidden=2 * WIDTH, activation="relu"),
+        position=config_position.SinusoidalPositions(),
         embedding=config.EmbeddingConfig(scale=math.sqrt(WIDTH)),
         init=init,
     )
@@ -47,7 +47,7 @@ def losses(init: config.InitConfig, steps: int) -> list[float]:
 
 @pytest.mark.slow
 def test_without_norms_and_warm_up_tfixup_learns_and_xavier_does_not() -> None:
-    ours, xavier = losses(config.TFixup(), 120), losses(config.Xavier(), 60)
+    ours, xavier = losses(config_init.TFixup(), 120), losses(config_init.Xavier(), 60)
     uniform = math.log(VOCAB)
     assert ours[0] == pytest.approx(uniform, rel=0.05)
     assert max(ours) < 1.1 * uniform

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_mlp, config_position
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cache import KVCache
 from hornbook.model.dropout import row_keys
@@ -15,7 +15,7 @@ from hornbook.model.transformer import Transformer
 
 VOCAB = 61
 LLAMA = config.ModelConfig(
-    layers=2, width=32, heads=4, attention=config.FullAttention(kv_heads=2), mlp=config.GLU(hidden=48)
+    layers=2, width=32, heads=4, attention=config.FullAttention(kv_heads=2), mlp=config_mlp.GLU(hidden=48)
 )
 QWEN3 = config.ModelConfig(
     layers=2,
@@ -29,9 +29,9 @@ GPT2 = config.ModelConfig(
     width=32,
     heads=4,
     attention=config.FullAttention(bias=True, out_bias=True),
-    mlp=config.MLP(),
+    mlp=config_mlp.MLP(),
     norm=config.LayerNorm(),
-    position=config.LearnedPositions(length=200),
+    position=config_position.LearnedPositions(length=200),
 )
 CONFIGS = [pytest.param(cfg, id=name) for name, cfg in (("llama", LLAMA), ("qwen3", QWEN3), ("gpt2", GPT2))]
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Source, blank
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import Experts, ModelConfig, SigmoidRouter
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_mlp import Experts, SigmoidRouter
 from hornbook.model.init import initialize
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW

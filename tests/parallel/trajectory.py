@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, blank, rank_share
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import GLU, Experts, LMHead, ModelConfig, SigmoidRouter
+from hornbook.model.config import LMHead, ModelConfig
+from hornbook.model.config_mlp import GLU, Experts, SigmoidRouter
 from hornbook.model.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW

@@ -17,7 +17,9 @@ import torch
 from hornbook.data.loader import Loader
 from hornbook.errors import HornbookError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import MLP, FullAttention, LayerNorm, LearnedPositions, ModelConfig
+from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config_mlp import MLP
+from hornbook.model.config_position import LearnedPositions
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
 from hornbook.optim.moments import read_moments

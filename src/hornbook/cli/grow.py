@@ -36,7 +36,7 @@ def grow(
 ) -> None:
     """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.config import Experts
+    from hornbook.model.config_mlp import Experts
     from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.model.hf import write_hf
     from hornbook.model.surgery.folders import read_merged

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config, config_position
 from hornbook.model.attend import attend
 from hornbook.model.attention_dropout import Drop
 from hornbook.model.context import Context
@@ -31,7 +31,7 @@ class FullAttention(nn.Module):
         part, width = cfg.attention, cfg.width
         assert isinstance(part, config.FullAttention)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
-        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config.Rope) else None
+        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
         self.value = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)

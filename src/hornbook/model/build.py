@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hornbook.model import config
+from hornbook.model import config, config_mlp, config_position
 from hornbook.model.attention import CrossAttention, FullAttention
 from hornbook.model.block import Addition, Block, Norms, ParallelBlock
 from hornbook.model.delta_attention import CausalConvolution, DeltaAttention
@@ -30,9 +30,9 @@ PARTS: dict[type, Callable[[Any, int], Any]] = {
     config.FullAttention: FullAttention,
     config.LatentAttention: LatentAttention,
     config.DeltaAttention: DeltaAttention,
-    config.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
-    config.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
-    config.Experts: lambda cfg, layer: Experts(cfg.width, cfg.hidden, cfg.mlp, layer),
+    config_mlp.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
+    config_mlp.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
+    config_mlp.Experts: lambda cfg, layer: Experts(cfg.width, cfg.hidden, cfg.mlp, layer),
 }
 """Type of the config of an attention or MLP -> maker, from the model's config as the layer sees it and the layer."""
 
@@ -98,18 +98,18 @@ def _norm(cfg: config.ModelConfig, part: config.NormConfig | None = None) -> nn.
 
 def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPositions | None:
     match cfg.position:
-        case config.LearnedPositions():
+        case config_position.LearnedPositions():
             return LearnedPositions(cfg.width, cfg.position)
-        case config.SinusoidalPositions():
+        case config_position.SinusoidalPositions():
             return SinusoidalPositions(cfg.width, cfg.position)
     return None
 
 
 def _bias(cfg: config.ModelConfig, both: bool) -> nn.Module | None:
     match cfg.position:
-        case config.Alibi():
+        case config_position.Alibi():
             return Alibi(cfg.heads)
-        case config.RelativeBuckets():
+        case config_position.RelativeBuckets():
             return RelativeBuckets(cfg.heads, cfg.position, both)
     return None
 

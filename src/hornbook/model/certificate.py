@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import Experts, ModelConfig
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_mlp import Experts
 from hornbook.model.hf import left_out, read_hf
 from hornbook.model.hf_config import identify, why_native
 from hornbook.model.hf_tables.known import NATIVE

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_init
 from hornbook.model.cache import KVCache
 from hornbook.model.context import Context
 from hornbook.model.delta_rule import chunked_delta_rule, recurrent_delta_rule
@@ -42,7 +42,7 @@ class CausalConvolution(nn.Module):
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, size))
-        self.initial = {"weight": config.UniformValues(bound=size**-0.5)}
+        self.initial = {"weight": config_init.UniformValues(bound=size**-0.5)}
 
     def forward(
         self, x: Float[Tensor, "batch time channels"], tail: Tensor | None, starts: Bool[Tensor, "batch time"] | None

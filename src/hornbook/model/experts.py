@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.grouped import Weights, grouped_glu
@@ -30,9 +30,9 @@ class Experts(nn.Module):
     auxiliary = True
     """`forward` takes the context and returns auxiliary losses."""
 
-    def __init__(self, width: int, hidden: int, cfg: config.Experts, layer: int) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.Experts, layer: int) -> None:
         super().__init__()
-        self.activation: config.Activation = cfg.activation
+        self.activation: config_mlp.Activation = cfg.activation
         self.capacity, self.active = cfg.capacity, cfg.active
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
@@ -41,7 +41,7 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
-        shared = config.GLU(activation=cfg.activation)
+        shared = config_mlp.GLU(activation=cfg.activation)
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
 
     @property

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.cpu.team import supports
 from hornbook.model.mlp import activate
@@ -63,7 +63,7 @@ def grouped_glu(
     experts: Int[Tensor, "tokens active"],
     weights: Float[Tensor, "tokens active"],
     matrices: Weights,
-    activation: config.Activation = "silu",
+    activation: config_mlp.Activation = "silu",
 ) -> Float[Tensor, "tokens width"]:
     """Equation (1). An expert number equal to the number of experts means none: it adds nothing."""
     plan = make_plan(experts, len(matrices.gate))
@@ -74,7 +74,7 @@ def grouped_glu(
 
 @torch.compiler.disable()
 def _by_segments(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config.Activation, plan: Plan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: Plan
 ) -> Float[Tensor, "tokens width"]:
     """One product per expert; how many tokens it has is known to Python, so nothing here can be traced."""
     if activation == "silu" and supports(x, *matrices):
@@ -95,7 +95,7 @@ def _by_segments(
 
 
 def _by_grouped_products(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config.Activation, plan: Plan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: Plan
 ) -> Float[Tensor, "tokens width"]:
     """Three launches; shapes do not depend on the routing, so nothing waits for the device."""
     gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices)

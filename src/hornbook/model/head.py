@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.embedding import Embedding
 from hornbook.model.linear import Linear
 from hornbook.model.losses import LossTerms, loss_and_grad_
@@ -31,10 +31,10 @@ class Scaled(nn.Module):
 class Transform(nn.Module):
     """`norm(activation(dense(hidden)))`, the masked language model's step before the vocabulary (BERT)."""
 
-    def __init__(self, width: int, bias: bool, activation: config.Activation, norm: nn.Module) -> None:
+    def __init__(self, width: int, bias: bool, activation: config_mlp.Activation, norm: nn.Module) -> None:
         super().__init__()
         self.dense, self.norm = Linear(width, width, bias), norm
-        self.activation: config.Activation = activation
+        self.activation: config_mlp.Activation = activation
 
     def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return self.norm(activate(self.dense(hidden), self.activation))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
-from hornbook.model.config import Experts, ModelConfig
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_mlp import Experts
 from hornbook.model.hf_config import choose_architecture, from_json, identify, to_json
 from hornbook.model.hf_layout import (
     Layout,

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.fields import refuse_untrusted_parts
-from hornbook.model.config import FullAttention, ModelConfig, Rope
+from hornbook.model.config import FullAttention, ModelConfig
+from hornbook.model.config_position import Rope
 from hornbook.model.hf_differences import differences, flatten, typical
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, LLAMA, NATIVE

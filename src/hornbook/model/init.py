@@ -15,9 +15,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config
+from hornbook.model import config, config_init
 from hornbook.model.build import parameter_roles
-from hornbook.model.config import Distribution, ModelConfig
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_init import Distribution
 from hornbook.model.init_schemes import Matrix, distribution
 
 Own = Distribution | Callable[[tuple[int, ...], Generator], Tensor]
@@ -78,7 +79,7 @@ def name_seed(seed: int, name: str) -> int:
 # ---- Overrides
 
 
-def overriding(name: str, scheme: config.Scheme) -> Distribution | None:
+def overriding(name: str, scheme: config_init.Scheme) -> Distribution | None:
     """The last override about a logical matrix, None if there is none."""
     found = [each for glob, each in scheme.overrides.items() if _concerns(glob, name)]
     return found[-1] if found else None
@@ -100,7 +101,7 @@ def check_overrides(cfg: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> 
         if not concerned:
             raise UsageError(f"{key} is about no parameter: {_hint(glob, [name for name, _ in logical])}")
         vectors = [name for name, shape in concerned if len(shape) < 2]
-        if vectors and isinstance(chosen, config.OrthogonalValues):
+        if vectors and isinstance(chosen, config_init.OrthogonalValues):
             raise UsageError(f"{key} is about {vectors[0]} too, a vector: only matrices can be orthogonal")
 
 
@@ -112,11 +113,11 @@ def _hint(glob: str, names: list[str]) -> str:
 # ---- Distributions
 
 
-def _draw_normal(chosen: config.NormalValues, out: Tensor, generator: Generator) -> Tensor:
+def _draw_normal(chosen: config_init.NormalValues, out: Tensor, generator: Generator) -> Tensor:
     return out.normal_(0.0, chosen.std, generator=generator)
 
 
-def _draw_truncated(chosen: config.TruncatedValues, out: Tensor, generator: Generator) -> Tensor:
+def _draw_truncated(chosen: config_init.TruncatedValues, out: Tensor, generator: Generator) -> Tensor:
     uncut = chosen.std / truncated_std(chosen.cut)
     edge = chosen.cut * uncut
     return nn.init.trunc_normal_(out, 0.0, uncut, -edge, edge, generator=generator)
@@ -128,20 +129,20 @@ def truncated_std(cut: float) -> float:
     return math.sqrt(1 - 2 * cut * density / math.erf(cut / math.sqrt(2)))
 
 
-def _draw_uniform(chosen: config.UniformValues, out: Tensor, generator: Generator) -> Tensor:
+def _draw_uniform(chosen: config_init.UniformValues, out: Tensor, generator: Generator) -> Tensor:
     return out.uniform_(-chosen.bound, chosen.bound, generator=generator)
 
 
-def _draw_orthogonal(chosen: config.OrthogonalValues, out: Tensor, generator: Generator) -> Tensor:
+def _draw_orthogonal(chosen: config_init.OrthogonalValues, out: Tensor, generator: Generator) -> Tensor:
     return nn.init.orthogonal_(out, chosen.gain, generator=generator)
 
 
 DRAWS: dict[type, Callable[..., Tensor]] = {
-    config.NormalValues: _draw_normal,
-    config.TruncatedValues: _draw_truncated,
-    config.UniformValues: _draw_uniform,
-    config.OrthogonalValues: _draw_orthogonal,
-    config.ConstantValues: lambda chosen, out, _: out.fill_(chosen.value),
+    config_init.NormalValues: _draw_normal,
+    config_init.TruncatedValues: _draw_truncated,
+    config_init.UniformValues: _draw_uniform,
+    config_init.OrthogonalValues: _draw_orthogonal,
+    config_init.ConstantValues: lambda chosen, out, _: out.fill_(chosen.value),
 }
 """Type of a distribution -> how its values are drawn into a tensor."""
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hornbook.model import config
-from hornbook.model.config import Distribution, NormalValues
+from hornbook.model import config, config_init
+from hornbook.model.config_init import Distribution, NormalValues
 
 STREAM_WRITERS = {("attention", "out"), ("cross", "out"), ("mlp", "down")}
 """Sublayer and last part of the names of projections that write to the residual stream."""
@@ -98,7 +98,7 @@ class Matrix:
         return (3 if crossed else 2) * self.stack.layers
 
 
-def _scaled_normal(matrix: Matrix, scheme: config.ScaledNormal) -> Distribution:
+def _scaled_normal(matrix: Matrix, scheme: config_init.ScaledNormal) -> Distribution:
     if matrix.role == "position":
         return NormalValues(std=scheme.position_std)
     return NormalValues(std=_scaled(matrix, scheme.std))
@@ -108,8 +108,8 @@ def _scaled(matrix: Matrix, std: float) -> float:
     return std / math.sqrt(matrix.branches) if matrix.writes_to_stream else std
 
 
-def _megatron(matrix: Matrix, scheme: config.Megatron) -> Distribution:
-    return config.TruncatedValues(std=_scaled(matrix, scheme.std), cut=scheme.cut)
+def _megatron(matrix: Matrix, scheme: config_init.Megatron) -> Distribution:
+    return config_init.TruncatedValues(std=_scaled(matrix, scheme.std), cut=scheme.cut)
 
 
 def _small(matrix: Matrix) -> Distribution:
@@ -119,12 +119,12 @@ def _small(matrix: Matrix) -> Distribution:
     return NormalValues(std=math.sqrt(2 / (5 * width)))
 
 
-def _xavier(matrix: Matrix, scheme: config.Xavier) -> Distribution:
+def _xavier(matrix: Matrix, scheme: config_init.Xavier) -> Distribution:
     return _glorot(matrix, scheme.gain) if matrix.role == "matrix" else _by_width(matrix)
 
 
 def _glorot(matrix: Matrix, gain: float) -> Distribution:
-    return config.UniformValues(bound=gain * math.sqrt(6 / (matrix.inputs + matrix.outputs)))
+    return config_init.UniformValues(bound=gain * math.sqrt(6 / (matrix.inputs + matrix.outputs)))
 
 
 def _by_width(matrix: Matrix, factor: float = 1.0) -> Distribution:
@@ -135,7 +135,7 @@ def _he(matrix: Matrix) -> Distribution:
     return NormalValues(std=math.sqrt(2 / matrix.inputs)) if matrix.role == "matrix" else _by_width(matrix)
 
 
-def _t5(matrix: Matrix, scheme: config.T5) -> Distribution:
+def _t5(matrix: Matrix, scheme: config_init.T5) -> Distribution:
     if matrix.part == "bias":
         return _by_width(matrix, scheme.factor)
     if matrix.role != "matrix":
@@ -163,28 +163,28 @@ def _tfixup_factor(matrix: Matrix) -> float:
     return (9 * matrix.stack.layers) ** -0.25 if decoding else 0.67 * matrix.stack.layers**-0.25
 
 
-def _mup(matrix: Matrix, scheme: config.MuP) -> Distribution:
+def _mup(matrix: Matrix, scheme: config_init.MuP) -> Distribution:
     if matrix.role != "matrix":
         return NormalValues(std=scheme.std)
     std = scheme.std * math.sqrt(scheme.base_width / matrix.model.width)
     return NormalValues(std=std if scheme.base_layers else _scaled(matrix, std))
 
 
-def _lsuv(matrix: Matrix, scheme: config.LSUV) -> Distribution:
-    return config.OrthogonalValues() if matrix.role == "matrix" else NormalValues(std=scheme.std)
+def _lsuv(matrix: Matrix, scheme: config_init.LSUV) -> Distribution:
+    return config_init.OrthogonalValues() if matrix.role == "matrix" else NormalValues(std=scheme.std)
 
 
 SCHEMES: dict[type, Callable[[Matrix, Any], Distribution]] = {
-    config.Normal: lambda _, scheme: NormalValues(std=scheme.std),
-    config.ScaledNormal: _scaled_normal,
-    config.Megatron: _megatron,
-    config.SmallInit: lambda matrix, _: _small(matrix),
-    config.Xavier: _xavier,
-    config.He: lambda matrix, _: _he(matrix),
-    config.T5: _t5,
-    config.TFixup: lambda matrix, _: _tfixup(matrix),
-    config.MuP: _mup,
-    config.LSUV: _lsuv,
+    config_init.Normal: lambda _, scheme: NormalValues(std=scheme.std),
+    config_init.ScaledNormal: _scaled_normal,
+    config_init.Megatron: _megatron,
+    config_init.SmallInit: lambda matrix, _: _small(matrix),
+    config_init.Xavier: _xavier,
+    config_init.He: lambda matrix, _: _he(matrix),
+    config_init.T5: _t5,
+    config_init.TFixup: lambda matrix, _: _tfixup(matrix),
+    config_init.MuP: _mup,
+    config_init.LSUV: _lsuv,
 }
 """Type of the scheme's config -> distribution of a matrix, embedding, head or table of positions under it."""
 
@@ -192,7 +192,7 @@ SCHEMES: dict[type, Callable[[Matrix, Any], Distribution]] = {
 def distribution(matrix: Matrix) -> Distribution:
     """What a logical matrix or vector begins with under its model's scheme, overrides aside."""
     if matrix.role == "norm":
-        return config.ConstantValues(value=0.0 if matrix.name.endswith(".bias") else 1.0)
+        return config_init.ConstantValues(value=0.0 if matrix.name.endswith(".bias") else 1.0)
     if matrix.role == "vector":
-        return config.ConstantValues(value=0.0)
+        return config_init.ConstantValues(value=0.0)
     return SCHEMES[type(matrix.model.init)](matrix, matrix.model.init)

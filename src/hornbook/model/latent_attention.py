@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config, config_position
 from hornbook.model.attend import FEW_QUERIES, attend
 from hornbook.model.attention import SITE, dropped, split_heads
 from hornbook.model.context import Context
@@ -33,7 +33,7 @@ class LatentAttention(nn.Module):
         part, width = cfg.attention, cfg.width
         assert isinstance(part, config.LatentAttention)
         self.cfg, self.layer = part, layer
-        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config.Rope) else None
+        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
         self.scale = _scale(part, cfg.position)
         queries = cfg.heads * (part.plain_dim + part.rope_dim)
         if part.query_rank is None:
@@ -93,10 +93,10 @@ class LatentAttention(nn.Module):
         return found @ up_value.transpose(-1, -2)
 
 
-def _scale(part: config.LatentAttention, position: config.PositionConfig) -> float:
+def _scale(part: config.LatentAttention, position: config_position.PositionConfig) -> float:
     """1 / sqrt(dims of a key), times what YaRN's second weight took out of each of two rotations."""
     scale = (part.plain_dim + part.rope_dim) ** -0.5
-    scaling = position.scaling if isinstance(position, config.Rope) else None
-    if isinstance(scaling, config.YaRN) and scaling.mscale_all_dim:
+    scaling = position.scaling if isinstance(position, config_position.Rope) else None
+    if isinstance(scaling, config_position.YaRN) and scaling.mscale_all_dim:
         scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     return scale

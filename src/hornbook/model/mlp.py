@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.team import supports
 from hornbook.model.linear import Linear, fused_linear
 
 
-def activate(x: Tensor, kind: config.Activation) -> Tensor:
+def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
     match kind:
         case "gelu":
@@ -29,7 +29,7 @@ def activate(x: Tensor, kind: config.Activation) -> Tensor:
             return F.silu(x)
 
 
-def gated(both: Float[Tensor, "*batch double"], kind: config.Activation) -> Float[Tensor, "*batch hidden"]:
+def gated(both: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(both):
         y = SwiGLUFunction.apply(both)
@@ -42,9 +42,9 @@ def gated(both: Float[Tensor, "*batch double"], kind: config.Activation) -> Floa
 class MLP(nn.Module):
     """`down(activation(up(x)))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config.MLP) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.MLP) -> None:
         super().__init__()
-        self.activation: config.Activation = cfg.activation
+        self.activation: config_mlp.Activation = cfg.activation
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)
 
@@ -55,9 +55,9 @@ class MLP(nn.Module):
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config.GLU) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.GLU) -> None:
         super().__init__()
-        self.activation: config.Activation = cfg.activation
+        self.activation: config_mlp.Activation = cfg.activation
         self.gate = Linear(width, hidden, cfg.bias)
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)

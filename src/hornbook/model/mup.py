@@ -16,7 +16,8 @@ base width. Gradients shrink with m and D^a, which is why eps has to.
 
 from collections.abc import Mapping
 
-from hornbook.model.config import ModelConfig, MuP
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_init import MuP
 from hornbook.optim.config import Factors
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config
+from hornbook.model import config, config_init
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.team import supports
 
@@ -50,7 +50,7 @@ class RMSNorm(nn.Module):
 class OffsetRMSNorm(RMSNorm):
     """`x / sqrt(mean(x^2) + eps) * (1 + weight)`: weights begin at 0 and decay pulls the factor to 1 (Gemma)."""
 
-    initial: ClassVar = {"weight": config.ConstantValues(value=0.0)}
+    initial: ClassVar = {"weight": config_init.ConstantValues(value=0.0)}
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return rms_norm(x, 1 + self.weight, self.eps)

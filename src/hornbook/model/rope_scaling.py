@@ -12,19 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model import config
+from hornbook.model import config_position
 
 Frequencies = Float[Tensor, " half"]
 
 
-def scaled_frequencies(dim: int, cfg: config.Rope, device: torch.device) -> tuple[Frequencies, float]:
+def scaled_frequencies(dim: int, cfg: config_position.Rope, device: torch.device) -> tuple[Frequencies, float]:
     """Angle per position of each pair (float32), and the factor of cosines and sines."""
     return _SCALINGS[type(cfg.scaling)](cfg.scaling, float(cfg.theta), dim, device), attention_factor(cfg.scaling)
 
 
-def attention_factor(scaling: config.RopeScaling) -> float:
+def attention_factor(scaling: config_position.RopeScaling) -> float:
     """By how much rotated queries and keys grow, each: YaRN sharpens the scores that way."""
-    if not isinstance(scaling, config.YaRN):
+    if not isinstance(scaling, config_position.YaRN):
         return 1.0
     if scaling.mscale and scaling.mscale_all_dim:
         return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all_dim)
@@ -40,16 +40,16 @@ def _frequencies(theta: float, dim: int, device: torch.device) -> Frequencies:
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
 
 
-def _linear(cfg: config.LinearScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
+def _linear(cfg: config_position.LinearScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
     return _frequencies(theta, dim, device) / cfg.factor
 
 
-def _ntk(cfg: config.NTKScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
+def _ntk(cfg: config_position.NTKScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
     assert dim > 2
     return _frequencies(theta * cfg.factor ** (dim / (dim - 2)), dim, device)
 
 
-def _yarn(cfg: config.YaRN, theta: float, dim: int, device: torch.device) -> Frequencies:
+def _yarn(cfg: config_position.YaRN, theta: float, dim: int, device: torch.device) -> Frequencies:
     """Arrives at the interpolated frequency between the pairs that turn `beta_fast` and `beta_slow` times."""
 
     def pair(turns: float) -> float:
@@ -63,7 +63,7 @@ def _yarn(cfg: config.YaRN, theta: float, dim: int, device: torch.device) -> Fre
     return plain / cfg.factor * ramp + plain * (1 - ramp)
 
 
-def _llama3(cfg: config.Llama3Scaling, theta: float, dim: int, device: torch.device) -> Frequencies:
+def _llama3(cfg: config_position.Llama3Scaling, theta: float, dim: int, device: torch.device) -> Frequencies:
     plain = _frequencies(theta, dim, device)
     turns = cfg.original * plain / (2 * math.pi)
     kept = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
@@ -71,9 +71,9 @@ def _llama3(cfg: config.Llama3Scaling, theta: float, dim: int, device: torch.dev
 
 
 _SCALINGS: dict[type, Callable[[Any, float, int, torch.device], Frequencies]] = {
-    config.NoScaling: lambda _, theta, dim, device: _frequencies(theta, dim, device),
-    config.LinearScaling: _linear,
-    config.NTKScaling: _ntk,
-    config.YaRN: _yarn,
-    config.Llama3Scaling: _llama3,
+    config_position.NoScaling: lambda _, theta, dim, device: _frequencies(theta, dim, device),
+    config_position.LinearScaling: _linear,
+    config_position.NTKScaling: _ntk,
+    config_position.YaRN: _yarn,
+    config_position.Llama3Scaling: _llama3,
 }

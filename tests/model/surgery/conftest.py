@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.model.config import MLP, FullAttention, LayerNorm, LearnedPositions, LMHead, ModelConfig, Rope
+from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config_mlp import MLP
+from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import read_hf, write_hf
 from hornbook.model.surgery.build import build_operated, fill
 from hornbook.model.transformer import Transformer

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hornbook.errors import IntegrityError
-from hornbook.model.config import Experts, FullAttention, ModelConfig, Rope
+from hornbook.model.config import FullAttention, ModelConfig
+from hornbook.model.config_mlp import Experts
+from hornbook.model.config_position import Rope
 from hornbook.model.hf_tables.rope import read_scaling, write_scaling
 from hornbook.model.hf_tables.vocabulary import Codec, Json
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import ModelConfig, Rope, RopeScaling
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_position import Rope, RopeScaling
 from hornbook.model.hf_tables.vocabulary import Codec, Json
 
 _FIELDS: dict[str, dict[str, tuple[str, Any]]] = {

@@ -1,0 +1,115 @@
+"""Configuration of what each position computes alone: an MLP, a gated one, or a mixture of experts."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hornbook.fields import OPEN, Config, Count, Number
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+
+
+class MLP(Config):
+    """Two projections with an activation between."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: Count | None = Field(default=None, ge=1)
+    """Inner width; by default 4 x width."""
+    activation: Activation = "gelu_tanh"
+    """`gelu_tanh` is GPT-2's approximation, `gelu` the exact form, `relu2` the square of `relu`."""
+    bias: bool = True
+    """Biases of both projections."""
+
+
+class GLU(Config):
+    """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
+
+    kind: Literal["glu"] = "glu"
+    hidden: Count | None = Field(default=None, ge=1)
+    """Inner width; by default 8/3 x width, rounded up to a multiple of 64."""
+    activation: Activation = "silu"
+    """Activation of the gate."""
+    bias: bool = False
+    """Biases of the three projections."""
+
+
+class SoftmaxRouter(Config):
+    """Softmax over all experts, the largest chosen (Mixtral, OLMoE, Qwen3)."""
+
+    kind: Literal["softmax"] = "softmax"
+    renormalize: bool = True
+    """The chosen ones' weights sum to 1 (Mixtral, Qwen3; not OLMoE)."""
+    jitter: float = Field(default=0.0, ge=0, lt=1)
+    """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
+
+
+class SigmoidRouter(Config):
+    """Sigmoid scores; a bias that no gradient reaches takes part in the choice only (DeepSeek-V3, arXiv 2412.19437)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    renormalize: bool = True
+    """The chosen ones' weights sum to 1 before `scale`."""
+    scale: Number = 1.0
+    """Factor of the weights."""
+    groups: Count = Field(default=1, ge=1)
+    """Experts are in so many groups ..."""
+    groups_active: Count = Field(default=1, ge=1)
+    """... of which so many may be chosen from: those with the largest sum of their two best."""
+    balance_rate: Number = Field(default=1e-3, ge=0)
+    """After each step the bias moves by so much against the sign of an expert's excess load (arXiv 2408.15664)."""
+
+
+class SwitchRouter(Config):
+    """One expert per token, its softmax probability as weight (Fedus et al. 2021, arXiv 2101.03961)."""
+
+    kind: Literal["switch"] = "switch"
+    jitter: float = Field(default=0.01, ge=0, lt=1)
+    """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
+
+
+RouterConfig = Annotated[SoftmaxRouter | SigmoidRouter | SwitchRouter, Field(discriminator="kind")]
+
+
+class Experts(Config):
+    """A mixture of gated linear units, of which each token uses a few (Shazeer et al. 2017, arXiv 1701.06538)."""
+
+    kind: Literal["experts"] = "experts"
+    count: Count = Field(default=8, ge=1)
+    """Experts in each layer."""
+    active: Count = Field(default=2, ge=1)
+    """Experts each token uses."""
+    hidden: Count | None = Field(default=None, ge=1)
+    """Inner width of an expert; by default as of a GLU."""
+    activation: Activation = "silu"
+    """Activation of the gates."""
+    router: RouterConfig = SoftmaxRouter()
+    """Who is chosen, and how much they count."""
+    shared_hidden: Count | None = Field(default=None, ge=1)
+    """Inner width of an expert that every token uses besides; none by default."""
+    capacity: Number | None = Field(default=None, gt=0)
+    """In training an expert takes at most capacity * active * tokens / count tokens of a row; the rest pass it by."""
+    balance_loss: Number = Field(default=0.01, ge=0)
+    """Weight of the loss that is least when all experts of a layer are used evenly (1 then; Switch, eq. 4)."""
+    z_loss: Number = Field(default=0.0, ge=0)
+    """Weight of the mean squared log-sum of the router's exponentials (ST-MoE, arXiv 2202.08906)."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What no single field can see: (key, what is wrong and the remedy)."""
+        if self.active > self.count:
+            yield "active", f"{self.active} experts cannot be active where there are {self.count}"
+        router = self.router
+        if router.kind == "switch" and self.active != 1:
+            yield "active", f"a switch router chooses one expert: set it to 1, not {self.active}"
+        if router.kind != "sigmoid":
+            return
+        if self.count % router.groups:
+            yield "router.groups", f"{self.count} experts do not divide into {router.groups} groups"
+        elif router.groups_active > router.groups:
+            yield "router.groups_active", f"there are {router.groups} groups, not {router.groups_active}"
+        elif (room := router.groups_active * self.count // router.groups) < self.active <= self.count:
+            text = f"{router.groups_active} groups hold {room} experts, but {self.active} are active"
+            yield "router.groups_active", f"{text}: raise it, or lower the number of groups"
+
+
+MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind"), *OPEN]

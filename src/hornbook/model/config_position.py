@@ -1,0 +1,131 @@
+"""Configuration of positions: how a model knows order, and how rotary wavelengths are stretched."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hornbook.fields import Config, Count, Number
+
+
+class LearnedPositions(Config):
+    """One learned vector per position, added to the embedding."""
+
+    kind: Literal["learned"] = "learned"
+    length: Count = 1024
+    """Number of positions there are vectors for."""
+    offset: Count = Field(default=0, ge=0)
+    """Rows before the first position's (2 in OPT, BART and RoBERTa); never used, kept for their files."""
+
+
+class SinusoidalPositions(Config):
+    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, section 3.5)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    length: Count = 2048
+    """Longest sequence the model is meant for."""
+
+
+class LinearScaling(Config):
+    """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: Number = Field(gt=0)
+    """How much longer sequences may be."""
+
+
+class NTKScaling(Config):
+    """A larger base, theta * factor^(d / (d - 2)), so that fast dims stay and slow ones stretch."""
+
+    kind: Literal["ntk"] = "ntk"
+    factor: Number = Field(gt=0)
+    """How much longer sequences may be."""
+
+
+class YaRN(Config):
+    """Peng et al. 2023 (arXiv 2309.00071): slow dims interpolated, fast ones kept, a ramp between, scores sharpened."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: Number = Field(gt=0)
+    """How much longer sequences may be."""
+    original: Count = Field(ge=1)
+    """Length the model was trained on before."""
+    beta_fast: Number = 32.0
+    """Dims that turn more often than this over `original` are kept."""
+    beta_slow: Number = 1.0
+    """Dims that turn less often than this are interpolated."""
+    mscale: Number | None = None
+    """DeepSeek's weight of the attention factor; None takes 0.1 ln(factor) + 1."""
+    mscale_all_dim: Number | None = None
+    """DeepSeek's second weight, which its attention scale takes up as well."""
+
+
+class Llama3Scaling(Config):
+    """Wavelengths above `original / low` divided by `factor`, those below `original / high` kept (Llama 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Number = Field(gt=0)
+    """How much longer sequences may be."""
+    low: Number = 1.0
+    """Turns over `original` below which a dim is divided."""
+    high: Number = 4.0
+    """Turns over `original` above which a dim is kept."""
+    original: Count = Field(ge=1)
+    """Length the model was trained on before."""
+
+
+class NoScaling(Config):
+    """Wavelengths as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+RopeScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YaRN | Llama3Scaling, Field(discriminator="kind")]
+
+
+class Rope(Config):
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864)."""
+
+    kind: Literal["rope"] = "rope"
+    theta: Number = 10_000.0
+    """Base of the wavelengths."""
+    length: Count = 2048
+    """Longest sequence the model is meant for; written to exports as max_position_embeddings."""
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of each head's dims that turn, the first ones (GPT-NeoX: 0.25)."""
+    layout: Literal["half", "interleaved"] = "half"
+    """Dim i turns with dim i + d/2, or with its neighbour (GPT-J)."""
+    scaling: RopeScaling = NoScaling()
+    """How wavelengths are stretched for longer sequences."""
+
+
+class Alibi(Config):
+    """Scores fall linearly with distance, by another slope in each head (Press et al. 2021, arXiv 2108.12409)."""
+
+    kind: Literal["alibi"] = "alibi"
+    length: Count = 2048
+    """Longest sequence the model is meant for."""
+
+
+class RelativeBuckets(Config):
+    """A learned score for each head and bucket of distances, shared by all layers of a stack (T5, arXiv 1910.10683)."""
+
+    kind: Literal["relative"] = "relative"
+    length: Count = 512
+    """Longest sequence the model is meant for."""
+    buckets: Count = Field(default=32, ge=4)
+    """Buckets; in an encoder half of them for what comes after."""
+    max_distance: Count = Field(default=128, ge=2)
+    """Larger distances share the last bucket."""
+
+
+class NoPositions(Config):
+    """Order is known from the causal mask only."""
+
+    kind: Literal["none"] = "none"
+    length: Count = 2048
+    """Longest sequence the model is meant for."""
+
+
+PositionConfig = Annotated[
+    LearnedPositions | SinusoidalPositions | Rope | Alibi | RelativeBuckets | NoPositions, Field(discriminator="kind")
+]
