@@ -1,7 +1,8 @@
 """Configuration of the Transformer: parts chosen by `kind`, composed, never flagged.
 
-A new kind of part is one frozen config, here or in `config_*.py`, and one module class in a file of its own, joined by the
-table in `hornbook.model.build`. What varies over depth is a short list of layers that is tiled (`first`, `pattern`).
+A new kind of part is one frozen config, here or in `config_*.py`, and one module class in a file of its own, joined
+by the table in `hornbook.model.build`. What varies over depth is a short list of layers that is tiled (`first`,
+`pattern`).
 """
 
 from collections.abc import Iterator
