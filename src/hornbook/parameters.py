@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hornbook.model import config as parts
-from hornbook.model import config_mlp, config_position
+from hornbook.model import config_head, config_mlp, config_position
 from hornbook.model.config import ModelConfig
 
 
@@ -62,17 +62,30 @@ def _positions(stack: ModelConfig) -> int:
 
 def head_matrices(config: ModelConfig, vocab: int) -> int:
     """Weights that a position of the stream is multiplied by on its way to logits, shared with the embedding or not."""
-    before = config.width**2 if isinstance(config.head, parts.MaskedHead) else entrance_matrices(config)
+    if isinstance(config.head, config_head.LabelHeadConfig):
+        dense = config.head.transform.kind == "dense"
+        return config.width * (config_head.num_outputs(config.head) + dense * config.width)
+    before = config.width**2 if isinstance(config.head, config_head.MaskedHead) else entrance_matrices(config)
     return vocab * _vector_width(config) + before
 
 
 def _head(config: ModelConfig, vocab: int) -> int:
     part = config.head
+    if isinstance(part, config_head.LabelHeadConfig):
+        return head_matrices(config, vocab) + _label_vectors(config, part)
     shared = vocab * _vector_width(config) if part.tied else 0
     count = head_matrices(config, vocab) - shared + part.bias * vocab
-    if isinstance(part, parts.MaskedHead):
+    if isinstance(part, config_head.MaskedHead):
         return count + part.dense_bias * config.width + _norm(config, config.norm)
     return count
+
+
+def _label_vectors(config: ModelConfig, part: config_head.LabelHeadConfig) -> int:
+    """Biases, and the norm of what is done first."""
+    count, dense = part.bias * config_head.num_outputs(part), part.transform
+    if not isinstance(dense, config_head.DenseTransform):
+        return count
+    return count + dense.bias * config.width + (_norm(config, config.norm) if dense.norm else 0)
 
 
 def embedding_rows(config: ModelConfig, tokenizer_size: int) -> int:

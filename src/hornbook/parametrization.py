@@ -19,7 +19,8 @@ from typing import TypeVar
 
 from hornbook.errors import UsageError
 from hornbook.fields import Config
-from hornbook.model.config import FullAttention, LMHead, ModelConfig, PreNorm
+from hornbook.model.config import FullAttention, ModelConfig, PreNorm
+from hornbook.model.config_head import LMHead
 from hornbook.model.config_init import MuP
 
 Keys = tuple[str | int, ...]

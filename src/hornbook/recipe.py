@@ -4,6 +4,7 @@ A `Recipe` is frozen and complete: given a recipe, the token shards it names and
 of the run follows. Rules that span sections live in `cross_check`, and only there.
 """
 
+import math
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from hornbook.data.config import DataConfig
 from hornbook.evals.config import EvalConfig
 from hornbook.fields import Config, Count
 from hornbook.model.config import LayerConfig, ModelConfig
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.surgery.config import Prompt, Surgery, surgery_problems
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
@@ -144,6 +146,8 @@ def _check_ends(model: ModelConfig) -> Iterator[tuple[str, str]]:
     head, width = model.head, model.embedding.width
     if model.kind == "decoder" and head.kind == "masked":
         yield "model.head", 'a decoder predicts the next token: use "lm"'
+    elif isinstance(head, LabelHeadConfig):
+        yield from ((f"model.head.{key}", text) for key, text in head.problems(model.kind, model.norm.kind))
     elif width is not None and head.kind == "masked":
         yield (
             "model.embedding.width",
@@ -181,6 +185,20 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+    yield from _check_ramp(train)
+
+
+def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
+    problems = list(train.ramp.problems(train.batch_tokens))
+    if train.ramp.kind == "none" or problems:
+        yield from ((f"train.ramp.{key}", text) for key, text in problems)
+        return
+    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_batch * train.sequence
+    if broken := next((size for size in sizes if size % grain), None):
+        text = f"a batch of {broken:,} tokens is no whole number of microbatches (train.micro_batch {train.micro_batch}"
+        rows, rest = divmod(math.gcd(*sizes), train.sequence)
+        remedy = "take multiples of train.sequence" if rest else f"take a divisor of {rows}, or other sizes"
+        yield "train.ramp", f"{text} rows of train.sequence {train.sequence}): {remedy}"
 
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
-from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config_head import LMHead
 from hornbook.model.config_mlp import GLU, MLP
 from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import read_hf, stored_bytes, write_hf

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_init, config_mlp, config_position
+from hornbook.model import config, config_head, config_init, config_mlp, config_position
 from hornbook.model.build import ROLES, build_model, parameter_roles
 from hornbook.model.init import Own, check_overrides, check_ranges, initial_value, initial_values, initialize
 from hornbook.model.norm import RMSNorm
 from hornbook.model.transformer import Transformer
 
 LLAMA = config.ModelConfig(
-    layers=4, width=128, heads=4, init=config_init.ScaledNormal(std=0.03), head=config.LMHead(tied=False)
+    layers=4, width=128, heads=4, init=config_init.ScaledNormal(std=0.03), head=config_head.LMHead(tied=False)
 )
 GPT2 = config.ModelConfig(
     layers=3,

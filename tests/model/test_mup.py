@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_init, config_mlp
+from hornbook.model import config, config_head, config_init, config_mlp
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.init import initialize
 from hornbook.model.mup import learning_factors
@@ -37,7 +37,7 @@ def base(width: int, layers: int) -> config.ModelConfig:
         width=width,
         heads=width // HEAD_DIM,
         mlp=config_mlp.MLP(),
-        head=config.LMHead(tied=False),
+        head=config_head.LMHead(tied=False),
         init=config_init.ScaledNormal(std=0.02, overrides=silent),
     )
 
@@ -211,7 +211,7 @@ def test_factors_of_the_model() -> None:
     start = base(64, layers=2).model_copy(update={"attention": config.FullAttention(kv_heads=1)})
     grown = scaled(start, width=256, layers=8)
     assert (grown.heads, grown.kv_heads, grown.head_dim) == (8, 4, HEAD_DIM)
-    assert isinstance(grown.head, config.LMHead)
+    assert isinstance(grown.head, config_head.LMHead)
     assert grown.head.scale == 1 / 4
     assert isinstance(grown.block, config.PreNorm)
     assert grown.block.multiplier == 1 / 4
@@ -237,7 +237,7 @@ def test_what_has_no_place_for_a_factor_is_refused() -> None:
     with pytest.raises(UsageError, match=r"block.kind: model.init.base_layers scales branches, which 'post' cannot"):
         parametrized(config.ModelConfig(init=deep, block=config.PostNorm()))
     with pytest.raises(UsageError, match=r"head.kind: muP scales what the head reads"):
-        parametrized(config.ModelConfig(kind="encoder", init=deep, head=config.MaskedHead()))
+        parametrized(config.ModelConfig(kind="encoder", init=deep, head=config_head.MaskedHead()))
     with pytest.raises(UsageError, match="3 heads at width 96 come out uneven at width 80"):
         scaled(base(96, layers=2), width=80)
 

@@ -6,7 +6,8 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
-from hornbook.model.config import MaskedHead, ModelConfig
+from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import MaskedHead
 from hornbook.model.generate import generate
 from hornbook.model.init import initialize
 from hornbook.model.prompts import begin, encode_spelled, fill_masks

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import FullAttention, LayerConfig, LayerNorm, LMHead, ModelConfig, Parallel
+from hornbook.model.config import FullAttention, LayerConfig, LayerNorm, ModelConfig, Parallel
+from hornbook.model.config_head import LMHead
 from hornbook.model.config_mlp import MLP, Experts
 from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import create_hf, fill_hf, read_hf, view_hf, write_hf

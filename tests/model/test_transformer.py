@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_mlp, config_position
+from hornbook.model import config, config_head, config_mlp, config_position
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cache import KVCache
 from hornbook.model.dropout import row_keys
@@ -22,7 +22,7 @@ QWEN3 = config.ModelConfig(
     width=32,
     heads=4,
     attention=config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head"),
-    head=config.LMHead(tied=False),
+    head=config_head.LMHead(tied=False),
 )
 GPT2 = config.ModelConfig(
     layers=2,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hornbook.model import config, config_mlp, config_position
+from hornbook.model import config, config_head, config_mlp, config_position
 from hornbook.model.attention import CrossAttention, FullAttention
 from hornbook.model.block import Addition, Block, Norms, ParallelBlock
 from hornbook.model.delta_attention import CausalConvolution, DeltaAttention
@@ -18,6 +18,7 @@ from hornbook.model.dropout import Dropout, RowDropout
 from hornbook.model.embedding import Embedding, Entrance, TokenTypes
 from hornbook.model.experts import Experts
 from hornbook.model.head import Head, Scaled, Transform
+from hornbook.model.label_heads import Classifier, LabelHead, Regressor, SpanFinder, Tagger
 from hornbook.model.latent_attention import LatentAttention
 from hornbook.model.linear import Linear
 from hornbook.model.mlp import GLU, MLP
@@ -45,12 +46,20 @@ NORMS: dict[type, Callable[[int, Any], nn.Module | None]] = {
 }
 """Type of a norm's config -> maker, from the width and the config."""
 
+LABEL_HEADS: dict[type, Callable[[int, Any, nn.Module | None], LabelHead]] = {
+    config_head.ClassificationHead: Classifier,
+    config_head.TokenClassificationHead: Tagger,
+    config_head.RegressionHead: Regressor,
+    config_head.SpanHead: SpanFinder,
+}
+"""Type of the config of a head for labels -> maker, from the width, the config and what is done first."""
+
 ROLES = {
     Embedding: "embedding",
     TokenTypes: "position",
     LearnedPositions: "position",
     RelativeBuckets: "position",
-    Head: "head",
+    **dict.fromkeys((Head, Classifier, Tagger, Regressor, SpanFinder), "head"),
     Linear: "matrix",
     Experts: "matrix",
     SoftmaxRouter: "matrix",
@@ -125,8 +134,10 @@ def _entrance(cfg: config.ModelConfig) -> Entrance | None:
 
 def _head(cfg: config.ModelConfig, vocab: int, embedding: Embedding) -> Head:
     part, width = cfg.head, cfg.embedding.width or cfg.width
+    if isinstance(part, config_head.LabelHeadConfig):
+        return _label_head(cfg, part)
     tied_to = embedding if part.tied else None
-    if isinstance(part, config.MaskedHead):
+    if isinstance(part, config_head.MaskedHead):
         norm = _norm(cfg)
         assert norm is not None
         return Head(vocab, width, tied_to, Transform(cfg.width, part.dense_bias, part.activation, norm), part.bias)
@@ -134,6 +145,13 @@ def _head(cfg: config.ModelConfig, vocab: int, embedding: Embedding) -> Head:
     if cfg.embedding.width:
         before = Linear(cfg.width, width, bias=False)
     return Head(vocab, width, tied_to, before, part.bias, part.softcap)
+
+
+def _label_head(cfg: config.ModelConfig, part: config_head.LabelHeadConfig) -> LabelHead:
+    transform, dense = None, part.transform
+    if isinstance(dense, config_head.DenseTransform):
+        transform = Transform(cfg.width, dense.bias, dense.activation, _norm(cfg) if dense.norm else None)
+    return LABEL_HEADS[type(part)](cfg.width, part, transform)
 
 
 def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:

@@ -11,8 +11,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from hornbook.fields import OPEN, Config, Count, Number
+from hornbook.model.config_head import HeadConfig, LMHead
 from hornbook.model.config_init import InitConfig, ScaledNormal
-from hornbook.model.config_mlp import GLU, Activation, MLPConfig
+from hornbook.model.config_mlp import GLU, MLPConfig
 from hornbook.model.config_position import NoPositions, PositionConfig, Rope
 
 # ---- Normalisation
@@ -211,36 +212,6 @@ class EmbeddingConfig(Config):
     """Width of the vectors, if it is not the model's: a projection then follows (OPT-350m)."""
 
 
-class LMHead(Config):
-    """Projection to the vocabulary."""
-
-    kind: Literal["lm"] = "lm"
-    tied: bool = True
-    """Share the matrix with the token embedding."""
-    bias: bool = False
-    """A learned shift of each token's logit (BART)."""
-    scale: Number = 1.0
-    """Factor of the hidden states before it (T5 v1.0: 1 / sqrt(width))."""
-    softcap: Number | None = Field(default=None, gt=0)
-    """Logits z become softcap * tanh(z / softcap) (Gemma 2)."""
-
-
-class MaskedHead(Config):
-    """Projection, activation and norm before that to the vocabulary (BERT)."""
-
-    kind: Literal["masked"] = "masked"
-    tied: bool = True
-    """Share the matrix with the token embedding."""
-    bias: bool = True
-    """A learned shift of each token's logit."""
-    activation: Activation = "gelu"
-    """Activation of the projection."""
-    dense_bias: bool = True
-    """Bias of the projection."""
-
-
-HeadConfig = Annotated[LMHead | MaskedHead, Field(discriminator="kind")]
-
 # ---- The model
 
 
@@ -276,7 +247,7 @@ class ModelConfig(Config):
     pattern: list[LayerConfig] = Field(default_factory=list)
     """What is different in the layers behind them, repeated to the last; it has to come out even."""
     head: HeadConfig = LMHead()
-    """From hidden states to logits."""
+    """What is read from the hidden states: tokens, labels, numbers, places."""
     init: InitConfig = ScaledNormal()
     """Initial values."""
     dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -4,7 +4,7 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from hornbook.model.embedding import Embedding
 from hornbook.model.linear import Linear
 from hornbook.model.losses import LossTerms, loss_and_grad_
 from hornbook.model.mlp import activate
+from hornbook.model.position import Lengths
 
 
 class Scaled(nn.Module):
@@ -29,15 +30,22 @@ class Scaled(nn.Module):
 
 
 class Transform(nn.Module):
-    """`norm(activation(dense(hidden)))`, the masked language model's step before the vocabulary (BERT)."""
+    """`norm(activation(dense(hidden)))`, the masked language model's step before the vocabulary (BERT).
 
-    def __init__(self, width: int, bias: bool, activation: config_mlp.Activation, norm: nn.Module) -> None:
+    Also what some heads do before labels, where the activation may be `tanh` and the norm missing (BERT's pooler).
+    """
+
+    def __init__(
+        self, width: int, bias: bool, activation: Literal["tanh"] | config_mlp.Activation, norm: nn.Module | None
+    ) -> None:
         super().__init__()
         self.dense, self.norm = Linear(width, width, bias), norm
-        self.activation: config_mlp.Activation = activation
+        self.activation: Literal["tanh"] | config_mlp.Activation = activation
 
     def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return self.norm(activate(self.dense(hidden), self.activation))
+        x = self.dense(hidden)
+        x = torch.tanh(x) if self.activation == "tanh" else activate(x, self.activation)
+        return x if self.norm is None else self.norm(x)
 
 
 CHUNK_BYTES = 2048
@@ -94,11 +102,15 @@ class Head(nn.Module):
         *,
         smoothing: float = 0.0,
         z_loss: float = 0.0,
+        lengths: Lengths | None = None,
+        keys: Int[Tensor, " batch"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
 
-        The gradient of all of them hangs on `loss`: backward of their sum is that of the objective.
+        The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
+        row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.label_heads`).
         """
+        del lengths, keys
         hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)
         hidden = hidden if self.before is None else self.before(hidden)
         grad = torch.is_grad_enabled() and (hidden.requires_grad or self.matrix.requires_grad)
@@ -121,11 +133,13 @@ class Head(nn.Module):
         hidden: Float[Tensor, "batch time width"],
         targets: Int[Tensor, "batch time"],
         weights: Float[Tensor, "batch time"] | None = None,
+        lengths: Lengths | None = None,
     ) -> Float[Tensor, "batch time"]:
         """Negative log-likelihood (nats) of each target, float32; no gradients.
 
         weights: where they are 0 nobody looks, so that a masked model's losses are computed at its few targets alone.
         """
+        del lengths
         if weights is not None and self.before is not None:
             counts = weights > 0
             found = torch.zeros_like(weights)

@@ -36,7 +36,7 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
         return reasons
     reasons = [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
     try:
-        tied = config.head.tied if architecture.head_by_file else None
+        tied = getattr(config.head, "tied", None) if architecture.head_by_file else None
         read = _translate(_written(config, architecture), architecture, tied)
     except HornbookError as error:
         return [*reasons, str(error)]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config_head import LMHead
 from hornbook.model.config_mlp import MLP
 from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import read_hf, write_hf

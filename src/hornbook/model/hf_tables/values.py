@@ -1,7 +1,8 @@
 """Single values that config.json says in another way than ours: scales by width, shifted lengths, T5's feed-forward."""
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import FullAttention, LMHead, ModelConfig
+from hornbook.model.config import FullAttention, ModelConfig
+from hornbook.model.config_head import LMHead
 from hornbook.model.config_position import LearnedPositions
 from hornbook.model.hf_tables.vocabulary import GELU_FIRST, Codec, Json
 

@@ -1,0 +1,183 @@
+"""From hidden states to what labels say: classes, tags, numbers, and where an answer begins and ends.
+
+One idea: a label sits on a token. Outputs are a few numbers per token, so rows hold as many labelled texts as fit, and
+only tokens with a weight are projected. What a span is chosen from are the tokens of its document.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hornbook.model import config_head
+from hornbook.model.config_init import NormalValues
+from hornbook.model.context import Context
+from hornbook.model.dropout import Dropout, mix
+from hornbook.model.head import Head
+from hornbook.model.position import Lengths
+
+START, END, CHOOSABLE = 1, 2, 4
+"""Bits of a span's targets: the answer starts here, ends here, or might have done so."""
+_SITE = 62  # of the dropout; no layer draws there
+
+
+class LabelHead(Head):
+    """Projection to a few outputs of each token, after a `transform` and dropout; in float32 whatever comes in."""
+
+    def __init__(self, width: int, cfg: config_head.LabelHeadConfig, transform: nn.Module | None) -> None:
+        super().__init__(config_head.num_outputs(cfg), width, None, transform, cfg.bias)
+        self.dropout = Dropout(cfg.dropout, 0, _SITE)
+        # Under every scheme: those are about language models, and large values here would spoil a trained stack.
+        self.initial = {"weight": NormalValues(std=0.02)}
+
+    def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch outputs"]:
+        """Outputs in float32."""
+        return self._project(hidden if self.before is None else self.before(hidden), self.matrix)
+
+    def losses(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Tensor,
+        weights: Float[Tensor, "batch time"],
+        *,
+        smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        lengths: Lengths | None = None,
+        keys: Int[Tensor, " batch"] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Sum over tokens of weight * loss, float32, as `loss`.
+
+        targets: ids of labels int64 [batch, time]; or values float32 [batch, time, outputs] where labels are numbers or
+        independent of each other; for spans bits [batch, time]. smoothing: of a softmax over labels. z_loss: for
+        vocabularies; 0 here.
+        """
+        del lengths
+        assert z_loss == 0, "cross_check refuses it"
+        counts = weights > 0
+        outputs = self._read(hidden[counts], None if keys is None else _token_keys(keys, counts))
+        return {"loss": (self.label_losses(outputs, targets[counts], smoothing) * weights[counts]).sum()}
+
+    @torch.no_grad()
+    def token_losses(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Tensor,
+        weights: Float[Tensor, "batch time"] | None = None,
+        lengths: Lengths | None = None,
+    ) -> Float[Tensor, "batch time"]:
+        """Loss of each label, float32, where weights are not 0; no gradients."""
+        del lengths
+        counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if weights is None else weights > 0
+        found = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
+        found[counts] = self.label_losses(self.logits(hidden[counts]), targets[counts], 0.0).float()
+        return found
+
+    def label_losses(
+        self, outputs: Float[Tensor, "labels outputs"], targets: Tensor, smoothing: float
+    ) -> Float[Tensor, " labels"]:
+        """Loss of each label, unweighted."""
+        raise NotImplementedError
+
+    def _read(self, hidden: Float[Tensor, "tokens width"], keys: Int[Tensor, " tokens"] | None) -> Tensor:
+        """Outputs of some tokens, each of which is a row of its own to the dropout."""
+        hidden = hidden if self.before is None else self.before(hidden)
+        return self._project(self.dropout(hidden[:, None], Context(keys=keys))[:, 0], self.matrix)
+
+    def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, matrix.dtype)
+        return F.linear(hidden.to(wide), matrix, self.bias)
+
+
+def _token_keys(keys: Int[Tensor, " batch"], counts: Tensor) -> Int[Tensor, " tokens"]:
+    """A dropout key for each token that counts, from its row's key and its place in the row."""
+    rows, places = counts.nonzero(as_tuple=True)
+    return mix(keys[rows] + places)
+
+
+class Tagger(LabelHead):
+    """One of several labels for each token: cross-entropy."""
+
+    def label_losses(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+
+
+class Classifier(Tagger):
+    """One of several labels for each text, or any number of them: the mean of their binary cross-entropies."""
+
+    def __init__(self, width: int, cfg: config_head.ClassificationHead, transform: nn.Module | None) -> None:
+        super().__init__(width, cfg, transform)
+        self.multiple = cfg.multiple
+
+    def label_losses(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        if not self.multiple:
+            return super().label_losses(outputs, targets, smoothing)
+        return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none").mean(1)
+
+
+class Regressor(LabelHead):
+    """Numbers of each text: the mean of their squared errors."""
+
+    def label_losses(self, outputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        del smoothing
+        return (outputs - targets).square().mean(1)
+
+
+class SpanFinder(LabelHead):
+    """Scores of each token as the first and the last of an answer: the mean of two cross-entropies over a document.
+
+    A document counts with the weight of its first token, so that weights add up to the number of answers.
+    """
+
+    def losses(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Tensor,
+        weights: Float[Tensor, "batch time"],
+        *,
+        smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        lengths: Lengths | None = None,
+        keys: Int[Tensor, " batch"] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """As of `LabelHead`. lengths: documents of each row, which answers are found in; None takes the row as one."""
+        assert smoothing == z_loss == 0, "cross_check refuses them"
+        token_keys = None if keys is None else _token_keys(keys, torch.ones_like(weights))
+        outputs = self._read(hidden.flatten(0, 1), token_keys)
+        first, found = _span_losses(outputs, targets, weights, lengths)
+        return {"loss": (found * weights.flatten()[first]).sum()}
+
+    @torch.no_grad()
+    def token_losses(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Tensor,
+        weights: Float[Tensor, "batch time"] | None = None,
+        lengths: Lengths | None = None,
+    ) -> Float[Tensor, "batch time"]:
+        """Loss of each document at its first token, float32, where that has a weight; no gradients."""
+        weights = hidden.new_ones(hidden.shape[:2]) if weights is None else weights
+        first, losses = _span_losses(self.logits(hidden).flatten(0, 1), targets, weights, lengths)
+        found = hidden.new_zeros(targets.numel(), dtype=torch.float32)
+        found[first] = losses.float()
+        return found.view(targets.shape)
+
+
+def _span_losses(
+    outputs: Float[Tensor, "tokens two"], targets: Tensor, weights: Tensor, lengths: Lengths | None
+) -> tuple[Int[Tensor, " documents"], Float[Tensor, " documents"]]:
+    """(place of the first token, loss) of each document that counts; tokens count over all rows."""
+    rows, time = targets.shape
+    sizes = [size for row in lengths or [(time,)] * rows for size in row if size]
+    first = torch.tensor([0, *sizes[:-1]], device=targets.device).cumsum(0)
+    chosen = weights.flatten()[first] > 0
+    documents = [part for part, counts in zip(outputs.split(sizes), chosen.tolist(), strict=True) if counts]
+    bits = [part for part, counts in zip(targets.flatten().split(sizes), chosen.tolist(), strict=True) if counts]
+    if not documents:
+        return first[:0], outputs.sum(1)[:0]
+    scores: Any = nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    marks = nn.utils.rnn.pad_sequence(bits, batch_first=True)
+    logits = scores.masked_fill((marks == 0)[..., None], float("-inf")).log_softmax(1)
+    answers = torch.stack([(marks & bit > 0).int().argmax(1) for bit in (START, END)], 1)
+    return first[chosen], -logits.gather(1, answers[:, None])[:, 0].mean(1)
