@@ -107,7 +107,10 @@ def test_what_is_no_duration(value: object) -> None:
 
 
 def test_duration_in_tokens() -> None:
-    lengths = [Duration.model_validate(text).tokens(10_000, 100) for text in ("2 steps", "150 tokens", "5%")]
+    lengths = [
+        Duration.model_validate(text).tokens(10_000, lambda steps: 100 * steps)
+        for text in ("2 steps", "150 tokens", "5%")
+    ]
     assert lengths == [200, 150, 500]
 
 

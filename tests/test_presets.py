@@ -172,10 +172,50 @@ def test_rates_and_batches_of_the_tables(name: str, rate: float, million_tokens:
     assert recipe.train.batch_tokens == pytest.approx(million_tokens * 1e6, rel=0.05)  # "0.5M" is 2^19
 
 
-def test_every_other_layer_of_gpt3_is_banded() -> None:
-    model = preset("gpt3-175b").model
+RAMPS = {
+    "gpt3-125m": (32_768, 16, 4e9),
+    "gpt3-175b": (32_768, 98, 12e9),
+    "bloom-560m": (192 * 2048, 5, 9_765_625 * 2048),
+    "bloom-176b": (192 * 2048, 117, 9_765_625 * 2048),
+    "modernbert-base": (768 * 1024, 6, 50e9),
+    "modernbert-large": (448 * 1024, 11, 10e9),
+    "llama-3-8b": (2**22, 3, 2.87e12),
+}
+"""First batch in tokens, number of sizes, tokens consumed from which on the batch is full; GPT-3's of 4 to 12B."""
+
+
+@pytest.mark.parametrize("name", RAMPS)
+def test_batches_grow_as_published(name: str) -> None:
+    train = preset(name).train
+    batches = train.ramp.batches(train.batch_tokens)
+    assert (batches.sizes[0], len(batches.sizes), batches.firsts[-1]) == RAMPS[name]
+    assert batches.sizes[-1] == train.batch_tokens
+
+
+def test_only_published_ramps_are_there() -> None:
+    ramped = {name for name in shipped_recipes() if preset(name).train.ramp.kind != "none"}
+    assert ramped == set(RAMPS) | {name for name in PRESETS if name.startswith("gpt3-")}
+
+
+def test_bloom_reaches_its_full_batch_as_its_log_does() -> None:
+    """Iteration 85,376 of the public log (bigscience, tr11-176B-ml) had consumed 158,692,272 rows."""
+    train = preset("bloom-176b").train
+    assert train.ramp.batches(train.batch_tokens).tokens_of(85_376) == 158_692_272 * 2048
+
+
+def test_modernbert_makes_as_many_steps_of_each_size() -> None:
+    train = preset("modernbert-base").train
+    steps = [count for _, _, count in train.ramp.batches(train.batch_tokens).runs()][:-1]
+    assert max(steps) - min(steps) <= 1
+    assert len(steps) == 5
+
+
+@pytest.mark.parametrize("name", TABLE_D1)
+def test_every_other_layer_of_gpt3_is_banded(name: str) -> None:
+    """Section 2.1 of the paper: dense and locally banded layers in turn, dense first."""
+    model = preset(name).model
     windows = [getattr(model.layer(i).attention, "window", None) for i in range(model.layers)]
-    assert windows == [None, 256] * 48
+    assert windows == [None, 256] * (model.layers // 2)
     assert all(model.layer(i).attention.model_dump(exclude={"window"})["bias"] for i in range(model.layers))
 
 
@@ -184,11 +224,12 @@ def test_schedules_of_opt_and_gpt3(name: str, warmup: float) -> None:
     recipe = preset(name)
     total, batch, schedule = recipe.train.tokens, recipe.train.batch_tokens, recipe.optim.schedule
     assert total == 300_000_000_000
-    assert schedule(0, total, batch) == pytest.approx(batch / warmup)
-    assert schedule(int(warmup), total, batch) == 1
-    middle = schedule(int((warmup + total) / 2), total, batch)
+    batches = recipe.train.ramp.batches(batch)
+    assert schedule(0, total, batches) == pytest.approx(batches.at(0) / warmup)
+    assert schedule(int(warmup), total, batches) == 1
+    middle = schedule(int((warmup + total) / 2), total, batches)
     assert middle == pytest.approx(0.55)  # half-way down, of a line and of a cosine
-    assert schedule(total, total, batch) == pytest.approx(0.1)
+    assert schedule(total, total, batches) == pytest.approx(0.1)
 
 
 def test_modernbert_alternates_as_published() -> None:

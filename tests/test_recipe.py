@@ -91,9 +91,10 @@ def test_gpt2_trains_as_gpt3_small() -> None:
     recipe = shipped("gpt2-124m").recipe
     schedule, train = recipe.optim.schedule, recipe.train
     assert train.tokens is not None
-    assert recipe.optim.lr * schedule(0, train.tokens, train.batch_tokens) == pytest.approx(6e-4 * 524_288 / 375e6)
-    assert schedule(375_000_000, train.tokens, 1) == pytest.approx(1)
-    assert schedule(train.tokens, train.tokens, 1) == pytest.approx(0.1)
+    batches = train.ramp.batches(train.batch_tokens)
+    assert recipe.optim.lr * schedule(0, train.tokens, batches) == pytest.approx(6e-4 * 524_288 / 375e6)
+    assert schedule(375_000_000, train.tokens, batches) == pytest.approx(1)
+    assert schedule(train.tokens, train.tokens, batches) == pytest.approx(0.1)
 
 
 def test_llama_is_llama() -> None:

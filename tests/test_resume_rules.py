@@ -9,6 +9,8 @@ from hornbook.resolve import resolve
 from hornbook.resume_rules import RULES, refuse_incompatible, resume_changes, rule_of
 from hornbook.schema import settings
 
+RAMPED = ("train.ramp=linear", "train.ramp.start_tokens=1024", "train.ramp.over_tokens=100k", "train.micro_batch=4")
+
 
 def recipe(*words: str):
     return resolve("tiny", words, {}).recipe
@@ -45,6 +47,7 @@ def test_globs_do_not_leave_their_section() -> None:
         ("optim.schedule.floor=0.5", "journaled"),
         ("train.tokens=2M", "journaled"),
         ("train.batch_tokens=8192", "journaled"),
+        ("train.ramp.over_tokens=200k", "journaled"),
         ("train.micro_batch=2", "journaled"),
         ("train.precision=fp32", "journaled"),
         ("train.threads=1", "journaled"),
@@ -63,7 +66,8 @@ def test_globs_do_not_leave_their_section() -> None:
     ],
 )
 def test_policies(word: str, policy: str) -> None:
-    (change,) = resume_changes(recipe(), recipe(word))
+    old = RAMPED if "ramp" in word else ()
+    (change,) = resume_changes(recipe(*old), recipe(*old, word))
     assert (change.key, change.policy) == (word.partition("=")[0], policy)
 
 

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hornbook.fields import Duration
+from hornbook.ramps import Batches, NoRamp
 from hornbook.schedules import WSD, Constant, Cosine, Linear
 
 TOTAL, BATCH = 100_000, 1_000
+BATCHES = NoRamp().batches(BATCH)
 KINDS = [Constant, Linear, Cosine, WSD]
 
 
@@ -20,7 +22,7 @@ def warm(text: str) -> Duration:
 @pytest.mark.parametrize("text", ["10 steps", "10000 tokens", "10%"])
 def test_warmup_is_a_straight_line_without_a_step_at_zero(kind: type, text: str) -> None:
     schedule = kind(warmup=warm(text))
-    factors = [schedule(step * BATCH, TOTAL, BATCH) for step in range(10)]
+    factors = [schedule(step * BATCH, TOTAL, BATCHES) for step in range(10)]
     assert factors == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 
 
@@ -37,7 +39,7 @@ def test_warmup_is_a_straight_line_without_a_step_at_zero(kind: type, text: str)
     ],
 )
 def test_values_at_the_quarters(schedule: Constant, expected: list[float]) -> None:
-    assert [schedule(TOTAL * i // 4, TOTAL, BATCH) for i in range(5)] == pytest.approx(expected)
+    assert [schedule(TOTAL * i // 4, TOTAL, BATCHES) for i in range(5)] == pytest.approx(expected)
 
 
 @given(
@@ -47,7 +49,7 @@ def test_values_at_the_quarters(schedule: Constant, expected: list[float]) -> No
     batch=st.integers(1, TOTAL),
 )
 def test_factors_stay_between_zero_and_one(kind: type, warmup: str, tokens: int, batch: int) -> None:
-    factor = kind(warmup=warm(warmup))(tokens, TOTAL, batch)
+    factor = kind(warmup=warm(warmup))(tokens, TOTAL, Batches((0,), (batch,)))
     assert 0 <= factor <= 1
 
 
@@ -55,21 +57,21 @@ def test_factors_stay_between_zero_and_one(kind: type, warmup: str, tokens: int,
 def test_no_schedule_rises_after_warmup(kind: type, tokens: list[int]) -> None:
     early, late = sorted(tokens)
     schedule = kind()
-    assert schedule(late, TOTAL, BATCH) <= schedule(early, TOTAL, BATCH)
+    assert schedule(late, TOTAL, BATCHES) <= schedule(early, TOTAL, BATCHES)
 
 
 def test_a_longer_run_has_the_same_warmup_in_tokens() -> None:
     schedule = Cosine(warmup=warm("8000 tokens"))
-    assert schedule(3000, TOTAL, BATCH) == schedule(3000, 10 * TOTAL, BATCH)
+    assert schedule(3000, TOTAL, BATCHES) == schedule(3000, 10 * TOTAL, BATCHES)
 
 
 def test_past_the_end_the_floor_holds() -> None:
-    assert Linear(floor=0.3)(2 * TOTAL, TOTAL, BATCH) == pytest.approx(0.3)
+    assert Linear(floor=0.3)(2 * TOTAL, TOTAL, BATCHES) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("text", ["0 tokens", "0 steps", "0%"])
 def test_no_warmup_begins_at_the_peak(text: str) -> None:
-    assert Constant(warmup=warm(text))(0, TOTAL, BATCH) == 1
+    assert Constant(warmup=warm(text))(0, TOTAL, BATCHES) == 1
 
 
 @pytest.mark.parametrize("values", [{"floor": 1.1}, {"floor": -0.1}, {"warmup": "x"}])

@@ -171,6 +171,8 @@ class Duration(Config):
         del schema, handler
         return {"type": ["string", "number"], "description": (cls.__doc__ or "").strip()}
 
-    def tokens(self, total_tokens: int, batch_tokens: int) -> float:
-        """Length in tokens, given the length of the run and of one optimizer step (both in tokens)."""
-        return self.amount * {"tokens": 1, "steps": batch_tokens, "share": total_tokens}[self.unit]
+    def tokens(self, total_tokens: int, tokens_of: Callable[[float], float]) -> float:
+        """Length in tokens, given the length of the run and how many tokens its first so many steps take."""
+        if self.unit == "steps":
+            return tokens_of(self.amount)
+        return self.amount * (total_tokens if self.unit == "share" else 1)

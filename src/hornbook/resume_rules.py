@@ -32,6 +32,7 @@ RULES: tuple[tuple[str, Policy, str], ...] = (
     ("train.tokens", "journaled", "schedules are functions of the length"),
     ("train.epochs", "journaled", "schedules are functions of the length"),
     ("train.batch_tokens", "journaled", "the clock counts samples, so that any batch can follow"),
+    ("train.ramp.*", "journaled", "the batch is a function of the clock, so that any ramp can follow"),
     ("train.sequence", "refused", "every sample since the first would be another"),
     ("train.loss.*", "journaled", "what is learned is measured in another way"),
     ("train.*", "journaled", "the last bits of sums may differ"),

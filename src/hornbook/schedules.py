@@ -1,9 +1,11 @@
 """Learning-rate schedules: pure functions of tokens consumed.
 
-A schedule is a frozen config that is also the function: `schedule(tokens, total_tokens, batch_tokens)`
+A schedule is a frozen config that is also the function: `schedule(tokens, total_tokens, batches)`
 returns the factor that multiplies the peak learning rate. Nothing counts calls, so a resume, a changed
-world size or a batch ramp cannot shift it. Sources: cosine with a floor (GPT-3, arXiv 2005.14165, app. B);
-WSD (MiniCPM, arXiv 2404.06395, eq. 1; 1 - sqrt decay from arXiv 2405.18392).
+world size or a batch ramp cannot shift it: at a given token the factor is the same whatever the batches are. A warm-up
+given in steps is as long as so many first steps of the run, and a straight line over their tokens. Sources: cosine
+with a floor (GPT-3, arXiv 2005.14165, app. B); WSD (MiniCPM, arXiv 2404.06395, eq. 1; 1 - sqrt decay from arXiv
+2405.18392).
 """
 
 import math
@@ -12,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hornbook.fields import Config, Duration
+from hornbook.ramps import Batches
 
 NO_WARMUP = Duration(amount=0, unit="tokens")
 
@@ -20,14 +23,16 @@ class _Schedule(Config):
     warmup: Duration = NO_WARMUP
     """Linear warm-up: `"200 steps"`, `"375M tokens"` or a share of the run such as `"1%"`."""
 
-    def __call__(self, tokens: int, total_tokens: int, batch_tokens: int) -> float:
-        """Factor on the peak learning rate for the step that starts at `tokens` and consumes `batch_tokens`.
+    def __call__(self, tokens: int, total_tokens: int, batches: Batches) -> float:
+        """Factor on the peak learning rate for the step that starts at `tokens`; `batches` are the sizes of all steps.
 
-        During warm-up the factor is (tokens + batch_tokens) / warm-up, so that no step has a rate of zero.
+        During warm-up it is the tokens consumed after the step over those of the warm-up, so that no step has a rate
+        of zero.
         """
-        warmup = self.warmup.tokens(total_tokens, batch_tokens)
-        if tokens + batch_tokens <= warmup:
-            return (tokens + batch_tokens) / warmup
+        warmup = self.warmup.tokens(total_tokens, batches.tokens_of)
+        consumed = tokens + batches.at(tokens)
+        if consumed <= warmup:
+            return consumed / warmup
         progress = (tokens - warmup) / max(total_tokens - warmup, 1)
         return self.decay(min(max(progress, 0.0), 1.0))
 

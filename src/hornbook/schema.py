@@ -100,7 +100,8 @@ def shape_of(annotation: Any) -> Shape:
         if all(isinstance(shape, Section) for shape in shapes):
             return Section({kind: model for shape in shapes for kind, model in shape.kinds.items()})  # pyright: ignore
         assert all(isinstance(shape, Leaf) for shape in shapes), f"a field mixes sections and values: {annotation}"
-        return Leaf(shapes[0].annotation if len(shapes) == 1 else annotation, len(members) < len(arguments))  # pyright: ignore
+        kinds = [shape.annotation for shape in shapes]  # pyright: ignore
+        return Leaf(kinds[0] if len(kinds) == 1 else _one_choice(kinds) or annotation, len(members) < len(arguments))
     if origin is dict:
         return Table(shape_of(arguments[1]))
     if origin is list:
@@ -108,6 +109,12 @@ def shape_of(annotation: Any) -> Shape:
     if isinstance(annotation, type) and issubclass(annotation, Config) and annotation is not Duration:
         return Section({kind_of(annotation): annotation})
     return Leaf(annotation)
+
+
+def _one_choice(members: list[Any]) -> Any:
+    """Several choices of values as one; None where a member is no choice."""
+    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    return Literal[tuple(choices)] if all(get_origin(member) is Literal for member in members) else None
 
 
 ROOT = Section({"": Recipe})

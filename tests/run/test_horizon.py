@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
+from hornbook.ramps import LinearRamp, NoRamp
 from hornbook.run.config import TrainConfig
 from hornbook.run.horizon import Horizon, horizon
 
@@ -21,7 +22,7 @@ def test_steps_add_up_to_whole_rows(tokens: int, sequence: int, rows: int) -> No
     consumed, steps = 0, 0
     planned = length.steps_from(0)
     if planned > 2000:
-        consumed, steps = (planned - 5) * length.batch_tokens, planned - 5
+        consumed, steps = (planned - 5) * length.batches.at(0), planned - 5
     while consumed < length.tokens:
         taken = length.rows(consumed)
         assert 0 < taken <= rows
@@ -32,12 +33,33 @@ def test_steps_add_up_to_whole_rows(tokens: int, sequence: int, rows: int) -> No
 
 def test_epochs_are_counted_by_the_data() -> None:
     train = TrainConfig(epochs=2.5, sequence=10, batch_tokens=40)
-    assert horizon(train, lambda epochs: round(epochs * 400)) == Horizon(1000, 40, 10)
+    assert horizon(train, lambda epochs: round(epochs * 400)) == Horizon(1000, NoRamp().batches(40), 10)
 
 
 def test_the_last_step_is_stated() -> None:
-    assert Horizon(100, 40, 10).describe() == "3 steps of 40 tokens, the last of 20: 100 tokens"
-    assert Horizon(80, 40, 10).describe() == "2 steps of 40 tokens: 80 tokens"
+    batches = NoRamp().batches(40)
+    assert Horizon(100, batches, 10).describe() == "3 steps of 40 tokens, the last of 20: 100 tokens"
+    assert Horizon(80, batches, 10).describe() == "2 steps of 40 tokens: 80 tokens"
+
+
+def test_the_sizes_of_a_ramp_are_stated() -> None:
+    ramp = LinearRamp(start_tokens=20, over_tokens=50)
+    text = "5 steps of 20 to 40 tokens (2 sizes, 40 from token 50 on), the last of 30: 130 tokens"
+    assert Horizon(130, ramp.batches(40), 10).describe() == text
+    assert Horizon(100, ramp.batches(40), 10).describe().startswith("4 steps of 20 to 40 tokens (2 sizes, 40 from")
+
+
+def test_a_ramp_takes_whole_rows_to_the_last_token() -> None:
+    train = TrainConfig(
+        tokens=995, sequence=10, batch_tokens=80, ramp=LinearRamp(start_tokens=20, over_tokens=300), micro_batch=2
+    )
+    length, consumed, rows = horizon(train, no_epochs), 0, []
+    while consumed < length.tokens:
+        rows.append(length.rows(consumed))
+        consumed += 10 * rows[-1]
+    assert consumed == length.tokens == 1000
+    assert rows == [2] * 5 + [4] * 3 + [6] * 2 + [8] * 8 + [2]
+    assert length.steps_from(0) == len(rows)
 
 
 def test_a_length_must_be_given() -> None:

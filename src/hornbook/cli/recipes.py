@@ -14,6 +14,7 @@ from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.costs import Operations
+    from hornbook.run.config import TrainConfig
 
 app = typer.Typer(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
 
@@ -52,7 +53,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 @app.command(context_settings=WORDS)
 def show(words: Words = None, as_json: Json = False) -> None:
-    """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state."""
+    """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state, steps."""
     from hornbook.costs import operations_per_token, state_bytes
     from hornbook.parameters import parameter_counts
 
@@ -70,10 +71,12 @@ def show(words: Words = None, as_json: Json = False) -> None:
         "total": sum(counts.values()),
         "flops_per_token": {name: described(each) for name, each in operations.items()},
         "state_bytes": state,
+        "batches": [list(level) for level in recipe.train.ramp.levels(recipe.train.batch_tokens)],
     }
     lines = [parameter_line(counts)]
     lines += [operation_line(name, each, recipe.train.sequence) for name, each in operations.items()]
     lines.append(state_line(state, recipe.parallel.data))
+    lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
     answer(value, "\n".join([*header, resolved.to_toml()]), as_json=as_json)
 
@@ -98,6 +101,13 @@ def state_line(state: dict[str, int], ranks: int) -> str:
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in state.items())
     where = " in each process" if ranks > 1 else ""
     return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32; activations come on top)"
+
+
+def length_line(train: "TrainConfig") -> str | None:
+    """Steps of the run and how large they are; None where the data decides how long it is."""
+    from hornbook.run.horizon import horizon
+
+    return None if train.tokens is None else horizon(train, lambda _: 0).describe()  # no epochs are counted
 
 
 def gigabytes(size: int) -> str:

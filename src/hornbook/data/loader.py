@@ -104,8 +104,10 @@ class Loader:
         """
         self._windows = merge_windows([*self._windows, *windows])
 
-    def take(self, num_samples: int, rank: int = 0, world: int = 1) -> GlobalBatch:
+    def take(self, num_samples: int, rank: int = 0, world: int = 1, following: int | None = None) -> GlobalBatch:
         """The next `num_samples` samples and, of their microbatches, those of this rank; moves the clock.
+
+        `following` samples are made ahead for the next call, by default as many again; a wrong guess costs time only.
 
         Raises:
             IntegrityError: the tokens or document ends in a shard cannot be right. The clock has not moved.
@@ -116,7 +118,8 @@ class Loader:
         if self._prefetcher is None:
             batch = self._make(request)
         else:
-            batch = self._prefetcher.get(request, request._replace(clock=self._clock + num_samples))
+            ahead = request._replace(clock=self._clock + num_samples, num_samples=following or num_samples)
+            batch = self._prefetcher.get(request, ahead)
         self._clock += num_samples
         return batch
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from hornbook.fields import Config, Count, Number
+from hornbook.ramps import NoRamp, Ramp
 
 
 class LossConfig(Config):
@@ -24,7 +25,9 @@ class TrainConfig(Config):
     epochs: Number | None = Field(default=None, gt=0)
     """Length of the run in passes over the training data; or give `tokens`."""
     batch_tokens: Count = Field(default=524_288, ge=1)
-    """Tokens per optimizer step."""
+    """Tokens per optimizer step; with a ramp, of the steps behind it."""
+    ramp: Ramp = NoRamp()
+    """How the batch grows to `batch_tokens`. What happens every so many steps counts steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
     micro_batch: Count = Field(default=8, ge=1)

@@ -38,9 +38,12 @@ class Header:
     precision: str
     device: str
     batch_tokens: int
+    """Of the full batch."""
     total_steps: int
     total_tokens: int
     schedule: str
+    ramp: bool = False
+    """The batch grows: every line says how large it is."""
 
 
 def si(value: float) -> str:
@@ -163,16 +166,18 @@ class Console:
 
     def _title(self) -> str:
         header = self._header
+        size = f"{'up to ' if header.ramp else ''}{header.batch_tokens:,} tokens/step"
         return (
             f"{header.name}   {si(header.parameters)} parameters · {header.precision} · {header.device} · "
-            f"{header.batch_tokens:,} tokens/step · {header.total_steps:,} steps · {si(header.total_tokens)} tokens"
+            f"{size} · {header.total_steps:,} steps · {si(header.total_tokens)} tokens"
         )
 
     def _line(self, step: Step) -> str:
         bits = "" if self._bits_per_byte is None else f" bpb={self._bits_per_byte:.4f}"
+        batch = f" batch={step.step_tokens}" if self._header.ramp else ""
         return (
             f"step={step.step} loss={step.loss:.4f}{bits} grad={step.grad_norm:.3g} lr={step.lr:.3g} "
-            f"tok/s={si(self._rate())} tokens={si(step.tokens)} eta={clock(self._seconds_left(step))}"
+            f"tok/s={si(self._rate())} tokens={si(step.tokens)}{batch} eta={clock(self._seconds_left(step))}"
         )
 
     def _panel(self) -> RenderableType:
@@ -184,6 +189,7 @@ class Console:
 
     def _figures(self, step: Step) -> list[Text]:
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} (best {self._best:.4f})"
+        batch = f"   batch {step.step_tokens:,}" if self._header.ramp else ""
         share = min(step.tokens / self._header.total_tokens, 1.0)
         filled = int(share * _BAR_WIDTH)
         bar = "█" * filled + "·" * (_BAR_WIDTH - filled)
@@ -195,7 +201,7 @@ class Console:
             ),
             Text(
                 f"step {step.step:,} / {self._header.total_steps:,}  {bar}  {100 * share:.1f}%   "
-                f"{si(step.tokens)} tokens   left {clock(self._seconds_left(step))}",
+                f"{si(step.tokens)} tokens{batch}   left {clock(self._seconds_left(step))}",
                 no_wrap=True,
             ),
         ]

@@ -1,7 +1,8 @@
 """How long a run is: whole rows, and a last step that may be smaller than the others.
 
 `train.tokens` or `train.epochs` is rounded up to whole rows of `train.sequence` tokens. Where the rows do not
-divide into steps, the last step takes the rest; its loss is the mean over its own targets.
+divide into steps, the last step takes the rest; its loss is the mean over its own targets. How large a step is, is a
+function of the tokens consumed before it.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
+from hornbook.ramps import Batches
 from hornbook.run.config import TrainConfig
 
 
@@ -18,24 +20,26 @@ class Horizon:
 
     tokens: int
     """Tokens of the whole run."""
-    batch_tokens: int
+    batches: Batches
     """Tokens of every step but the last."""
     sequence: int
     """Tokens of a row."""
 
     def rows(self, consumed: int) -> int:
         """Rows of the step that begins after `consumed` tokens."""
-        return math.ceil(min(self.batch_tokens, self.tokens - consumed) / self.sequence)
+        return math.ceil(min(self.batches.at(consumed), self.tokens - consumed) / self.sequence)
 
     def steps_from(self, consumed: int) -> int:
         """Steps left after `consumed` tokens."""
-        return math.ceil(max(self.tokens - consumed, 0) / self.batch_tokens)
+        return self.batches.steps(consumed, self.tokens)
 
     def describe(self) -> str:
         """Steps and tokens, and what becomes of the rest."""
-        steps, rest = self.steps_from(0), self.tokens % self.batch_tokens
-        last = f", the last of {rest:,}" if rest else ""
-        return f"{steps:,} steps of {self.batch_tokens:,} tokens{last}: {self.tokens:,} tokens"
+        steps = self.steps_from(0)
+        begin = int(self.batches.tokens_of(steps - 1))
+        rest = self.tokens - begin
+        last = f", the last of {rest:,}" if rest < self.batches.at(begin) else ""
+        return f"{steps:,} steps of {self.batches.describe()}{last}: {self.tokens:,} tokens"
 
 
 def horizon(train: TrainConfig, epoch_tokens: Callable[[float], int]) -> Horizon:
@@ -47,4 +51,4 @@ def horizon(train: TrainConfig, epoch_tokens: Callable[[float], int]) -> Horizon
     else:
         raise UsageError("how long to train is not set: give --train.tokens or --train.epochs")
     rows = math.ceil(wanted / train.sequence)
-    return Horizon(rows * train.sequence, train.batch_tokens, train.sequence)
+    return Horizon(rows * train.sequence, train.ramp.batches(train.batch_tokens), train.sequence)

@@ -290,8 +290,9 @@ def describe_run(job: Job, engine: Engine) -> Header:
         parameters=engine.num_parameters,
         precision=recipe.train.precision,
         device=str(engine.mesh.device),
-        batch_tokens=horizon.batch_tokens,
+        batch_tokens=recipe.train.batch_tokens,
         total_steps=horizon.steps_from(0),
         total_tokens=horizon.tokens,
         schedule=recipe.optim.schedule.kind,
+        ramp=recipe.train.ramp.kind != "none",
     )

@@ -13,6 +13,8 @@ from hornbook.run.ledger import At, Position
 
 PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "sample", "save", "end")
 """What a rank can be busy with."""
+BATCH_PHASES = ("data", "forward_backward")
+"""Those that last longer the larger the batch is."""
 SLOT_BYTES = 64
 READS = 10_000
 """A writer that was interrupted within a beat has some milliseconds to finish it."""
@@ -33,7 +35,7 @@ class Beat:
     entered: int
     """Nanoseconds of the monotonic clock when the phase was entered."""
     slowest: int
-    """Longest time in nanoseconds that this rank spent in this phase so far; 0: it was never through it."""
+    """Longest time in nanoseconds that this rank spent in this phase so far, or must be expected to; 0: in none yet."""
 
     @property
     def at(self) -> At:
@@ -48,7 +50,7 @@ class Pulse:
         self.rank, self.incarnation = rank, incarnation
         self._memory = bytearray(SLOT_BYTES * (rank + 1)) if memory is None else memory
         self._offset = SLOT_BYTES * rank
-        self._slowest = [0] * len(PHASES)
+        self._slowest, self._newest = [0] * len(PHASES), [0] * len(PHASES)
         self._sequence = self._phase = 0
         self._entered = time.monotonic_ns()
         self._write(At())
@@ -62,10 +64,16 @@ class Pulse:
         """Say what is done next, and where the run is; the phase before is over."""
         now = time.monotonic_ns()
         if self._sequence:  # before the first call there was no phase, only the time until the rank was there
+            self._newest[self._phase] = now - self._entered
             self._slowest[self._phase] = max(self._slowest[self._phase], now - self._entered)
         self._phase, self._entered = PHASES.index(phase), now
         self._sequence += 1
         self._write(at)
+
+    def expect(self, growth: float) -> None:
+        """The next batch is `growth` times as large as the last: what computes it may last that much longer."""
+        for phase in map(PHASES.index, BATCH_PHASES):
+            self._slowest[phase] = max(self._slowest[phase], int(self._newest[phase] * growth))
 
     def _write(self, at: Position) -> None:
         first = last = self._sequence

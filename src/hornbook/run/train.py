@@ -11,7 +11,7 @@ from hornbook.model.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
-from hornbook.parallel.mesh import distributed
+from hornbook.parallel.mesh import Mesh, distributed
 from hornbook.run.begin import begin
 from hornbook.run.guard import Guard
 from hornbook.run.job import Job
@@ -66,8 +66,7 @@ def train(job: Job) -> Exit:
                 if is_due(state.step, recipe.checkpoint.every) and not step.final:
                     job.pulse.enter("save", state)
                     saves.try_save(state)
-                if state.step == first + MEASURED_STEPS:
-                    mesh.limit(longest_wait(job.pulse))
+                _allow_time(job, mesh, step, state.step - first)
             job.pulse.enter("save", state)
             saves.save(state, final=True)
             job.pulse.enter("end", state)
@@ -82,9 +81,11 @@ def take_step(job: Job, state: State) -> Step:
     recipe, horizon, engine = job.recipe, job.inputs.horizon, state.engine
     started = time.perf_counter()
     job.pulse.enter("data", state)
-    batch = state.loader.take(horizon.rows(state.tokens), engine.mesh.rank, engine.mesh.size)
+    rows = horizon.rows(state.tokens)
+    following = horizon.rows(state.tokens + rows * horizon.sequence)
+    batch = state.loader.take(rows, engine.mesh.rank, engine.mesh.size, following)
     arrived = time.perf_counter()
-    lr = recipe.optim.lr * recipe.optim.schedule(state.tokens, horizon.tokens, horizon.batch_tokens)
+    lr = recipe.optim.lr * recipe.optim.schedule(state.tokens, horizon.tokens, horizon.batches)
     set_learning_rate(state.optimizer, lr)
     engine.zero_gradients()
     job.pulse.enter("forward_backward", state)
@@ -111,6 +112,15 @@ def take_step(job: Job, state: State) -> Step:
         data_seconds=arrived - started,
         final=state.tokens >= horizon.tokens,
     )
+
+
+def _allow_time(job: Job, mesh: Mesh, step: Step, done: int) -> None:
+    """How long a rank may be waited for: known after `done` steps, and longer where the next batch is larger."""
+    growth = job.inputs.horizon.rows(step.tokens) / step.num_samples
+    if growth > 1:
+        job.pulse.expect(growth)
+    if done == MEASURED_STEPS or (done > MEASURED_STEPS and growth > 1):
+        mesh.limit(longest_wait(job.pulse))
 
 
 def longest_wait(pulse: Pulse) -> float:
