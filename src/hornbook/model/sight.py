@@ -31,7 +31,7 @@ class Sight:
     key_lengths: Pieces | None = None
     """Across stacks, the pieces of the other sequence; None: one piece."""
     window: int | None = None
-    """`causal`: keys seen at most, the query's own included; `both`: half of it on each side."""
+    """`causal`: keys seen at most, the query's own included; `both`: window // 2 on each side, and the query's own."""
     prefixes: Pieces | None = None
     """`causal`: the first so many positions of each piece see each other both ways."""
 
