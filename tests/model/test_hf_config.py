@@ -1,6 +1,7 @@
 """config.json <-> ModelConfig: exact where a table fits, refused with the key's name where it does not."""
 
 import math
+import re
 
 import pytest
 
@@ -22,7 +23,7 @@ from hornbook.model.hf_config import choose_architecture, from_json, misfits, to
 from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.hf_tables.inert import INERT
-from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, QWEN3
+from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
 
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
@@ -235,6 +236,28 @@ DAMAGED = [
 def test_damaged_configurations_are_refused(keys, named):
     with pytest.raises(IntegrityError, match=named):
         from_json(LLAMA_KEYS | keys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"heads": 3}, "model.heads: width 1024 does not divide into 3 heads"),
+        ({"width": 96, "heads": 32}, "model.attention.head_dim: rotary positions need an even number of dims, not 3"),
+        ({"norm": {"kind": "batch"}}, "model.norm: batch norm mixes later positions into earlier ones"),
+        ({"kind": "encoder_decoder", "block": {"kind": "parallel"}}, "model.block: a parallel block has no place"),
+        ({"pattern": [{}, {}, {}, {}, {}]}, "model.pattern: its 5 layers do not tile the 16"),
+        ({"encoder_layers": 3}, 'model.encoder_layers: a model of kind "decoder" has one stack'),
+        ({"norm": {"kind": "none"}, "block": {"kind": "parallel"}}, "begins with a norm"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused_in_a_hand_written_file(changes, named):
+    """As in a recipe: some ended in an assertion of ours when the model was built."""
+    config = ModelConfig(layers=16, width=1024, heads=16)
+    keys = to_json(config, 128, dtype="float32") | {"architectures": [NATIVE]}
+    assert from_json(keys) == (config, 128)
+    keys["hornbook"] = {"model": keys["hornbook"]["model"] | changes}
+    with pytest.raises(IntegrityError, match=re.escape(named)):
+        from_json(keys)
 
 
 def test_a_file_edited_in_one_place_only_is_not_guessed_at():

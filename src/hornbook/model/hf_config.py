@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.fields import refuse_untrusted_parts
 from hornbook.model.config import FullAttention, ModelConfig
+from hornbook.model.config_checks import model_problems
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.config_position import Rope
 from hornbook.model.hf_differences import differences, flatten, typical
 from hornbook.model.hf_tables.inert import INERT
@@ -71,6 +73,9 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str,
     }
     if architecture is None:
         return keys
+    if isinstance(config.head, LabelHeadConfig) and keys.get("pad_token_id") is None:
+        # It tells transformers where a text ends, whose last token carries the label; by habit that is the end token.
+        keys["pad_token_id"] = keys.get("eos_token_id")
     keys |= _written(config, architecture)
     keys |= dict.fromkeys(architecture.dropout, config.dropout)
     keys |= dict.fromkeys(architecture.attention_dropout, getattr(config.attention, "dropout", 0.0))
@@ -125,6 +130,7 @@ def from_json(keys: Json, *, tied: bool | None = None) -> tuple[ModelConfig, int
         return stored, vocab
     config = _translate(keys, architecture, tied)
     if stored is None:
+        _refuse_impossible(config)
         return config.model_copy(update={"vocab": vocab}), vocab
     return _agreeing(stored, config, architecture), vocab
 
@@ -135,7 +141,15 @@ def _stored(keys: Json) -> ModelConfig | None:
         return None
     if not isinstance(own, dict) or "model" not in own:
         raise IntegrityError("config.json: the key `hornbook` holds no `model`")
-    return _validated(own["model"])
+    config = _validated(own["model"])
+    _refuse_impossible(config)
+    return config
+
+
+def _refuse_impossible(config: ModelConfig) -> None:
+    """Parts that do not go together, as a recipe is refused with them."""
+    if problems := [f"{key}: {text}" for key, text in model_problems(config)]:
+        raise IntegrityError(f"config.json: {'; '.join(problems)}")
 
 
 def _agreeing(stored: ModelConfig, standard: ModelConfig, architecture: Architecture) -> ModelConfig:
