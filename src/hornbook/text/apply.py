@@ -1,16 +1,28 @@
-"""Phase 3 of prepare, one task: write the kept documents, and the signals of every row with what became of it."""
+"""Phase 3 of prepare, one task: write the kept documents, and the columns of every row with what became of it."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
-from hornbook.text.measure import MeasureTask
-from hornbook.text.steps import SIGNALS
-from hornbook.text.store import TableWriter, digest_file, digest_of, read_batches, read_json, write_json, writing
+from hornbook.text.decide import NOTHING_LEFT, Verdict, remove
+from hornbook.text.measured import FIELDS, MeasureTask, schema_of
+from hornbook.text.refinery.basics import is_visible
+from hornbook.text.refinery.table import Steps, build
+from hornbook.text.store import (
+    TableWriter,
+    digest_array,
+    digest_file,
+    digest_of,
+    read_batches,
+    read_json,
+    write_json,
+    writing,
+)
 
 DOCUMENTS = pa.schema(
     [
@@ -18,35 +30,25 @@ DOCUMENTS = pa.schema(
         ("text", pa.large_string()),
         ("source", pa.string()),
         ("origin", pa.string()),
+        *((name, pa.string()) for name in FIELDS),
         ("cluster", pa.string()),
         ("bytes", pa.int64()),
     ]
 )
-SIGNAL_TABLE = pa.schema(
-    [
-        ("task", pa.int64()),
-        ("row", pa.int64()),
-        ("source", pa.string()),
-        ("id", pa.string()),
-        ("origin", pa.string()),
-        ("reason", pa.string()),
-        ("cluster", pa.string()),
-        ("bytes_read", pa.int64()),
-        ("bytes", pa.int64()),
-        *((name, pa.int64()) for name in SIGNALS),
-    ]
-)
+OWN = ("text", "hash", "edited_out")
+"""Columns of the measured table that are not among the signals: `cluster` and `reason` stand for the last two."""
+_SHOWN = 2000
+"""Characters of an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyTask:
-    """The decisions about the documents of one measured task."""
+    """The verdict about the documents of one measured task."""
 
     measured: MeasureTask
     names: tuple[str, ...]
-    """What the numbers in `reasons` mean; 0 is kept."""
-    reasons: bytes
-    """One uint8 per document."""
+    """What the numbers in `verdict.reasons` mean; 0 is kept."""
+    verdict: Verdict
     out: Path
 
     @property
@@ -60,48 +62,172 @@ class ApplyTask:
         return self.out / "signals" / f"{self.measured.ordinal:05d}.parquet"
 
     @property
+    def samples(self) -> Path:
+        """Examples for the reasons, one JSON object a line."""
+        return self.measured.work / f"applied-{self.measured.ordinal:05d}.samples.jsonl"
+
+    @property
     def manifest(self) -> Path:
         """Written last: the task is done."""
         return self.measured.work / f"applied-{self.measured.ordinal:05d}.json"
 
     def key(self) -> str:
         """Changes when the result would."""
-        return digest_of([self.measured.key(), self.names, xxhash.xxh3_128_hexdigest(self.reasons)])
+        arrays = [digest_array(each) for each in (self.verdict.reasons, self.verdict.cuts)]
+        return digest_of([self.measured.key(), self.names, arrays, list(self.verdict.samples.items())])
 
 
-def apply(task: ApplyTask) -> dict[str, Any]:
-    """Write both tables unless they are there; gives {relative path: digest}."""
+@dataclass(slots=True)
+class Applied:
+    """What a task's manifest says."""
+
+    key: str
+    outputs: dict[str, str]
+    """Relative path -> digest."""
+    reasons: dict[str, list[int]]
+    """Reason -> [rows, bytes as read]."""
+    text_bytes: int
+    """Of the kept texts, after edits and cuts."""
+    cut: list[int]
+    """[kept documents that lost a part, bytes that were cut out of them]."""
+    edits: dict[str, list[int]]
+    """Counter of an edit -> [documents that it changed, changes], of those that are kept."""
+
+
+def apply(task: ApplyTask) -> Applied:
+    """Write both tables and the examples unless they are there."""
     done = read_json(task.manifest)
     if isinstance(done, dict) and done.get("key") == task.key() and _intact(task.out, done["outputs"]):
-        return done["outputs"]
-    with (
-        writing(task.documents) as documents,
-        writing(task.signals) as signals,
-        TableWriter(documents, DOCUMENTS) as kept,
-        TableWriter(signals, SIGNAL_TABLE) as measured,
-    ):
-        _write(task, kept, measured)
-    outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
-    write_json(task.manifest, {"key": task.key(), "outputs": outputs})
-    return outputs
+        return Applied(**done)
+    with writing(task.samples) as samples, writing(task.documents) as documents, writing(task.signals) as signals:
+        found = _write(task, documents, signals, samples)
+    found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
+    write_json(task.manifest, {name: getattr(found, name) for name in Applied.__slots__})
+    return found
 
 
 def _intact(out: Path, outputs: dict[str, str]) -> bool:
     return all((out / path).is_file() and digest_file(out / path) == digest for path, digest in outputs.items())
 
 
-def _write(task: ApplyTask, documents: TableWriter, signals: TableWriter) -> None:
-    measured = task.measured
-    reasons = np.frombuffer(task.reasons, dtype=np.uint8)
-    index = 0
-    for batch in read_batches(measured.table):
-        for row in batch.to_pylist():
-            reason, cluster = int(reasons[index]), row["hash"].hex()
-            index += 1
-            if reason == 0:
-                kept = (row["id"], row["text"], measured.source, row["origin"], cluster, row["bytes"])
-                documents.add(kept, row["bytes"])
-            place = (measured.ordinal, row["row"], measured.source, row["id"], row["origin"], task.names[reason])
-            numbers = (row["bytes_read"], row["bytes"], *(row[name] for name in SIGNALS))
-            signals.add((*place, cluster, *numbers), 256)
-    assert index == len(reasons)
+def _write(task: ApplyTask, documents: Any, signals: Any, samples: Any) -> Applied:
+    steps = build(task.measured.steps)
+    schema = _signal_schema(steps)
+    counters = [f"{edit.name}.{counter}" for edit in steps.edits for counter in edit.counters]
+    found = Applied(task.key(), {}, {}, 0, [0, 0], {name: [0, 0] for name in counters})
+    with TableWriter(documents, DOCUMENTS) as kept, TableWriter(signals, schema) as measured:
+        for first, table in _tables(task.measured.table):
+            part = _judged(task, first, table)
+            _count(found, part, task.names)
+            kept.add_batch(_kept(task, part), int(part.bytes[part.reasons == 0].sum()))
+            measured.add_batch(_signals(task, schema, part), 256 * len(table))
+            for line in _examples(task, first, part):
+                samples.write(json.dumps(line).encode() + b"\n")
+    return found
+
+
+def _tables(path: Path) -> Iterator[tuple[int, pa.Table]]:
+    """(first row, some rows) of a measured table."""
+    first = 0
+    for batch in read_batches(path):
+        yield first, pa.Table.from_batches([batch])
+        first += len(batch)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some rows with what became of them."""
+
+    table: pa.Table
+    reasons: np.ndarray
+    texts: pa.ChunkedArray
+    """After the cuts."""
+    bytes: np.ndarray
+    """Of those."""
+
+
+def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
+    """Apply the cuts; what has nothing left to see is dropped."""
+    verdict, last = task.verdict, first + len(table)
+    reasons, texts = verdict.reasons[first:last].copy(), table["text"]
+    sizes = table["bytes"].to_numpy().copy()
+    begin, end = np.searchsorted(verdict.cuts[:, 0], (first, last))
+    if begin == end:
+        return _Part(table, reasons, texts, sizes)
+    changed = texts.to_pylist()
+    cuts = verdict.cuts[begin:end]
+    for row in np.unique(cuts[:, 0]).tolist():
+        place = row - first
+        if reasons[place] == 0:
+            data = remove(changed[place].encode(), cuts[cuts[:, 0] == row, 1:].tolist())
+            changed[place], sizes[place] = data.decode(), len(data)
+            if not is_visible(changed[place]):
+                reasons[place] = task.names.index(NOTHING_LEFT)
+    return _Part(table, reasons, pa.chunked_array([pa.array(changed, type=pa.large_string())]), sizes)
+
+
+def _count(found: Applied, part: _Part, names: tuple[str, ...]) -> None:
+    read, edited = part.table["bytes_read"].to_numpy(), part.table["bytes"].to_numpy()
+    for number in np.unique(part.reasons).tolist():
+        mask = part.reasons == number
+        tally = found.reasons.setdefault(names[number], [0, 0])
+        tally[0] += int(mask.sum())
+        tally[1] += int(read[mask].sum())
+    kept = part.reasons == 0
+    found.text_bytes += int(part.bytes[kept].sum())
+    for name, tally in found.edits.items():
+        changes = part.table[name].to_numpy()[kept]
+        tally[0] += int((changes > 0).sum())
+        tally[1] += int(changes.sum())
+    lost = (edited - part.bytes)[kept]
+    found.cut[0] += int((lost > 0).sum())
+    found.cut[1] += int(lost.sum())
+
+
+def _kept(task: ApplyTask, part: _Part) -> pa.Table:
+    table = part.table
+    columns = {
+        **{name: table[name] for name in ("id", "origin", *FIELDS)},
+        "text": part.texts,
+        "source": pa.array([task.measured.source] * len(table)),
+        "cluster": _hex(table["hash"]),
+        "bytes": pa.array(part.bytes),
+    }
+    rows = pa.table([columns[name] for name in DOCUMENTS.names], schema=DOCUMENTS)
+    return rows.filter(pa.array(part.reasons == 0))
+
+
+def _signal_schema(steps: Steps) -> pa.Schema:
+    stored = [each for each in schema_of(steps.columns()) if each.name not in OWN]
+    own = [("task", pa.int64()), ("source", pa.string()), ("reason", pa.string()), ("cluster", pa.string())]
+    return pa.schema([*own, *stored, ("bytes_kept", pa.int64())])
+
+
+def _signals(task: ApplyTask, schema: pa.Schema, part: _Part) -> pa.Table:
+    rows = len(part.table)
+    own = {
+        "task": pa.array([task.measured.ordinal] * rows),
+        "source": pa.array([task.measured.source] * rows),
+        "reason": pa.array([task.names[reason] for reason in part.reasons]),
+        "cluster": _hex(part.table["hash"]),
+        "bytes_kept": pa.array(np.where(part.reasons == 0, part.bytes, 0)),
+    }
+    return pa.table([own[name] if name in own else part.table[name] for name in schema.names], schema=schema)
+
+
+def _hex(column: pa.ChunkedArray) -> pa.Array:
+    return pa.array([value.hex() for value in column.to_pylist()], type=pa.string())
+
+
+def _examples(task: ApplyTask, first: int, part: _Part) -> Iterator[dict[str, Any]]:
+    for row in range(first, first + len(part.table)):
+        for reason in task.verdict.samples.get(row, ()):
+            shown = part.table.slice(row - first, 1).to_pylist()[0]
+            yield {
+                "reason": reason,
+                "source": task.measured.source,
+                "id": shown["id"],
+                "origin": shown["origin"],
+                "bytes": shown["bytes"],
+                "text": shown["text"][:_SHOWN],
+            }

@@ -5,20 +5,36 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
+from hornbook.text.config_labels import LabelsConfig
+from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 
 
 class SourceConfig(Config):
     """One named source of documents."""
 
     paths: list[str] = Field(min_length=1)
-    """Files, folders, globs or fsspec URLs; `.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet` are read."""
+    """Files, folders, globs or fsspec URLs, `hf://datasets/...` too; docs/sources.md lists what is read."""
+    layout: Literal["auto", "arxiv", "gutenberg"] = "auto"
+    """What an ending does not tell: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
     text_field: str = "text"
-    """Column or key that holds the text (jsonl, parquet)."""
+    """Column or key that holds the text (jsonl, json, csv, parquet, arrow); `a.b` is key b within a."""
     id_field: str = "id"
     """Column or key that names the document; where a row lacks it, path and row number do."""
+    licence_field: str = "license"
+    """Column or key that says under which licence the document is."""
+    url_field: str = "url"
+    """Column or key that says where the document comes from."""
+    date_field: str = "date"
+    """Column or key that says when the document was written or fetched."""
+    licence: str = ""
+    """Licence of documents that do not say their own."""
+    date: str = ""
+    """Date of documents that do not say their own."""
+    split: Literal["train", "validation"] | None = Field(default=None, exclude_if=lambda split: split is None)
+    """All documents go there, as labelled sets are published; without it `text.validation` decides."""
 
 
-class Normalize(Config):
+class Normalize(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
 
     kind: Literal["normalize"] = "normalize"
@@ -26,19 +42,27 @@ class Normalize(Config):
     """Unicode normalisation form."""
 
 
-class DropEmpty(Config):
+class DropEmpty(DecisionConfig):
     """Decision: drop documents without a visible character."""
 
     kind: Literal["drop_empty"] = "drop_empty"
 
 
-class ExactDedup(Config):
+class ExactDedup(DecisionConfig):
     """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
 
 
-StepConfig = Annotated[Normalize | DropEmpty | ExactDedup, Field(discriminator="kind")]
+class PythonStep(EditConfig):
+    """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
+
+    kind: Literal["python"] = "python"
+    call: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
+
+
+AnyStep = Annotated[Normalize | PythonStep | DropEmpty | ExactDedup, Field(discriminator="kind")]
 
 
 Objective = Literal["causal", "prefix", "fim", "masked", "infill", "span", "ul2"]
@@ -146,8 +170,10 @@ class TextConfig(Config):
 
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """Named sources; `hornbook prepare PATH...` makes one per path."""
-    steps: list[StepConfig] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()])
-    """Edits first, then decisions, in this order."""
+    labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
+    """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
+    steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()])
+    """Edits, then decisions, then cuts; each stretch in this order."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
     max_document_bytes: Count = Field(default=16 * 2**20, ge=1024)
@@ -158,3 +184,16 @@ class TextConfig(Config):
     """How text becomes tokens."""
     validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        stretches = (EditConfig, DecisionConfig, CutConfig)
+        places = [next(n for n, stretch in enumerate(stretches) if isinstance(step, stretch)) for step in self.steps]
+        for before, after, step in zip(places, places[1:], self.steps[1:], strict=False):
+            if after < before:
+                raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
+        labels = [step.label for step in self.steps]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice:
+            raise ValueError(f"two steps are named {twice!r}: give one of them a `name` of its own")
+        return self

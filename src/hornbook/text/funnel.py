@@ -37,6 +37,8 @@ class SourceFunnel:
     text_bytes: int = 0
     """UTF-8 bytes of the kept text after the edits."""
     files: int = 0
+    changed: dict[str, list[int]] = field(default_factory=dict)
+    """What edits and cuts did to kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
 
     def keep(self, rows: int, size: int, text_bytes: int) -> None:
         """Count kept rows."""
@@ -54,6 +56,13 @@ class SourceFunnel:
         self.read.add(rows, size)
         _count(self.quarantined, reason, rows, size)
 
+    def count_changes(self, changed: dict[str, list[int]]) -> None:
+        """Add what edits and cuts did; what did nothing is not listed."""
+        for name, (documents, changes) in changed.items():
+            if documents:
+                before = self.changed.get(name, [0, 0])
+                self.changed[name] = [before[0] + documents, before[1] + changes]
+
     def balanced(self) -> bool:
         """Whether rows and bytes add up."""
         parts = [self.kept, *self.dropped.values(), *self.quarantined.values()]
@@ -63,6 +72,7 @@ class SourceFunnel:
         """For funnel.json: reasons sorted by name."""
         return {
             "files": self.files,
+            "changed": {name: self.changed[name] for name in sorted(self.changed)},
             "in": self.read.to_json(),
             "kept": {**self.kept.to_json(), "text_bytes": self.text_bytes},
             "dropped": {reason: self.dropped[reason].to_json() for reason in sorted(self.dropped)},
@@ -80,6 +90,7 @@ class SourceFunnel:
             {reason: Tally(**tally) for reason, tally in data["quarantined"].items()},
             kept["text_bytes"],
             data["files"],
+            data["changed"],
         )
 
 
@@ -94,6 +105,7 @@ class Funnel:
         total = SourceFunnel()
         for source in self.sources.values():
             total.files += source.files
+            total.count_changes(source.changed)
             total.keep(source.kept.rows, source.kept.bytes, source.text_bytes)
             for reason, tally in source.dropped.items():
                 total.drop(reason, tally.rows, tally.bytes)

@@ -1,104 +1,40 @@
-"""Phase 1 of prepare, one task: read the inputs, edit each text, measure its signals, keep all of it on disk."""
+"""Phase 1 of prepare, one task: read the inputs, edit each text, measure its columns, keep all of it on disk."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from json import dumps
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hornbook.errors import IntegrityError
-from hornbook.text.config import StepConfig
 from hornbook.text.document import Document, Rejected
-from hornbook.text.inputs import InputFile
-from hornbook.text.readers import ReadOptions, read_file
-from hornbook.text.steps import SIGNALS, Columns, build_edit, content_hash
-from hornbook.text.store import TableWriter, digest_of, read_json, write_json, writing
+from hornbook.text.measured import FIELDS, Measured, MeasureTask, finished, schema_of
+from hornbook.text.readers import read_file
+from hornbook.text.refinery.basics import content_hash
+from hornbook.text.refinery.step import Edit
+from hornbook.text.refinery.table import Steps, build
+from hornbook.text.store import ArrayWriter, TableWriter, write_json, writing
 
-VERSION = 1
-"""Part of every key: raise it when the same input shall give other files."""
-
-SCHEMA = pa.schema(
-    [
-        ("text", pa.large_string()),
-        ("id", pa.string()),
-        ("origin", pa.string()),
-        ("row", pa.int64()),
-        ("bytes_read", pa.int64()),
-        ("bytes", pa.int64()),
-        ("hash", pa.binary(16)),
-        *((name, pa.int64()) for name in SIGNALS),
-    ]
-)
+_BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 1024
+"""Documents are measured in batches, so that kernels work in bulk; no result depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureTask:
-    """Some input files of one source; they become one shard."""
+class Edited:
+    """A document after the edits."""
 
-    ordinal: int
-    """Place among all tasks."""
-    source: str
-    shard: int
-    """Place among the tasks of the source."""
-    files: tuple[InputFile, ...]
-    options: ReadOptions
-    steps: tuple[StepConfig, ...]
-    strict: bool
-    work: Path
-
-    @property
-    def size(self) -> int:
-        """Bytes of the inputs."""
-        return sum(file.size for file in self.files)
-
-    @property
-    def table(self) -> Path:
-        """The edited texts with their signals."""
-        return self.work / f"measured-{self.ordinal:05d}.parquet"
-
-    @property
-    def quarantine(self) -> Path:
-        """The damaged rows, one JSON object a line."""
-        return self.work / f"measured-{self.ordinal:05d}.quarantine.jsonl"
-
-    @property
-    def manifest(self) -> Path:
-        """Written last: the task is done."""
-        return self.work / f"measured-{self.ordinal:05d}.json"
-
-    def key(self) -> str:
-        """Changes when the result would."""
-        files = [[file.path, file.stamp, file.problem] for file in self.files]
-        steps = [step.model_dump() for step in self.steps]
-        return digest_of([VERSION, self.source, self.ordinal, self.shard, files, asdict(self.options), steps])
-
-
-@dataclass(slots=True)
-class Measured:
-    """What a task's manifest says."""
-
-    key: str
-    rows: int = 0
-    documents: int = 0
-    files: list[dict[str, Any]] = field(default_factory=list)
-    """path, size and digest of each input as it was read."""
-    blank: dict[str, list[int]] = field(default_factory=dict)
-    """Rows that are empty by nature: reason -> [rows, bytes]."""
-    quarantined: dict[str, list[int]] = field(default_factory=dict)
-    damage: str = ""
-    """The first damaged row, for `strict`."""
-
-
-def finished(task: MeasureTask) -> Measured | None:
-    """The manifest of a task that is done, else None."""
-    data = read_json(task.manifest)
-    if not isinstance(data, dict) or data.get("key") != task.key() or not task.table.exists():
-        return None
-    return Measured(**data)
+    document: Document
+    row: int
+    """Among all rows of the task, those that are no documents included."""
+    data: bytes
+    """Its text in UTF-8."""
+    bytes_read: int
+    counts: tuple[int, ...]
+    """Of all counters of all edits."""
+    edited_out: int
+    """k where the k-th edit dropped it, else 0."""
 
 
 def measure(task: MeasureTask) -> Measured:
@@ -116,30 +52,92 @@ def _strict_error(damage: str) -> IntegrityError:
 
 
 def _measure(task: MeasureTask) -> Measured:
-    result = Measured(task.key())
-    edit = build_edit(list(task.steps))
-    with (
-        writing(task.table) as file,
-        writing(task.quarantine) as quarantine,
-        TableWriter(file, SCHEMA, compression="lz4") as writer,
-    ):
-        for row in _rows(task, result):
-            if isinstance(row, Rejected):
-                _note(task, result, row)
-                if row.damaged:
-                    quarantine.write(dumps(_quarantine_record(row)).encode() + b"\n")
-                continue
-            text = edit(row.text)
-            data = text.encode()
-            read = len(data) if text is row.text else len(row.text.encode())
-            signals = [measure_signal(text) for measure_signal in SIGNALS.values()]
-            writer.add(
-                (text, row.id, row.origin, result.rows, read, len(data), content_hash(data), *signals), len(data)
-            )
-            result.rows += 1
-            result.documents += 1
+    result, steps = Measured(task.key()), build(task.steps)
+    with ExitStack() as stack:
+        quarantine = stack.enter_context(writing(task.quarantine))
+        file = stack.enter_context(writing(task.table))
+        table = stack.enter_context(TableWriter(file, schema_of(steps.columns()), compression="lz4"))
+        sketches = [stack.enter_context(ArrayWriter(task.sketch(step.name))) for step in steps.sketched]
+        for batch in _batches(_documents(task, result, steps.edits, quarantine)):
+            documents = [each.document for each in batch]
+            table.add_batch(_table(batch, documents, steps), sum(len(each.data) for each in batch))
+            for sketch, step in zip(sketches, steps.sketched, strict=True):
+                sketch.add(step.sketch(documents, result.documents))
+            result.documents += len(batch)
     write_json(task.manifest, asdict(result))
     return result
+
+
+def _documents(task: MeasureTask, result: Measured, edits: list[Edit], quarantine: BinaryIO) -> Iterator[Edited]:
+    """All documents of the task, edited; rows that are none are counted."""
+    for row in _rows(task, result):
+        if isinstance(row, Rejected):
+            _note(task, result, row)
+            if row.damaged:
+                quarantine.write(dumps(_quarantine_record(row)).encode() + b"\n")
+            continue
+        yield edit_document(row, result.rows, edits)
+        result.rows += 1
+
+
+def edit_document(document: Document, row: int, edits: list[Edit]) -> Edited:
+    """Apply the edits in their order; one that drops the document ends it."""
+    read, counts, out = document.text, [], 0
+    for number, step in enumerate(edits, start=1):
+        if out:
+            counts += [0] * len(step.counters)
+            continue
+        text, changed = step.edit(document)
+        counts += changed
+        if text is None:
+            out = number
+        elif text is not document.text:
+            document = replace(document, text=text)
+    data = document.text.encode()
+    size = len(data) if document.text is read else len(read.encode())
+    return Edited(document, row, data, size, tuple(counts), out)
+
+
+def _batches(documents: Iterator[Edited]) -> Iterator[list[Edited]]:
+    batch: list[Edited] = []
+    size = 0
+    for each in documents:
+        batch.append(each)
+        size += len(each.data)
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> pa.Table:
+    base = [
+        [each.data for each in batch],
+        [document.id for document in documents],
+        [document.origin for document in documents],
+        *([_text_or_none(document.metadata.get(name)) for document in documents] for name in FIELDS),
+        [each.row for each in batch],
+        [each.bytes_read for each in batch],
+        [len(each.data) for each in batch],
+        [content_hash(each.data) for each in batch],
+        [each.edited_out for each in batch],
+    ]
+    counts: list[Any] = [list(column) for column in zip(*(each.counts for each in batch), strict=True)]
+    measured: list[Any] = []
+    for measurer in steps.measurers:
+        found = measurer.measure(documents)
+        measured += [found[name] for name in measurer.columns]
+    schema = schema_of(steps.columns())
+    base[0] = pa.array(base[0], type=pa.large_binary()).cast(pa.large_string())
+    return pa.Table.from_arrays(
+        [pa.array(column, type=kind.type) for column, kind in zip([*base, *counts, *measured], schema, strict=True)],
+        schema=schema,
+    )
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:
@@ -170,24 +168,3 @@ def _quarantine_record(row: Rejected) -> dict[str, Any]:
         "reason": row.reason,
         "excerpt": row.excerpt,
     }
-
-
-def read_signals(tasks: list[MeasureTask]) -> Columns:
-    """The columns of all tasks one after the other: `hash` [rows, 2] uint64, the others [rows] int64."""
-    names = ["bytes_read", "bytes", *SIGNALS]
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*names, "hash")}
-    for task in tasks:
-        table = pq.read_table(task.table, columns=[*names, "hash"])
-        for name in names:
-            parts[name].append(table.column(name).to_numpy())
-        parts["hash"].append(_hashes(table.column("hash")))
-    return {name: np.concatenate(part) for name, part in parts.items()}
-
-
-def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    chunks = [
-        np.frombuffer(chunk.buffers()[1], dtype=np.uint64, count=2 * len(chunk), offset=16 * chunk.offset)
-        for chunk in column.chunks
-        if len(chunk)
-    ]
-    return np.concatenate(chunks or [np.zeros(0, np.uint64)]).reshape(-1, 2)

@@ -5,33 +5,53 @@ The result is a function of the inputs and the configuration: not of the number 
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 
 from hornbook.durable import TEMPORARY, storage_error, write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
-from hornbook.text.apply import ApplyTask, apply
+from hornbook.text.apply import Applied, ApplyTask, apply
 from hornbook.text.config import SourceConfig, TextConfig
+from hornbook.text.config_step import StepConfig
+from hornbook.text.decide import KEPT, decide
 from hornbook.text.funnel import Funnel, SourceFunnel
 from hornbook.text.inputs import InputFile, is_url, list_inputs
-from hornbook.text.measure import VERSION, Measured, MeasureTask, measure, read_signals
+from hornbook.text.measure import measure
+from hornbook.text.measured import VERSION, Measured, MeasureTask
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.readers import ReadOptions
-from hornbook.text.steps import Columns, decide
+from hornbook.text.refinery.table import build
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""
 
-MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
+MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
+    "manifest.json",
+    "funnel.json",
+    "quarantine.jsonl",
+    "samples.jsonl",
+    "work",
+)
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
-OURS = ("documents", "signals", "tokens", "tokenizer", WORK, MANIFEST, FUNNEL, QUARANTINE, TEXT_TOML, UNFINISHED)
+OURS = (
+    "documents",
+    "signals",
+    "tokens",
+    "tokenizer",
+    WORK,
+    MANIFEST,
+    FUNNEL,
+    QUARANTINE,
+    SAMPLES,
+    TEXT_TOML,
+    UNFINISHED,
+)
 _MIN_TASK_BYTES = 2 * 2**20
 _SMALL_BYTES = 8 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
@@ -75,9 +95,22 @@ def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
     return {name: list_inputs(name, source) for name, source in config.sources.items()}
 
 
+def read_by_steps(steps: Sequence[StepConfig]) -> dict[str, str]:
+    """Path -> digest of every file that steps read. Raises UsageError where one is missing."""
+    found: dict[str, str] = {}
+    for step in steps:
+        for path in step.reads():
+            try:
+                found[path] = digest_file(Path(path))
+            except OSError as error:
+                raise UsageError(f"step {step.label!r}: cannot read {path}: {error.strerror}") from error
+    return found
+
+
 def config_key(config: TextConfig) -> str:
     """Digest of what `prepare` obeys; the tokenizer, the validation share and `strict` do not change its files."""
-    return digest_of([VERSION, config.model_dump(mode="json", exclude={"tokenizer", "validation", "strict"})])
+    text = config.model_dump(mode="json", exclude={"tokenizer", "validation", "strict"})
+    return digest_of([VERSION, text, read_by_steps(config.steps)])
 
 
 def _make_folder(out: Path) -> None:
@@ -148,22 +181,19 @@ def _prepare(
         measured.append(result)
         done += task.size
         progress("read and measure", done, total)
-    columns = read_signals(tasks)
-    names, reasons = decide(list(config.steps), columns)
+    names, verdicts = decide(tasks, build(config.steps), out / WORK / "scratch")
     progress("decide", total, total)
-    cuts = np.cumsum([result.documents for result in measured])[:-1]
-    parts = np.split(reasons, cuts)
-    jobs = [ApplyTask(task, tuple(names), part.tobytes(), out) for task, part in zip(tasks, parts, strict=True)]
-    outputs: dict[str, str] = {}
+    jobs = [ApplyTask(task, tuple(names), verdict, out) for task, verdict in zip(tasks, verdicts, strict=True)]
+    applied: list[Applied] = []
     done = 0
     for task, written in zip(tasks, run_tasks(apply, jobs, workers), strict=True):
-        outputs.update(written)
+        applied.append(written)
         done += task.size
         progress("write", done, total)
-    funnel = _funnel(tasks, measured, columns, names, parts)
-    _write_whole(config, tasks, funnel, out)
+    funnel = _funnel(tasks, measured, applied)
+    _write_whole(config, jobs, funnel, out)
     _require_documents(funnel, out)
-    _commit(config, tasks, measured, outputs, out)
+    _commit(config, tasks, measured, applied, out)
     return funnel
 
 
@@ -178,11 +208,12 @@ def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> 
     """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
     total = sum(file.size for files in inputs.values() for file in files)
     size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
+    steps, read = tuple(config.steps), digest_of(read_by_steps(config.steps))
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = _options(config.sources[name], config.max_document_bytes)
         for shard, group in enumerate(_groups(files, size)):
-            tasks.append(MeasureTask(len(tasks), name, shard, group, options, tuple(config.steps), config.strict, work))
+            tasks.append(MeasureTask(len(tasks), name, shard, group, options, steps, read, config.strict, work))
     return tasks
 
 
@@ -202,36 +233,29 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
     yield tuple(group)
 
 
-def _funnel(
-    tasks: list[MeasureTask], measured: list[Measured], columns: Columns, names: list[str], parts: list[np.ndarray]
-) -> Funnel:
-    funnel, first = Funnel(), 0
-    for task, result, reasons in zip(tasks, measured, parts, strict=True):
+def _funnel(tasks: list[MeasureTask], measured: list[Measured], applied: list[Applied]) -> Funnel:
+    funnel = Funnel()
+    for task, result, written in zip(tasks, measured, applied, strict=True):
         source = funnel.sources.setdefault(task.source, SourceFunnel())
         source.files += len(task.files)
         for reason, (rows, size) in result.blank.items():
             source.drop(reason, rows, size)
         for reason, (rows, size) in result.quarantined.items():
             source.quarantine(reason, rows, size)
-        read = columns["bytes_read"][first : first + len(reasons)]
-        kept = columns["bytes"][first : first + len(reasons)]
-        for number, name in enumerate(names):
-            mask = reasons == number
-            if number == 0:
-                source.keep(int(mask.sum()), int(read[mask].sum()), int(kept[mask].sum()))
-            elif mask.any():
-                source.drop(name, int(mask.sum()), int(read[mask].sum()))
-        first += len(reasons)
+        for reason, (rows, size) in written.reasons.items():
+            if reason == KEPT:
+                source.keep(rows, size, written.text_bytes)
+            else:
+                source.drop(reason, rows, size)
+        source.count_changes({**written.edits, "cut": written.cut})
     assert all(source.balanced() for source in funnel.sources.values())
     return funnel
 
 
-def _write_whole(config: TextConfig, tasks: list[MeasureTask], funnel: Funnel, out: Path) -> None:
+def _write_whole(config: TextConfig, jobs: list[ApplyTask], funnel: Funnel, out: Path) -> None:
     """The files about the whole folder."""
-    with writing(out / QUARANTINE) as file:
-        for task in tasks:
-            with task.quarantine.open("rb") as part:
-                shutil.copyfileobj(part, file)
+    _join([job.measured.quarantine for job in jobs], out / QUARANTINE)
+    _join([job.samples for job in jobs], out / SAMPLES)
     write_json(out / FUNNEL, funnel.to_json())
     text = config.model_dump(mode="json", exclude={"strict"}, exclude_none=True)
     write_atomic(
@@ -239,10 +263,18 @@ def _write_whole(config: TextConfig, tasks: list[MeasureTask], funnel: Funnel, o
     )
 
 
+def _join(parts: list[Path], path: Path) -> None:
+    with writing(path) as file:
+        for each in parts:
+            with each.open("rb") as part:
+                shutil.copyfileobj(part, file)
+
+
 def _commit(
-    config: TextConfig, tasks: list[MeasureTask], measured: list[Measured], outputs: dict[str, str], out: Path
+    config: TextConfig, tasks: list[MeasureTask], measured: list[Measured], applied: list[Applied], out: Path
 ) -> None:
     """Delete what an earlier plan left, write the manifest, then forget the work."""
+    outputs = {path: digest for written in applied for path, digest in written.outputs.items()}
     for folder in ("documents", "signals"):
         for path in (out / folder).rglob("*"):
             if path.is_file() and str(path.relative_to(out)) not in outputs:
@@ -255,7 +287,7 @@ def _commit(
         "text": config.model_dump(mode="json", exclude={"strict"}),
         "inputs": inputs,
         "damage": next((result.damage for result in measured if result.damage), ""),
-        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, FUNNEL, TEXT_TOML)}},
+        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, SAMPLES, FUNNEL, TEXT_TOML)}},
     }
     write_json(out / MANIFEST, manifest)
     (out / UNFINISHED).unlink()

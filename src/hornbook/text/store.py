@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -16,6 +17,7 @@ from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_ato
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
 _BATCH_ROWS = 256
+_NPY_HEADER = 4096
 
 
 @contextmanager
@@ -37,12 +39,52 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+class ArrayWriter:
+    """An .npy file that grows along its first axis; it appears under its name only when the block ends well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, ExitStack()
+        self._rows = 0
+        self._like: np.ndarray | None = None
+
+    def __enter__(self) -> Self:
+        self._file = self._stack.enter_context(writing(self._path))
+        self._file.write(b"\0" * _NPY_HEADER)
+        return self
+
+    def add(self, part: np.ndarray) -> None:
+        """Append an array; all have one dtype and, but for the first axis, one shape."""
+        self._like = part[:0] if self._like is None else self._like
+        assert part.dtype == self._like.dtype
+        assert part.shape[1:] == self._like.shape[1:]
+        self._file.write(np.ascontiguousarray(part).data)
+        self._rows += len(part)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is None:
+            like = np.zeros(0, np.uint8) if self._like is None else self._like
+            self._file.seek(0)
+            self._file.write(_npy_header(like, self._rows))
+        self._stack.__exit__(kind, *rest)
+
+
+def _npy_header(like: np.ndarray, rows: int) -> bytes:
+    """The header of version 1.0 of the format, padded to a length that any number of rows fits into."""
+    fields = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False}
+    fields["shape"] = (rows, *like.shape[1:])
+    text = repr(fields).encode()
+    room = _NPY_HEADER - 10
+    assert len(text) < room
+    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"
+
+
 class TableWriter:
     """Parquet written row by row in row groups of about 8 MiB; the same rows give the same bytes."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, compression: str = "zstd") -> None:
         self._schema = schema
         self._rows: list[tuple[Any, ...]] = []
+        self._tables: list[pa.Table] = []
         self._bytes = 0
         self._writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=False)
 
@@ -50,6 +92,13 @@ class TableWriter:
         """Add one row, values in the order of the schema; `size` is its weight in bytes."""
         self._rows.append(row)
         self._bytes += size + 64
+        if self._bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def add_batch(self, table: pa.Table, size: int) -> None:
+        """Add rows as columns of the schema; `size` is their weight in bytes. Not to be mixed with `add`."""
+        self._tables.append(table)
+        self._bytes += size + 64 * len(table)
         if self._bytes >= _ROW_GROUP_BYTES:
             self._flush()
 
@@ -69,8 +118,10 @@ class TableWriter:
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
-            self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows, self._bytes = [], 0
+            self._tables.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        if self._tables:
+            self._writer.write_table(pa.concat_tables(self._tables).combine_chunks())
+        self._rows, self._tables, self._bytes = [], [], 0
 
 
 def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -101,6 +152,11 @@ def digest_file(path: Path) -> str:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_array(array: np.ndarray) -> str:
+    """xxh3_128 of an array's bytes in C order, as hex."""
+    return xxhash.xxh3_128_hexdigest(array.tobytes())
 
 
 def digest_of(value: Any) -> str:

@@ -1,0 +1,112 @@
+"""Configuration of labelled sets: which fields of a row hold text, and which what is to be learned from it.
+
+One data folder has labels of one kind. Kinds of labels have the names of the heads that learn them
+(`model.head.kind`); `answer` is for language models.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hornbook.fields import Config
+
+
+def _distinct(names: list[str]) -> None:
+    again = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if again is not None:
+        raise ValueError(f"the label {again!r} is there twice")
+
+
+class ClassLabels(Config):
+    """A text, or a pair of texts, and its label (GLUE, SuperGLUE)."""
+
+    kind: Literal["classification"] = "classification"
+    labels: list[str] = Field(min_length=1)
+    """Names of the labels, in the order of their numbers; rows hold names or numbers."""
+    multiple: bool = False
+    """Rows hold a list of any number of labels."""
+    text: str = "text"
+    """Column or key of the text."""
+    pair: str | None = None
+    """Column or key of the second text, where there are two."""
+    label: str = "label"
+    """Column or key of the label."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _distinct(self.labels)
+        return self
+
+
+class NumberLabels(Config):
+    """A text, or a pair of texts, and numbers (STS-B)."""
+
+    kind: Literal["regression"] = "regression"
+    text: str = "text"
+    """Column or key of the text."""
+    pair: str | None = None
+    """Column or key of the second text, where there are two."""
+    values: list[str] = Field(default_factory=lambda: ["label"], min_length=1)
+    """Columns or keys of the numbers."""
+
+
+class TagLabels(Config):
+    """Words and a tag for each (named entities; also `.conll` files)."""
+
+    kind: Literal["token_classification"] = "token_classification"
+    labels: list[str] = Field(min_length=2)
+    """Names of the tags, in the order of their numbers; rows hold names or numbers."""
+    words: str = "tokens"
+    """Column or key of the list of words."""
+    tags: str = "tags"
+    """Column or key of the list of tags."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _distinct(self.labels)
+        return self
+
+
+class SpanLabels(Config):
+    """A question, a text, and where in the text the answer is (SQuAD; its nested `.json` files too)."""
+
+    kind: Literal["span"] = "span"
+    question: str = "question"
+    """Column or key of the question."""
+    context: str = "context"
+    """Column or key of the text."""
+    answers: str = "answers"
+    """Column or key of the answers: lists `text` and `answer_start` (in characters), or a list of such objects.
+
+    The first is learned, all are right; without any the question has no answer (SQuAD 2.0).
+    """
+
+
+class AnswerLabels(Config):
+    """A prompt and its answer: instructions, translation, summaries."""
+
+    kind: Literal["answer"] = "answer"
+    prompt: str = "prompt"
+    """Column or key of what is given."""
+    answer: str = "answer"
+    """Column or key of what is to be written."""
+    template: str = "{prompt}"
+    """What a model reads: `{prompt}` stands for the prompt, for example "Translate to German: {prompt}"."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.template.count("{prompt}") != 1:
+            raise ValueError("a template has `{prompt}` exactly once")
+        return self
+
+
+LabelsConfig = Annotated[
+    ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels, Field(discriminator="kind")
+]
+
+
+def outputs_of(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> int:
+    """Numbers stored for each token."""
+    if isinstance(config, NumberLabels):
+        return len(config.values)
+    return len(config.labels) if isinstance(config, ClassLabels) and config.multiple else 1

@@ -1,0 +1,168 @@
+"""Phase 2 of prepare: which documents go and why, what is cut out of others; from columns and sketches alone."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from hornbook.text.measured import MeasureTask, read_columns
+from hornbook.text.refinery.step import Columns, Corpus, Cut, Decision, GlobalDecision, Sketched
+from hornbook.text.refinery.table import Steps
+
+KEPT, NOTHING_LEFT = "kept", "nothing left"
+EXAMPLES = 20
+"""Documents shown for each reason: so many that it dropped, and so many that it did not."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What becomes of the documents of one task."""
+
+    reasons: np.ndarray
+    """uint8 [rows]: index into the names of reasons; 0 is kept."""
+    cuts: np.ndarray
+    """int64 [n, 3]: row, start and end of what is cut, bytes of the edited text; sorted, without overlaps."""
+    samples: dict[int, list[str]] = field(default_factory=dict)
+    """Row -> the reasons for which it is an example."""
+
+
+def decide(tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> tuple[list[str], list[Verdict]]:
+    """(names of reasons, a verdict per task). A document falls to the first step that drops it."""
+    judge = _Judge(tasks, steps, scratch)
+    for _, group in groupby(steps.decisions, key=lambda step: isinstance(step, Decision)):
+        together = list(group)
+        judge.local([step for step in together if isinstance(step, Decision)])
+        for step in together:
+            if isinstance(step, GlobalDecision):
+                judge.all_together(step)
+    cuts = judge.cut(steps.cuts)
+    samples = judge.examples()
+    parts = zip(judge.split(judge.reasons), cuts, samples, strict=True)
+    return judge.names, [Verdict(*part) for part in parts]
+
+
+class _Judge:
+    """The reasons of all rows in (task, row) order, one byte each, as steps add to them."""
+
+    def __init__(self, tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> None:
+        self.tasks, self._scratch = tasks, scratch
+        self.names = [KEPT, NOTHING_LEFT, *(edit.reason for edit in steps.edits if edit.reason)]
+        edits = np.array([0, *(self._number(edit.reason) if edit.reason else 0 for edit in steps.edits)], np.uint8)
+        parts = [edits[read_columns(task, ["edited_out"])["edited_out"]] for task in tasks]
+        self._sizes = [len(part) for part in parts]
+        self.firsts = [0, *np.cumsum(self._sizes).tolist()][:-1]
+        self.reasons = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+    def _number(self, reason: str) -> int:
+        if reason not in self.names:
+            self.names.append(reason)
+        return self.names.index(reason)
+
+    def _drop(self, rows: slice, step: Decision | GlobalDecision, found: np.ndarray) -> None:
+        numbers = np.array([0, *(self._number(reason) for reason in step.reasons)], np.uint8)
+        reasons = self.reasons[rows]
+        reasons[...] = np.where(reasons == 0, numbers[found], reasons)
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values of all rows, task by task."""
+        return np.split(values, self.firsts[1:])
+
+    def local(self, steps: Sequence[Decision]) -> None:
+        """Decisions that look at each document's columns alone, in their order."""
+        if not steps:
+            return
+        for task, first, size in zip(self.tasks, self.firsts, self._sizes, strict=True):
+            columns = read_columns(task, [name for step in steps for name in step.needs])
+            for step in steps:
+                self._drop(slice(first, first + size), step, step.decide(columns))
+
+    def all_together(self, step: GlobalDecision) -> None:
+        """A decision over all documents."""
+        with self._corpus(step) as corpus:
+            self._drop(slice(None), step, step.decide_all(corpus))
+
+    def cut(self, steps: Sequence[Cut]) -> list[np.ndarray]:
+        """What all cuts remove together, task by task."""
+        found = [np.zeros((0, 3), np.int64)]
+        for step in steps:
+            with self._corpus(step) as corpus:
+                found.append(np.stack(step.cuts(corpus), axis=1).astype(np.int64))
+        spans = _merge(np.concatenate(found))
+        places = np.searchsorted(spans[:, 0], self.firsts[1:])
+        parts = np.split(spans, places)
+        for part, first in zip(parts, self.firsts, strict=True):
+            part[:, 0] -= first
+        return parts
+
+    def _corpus(self, step: Sketched) -> "_Opened":
+        parts = [read_columns(task, step.needs) for task in self.tasks]
+        columns: Columns = {name: np.concatenate([part[name] for part in parts]) for name in step.needs}
+        wanted = not isinstance(step, GlobalDecision) or step.sketches
+        sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if wanted else []
+        return _Opened(Corpus(self.reasons == 0, columns, sketches, self.firsts, self._scratch))
+
+    def examples(self) -> list[dict[int, list[str]]]:
+        """Rows to show for each reason: those whose hash, keyed by the reason, is least."""
+        hashes = np.concatenate([read_columns(task, ["hash"])["hash"][:, 0] for task in self.tasks])
+        chosen: dict[int, list[str]] = {}
+        for number, name in enumerate(self.names):
+            keyed = hashes ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
+            for row in _least(keyed, np.flatnonzero(self.reasons == number)):
+                chosen.setdefault(row, []).append(name)
+        return [
+            {row - first: chosen[row] for row in sorted(chosen) if first <= row < first + size}
+            for first, size in zip(self.firsts, self._sizes, strict=True)
+        ]
+
+
+class _Opened:
+    """A corpus with an empty folder for files that is gone afterwards."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+
+    def __enter__(self) -> Corpus:
+        shutil.rmtree(self._corpus.scratch, ignore_errors=True)
+        self._corpus.scratch.mkdir(parents=True)
+        return self._corpus
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._corpus.scratch, ignore_errors=True)
+
+
+def _least(keys: np.ndarray, rows: np.ndarray) -> list[int]:
+    if len(rows) > EXAMPLES:
+        rows = rows[np.argpartition(keys[rows], EXAMPLES)[:EXAMPLES]]
+    return rows[np.argsort(keys[rows], kind="stable")].tolist()
+
+
+def _merge(spans: np.ndarray) -> np.ndarray:
+    """Spans [n, 3] sorted, those of a row that touch or overlap joined."""
+    spans = spans[np.lexsort((spans[:, 2], spans[:, 1], spans[:, 0]))]
+    if not len(spans):
+        return spans
+    merged = [spans[0].tolist()]
+    for row, start, end in spans[1:].tolist():
+        last = merged[-1]
+        if row == last[0] and start <= last[2]:
+            last[2] = max(last[2], end)
+        else:
+            merged.append([row, start, end])
+    return np.array(merged, np.int64)
+
+
+def remove(data: bytes, spans: Sequence[Sequence[int]]) -> bytes:
+    """UTF-8 text without the spans (start, end)."""
+    return b"".join(_left(data, spans))
+
+
+def _left(data: bytes, spans: Sequence[Sequence[int]]) -> Iterator[bytes]:
+    place = 0
+    for start, end in spans:
+        yield data[place:start]
+        place = end
+    yield data[place:]

@@ -1,0 +1,133 @@
+"""What phase 1 of prepare makes of one task: a table of texts and columns, sketches, damaged rows, a manifest."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hornbook.text.config_step import StepConfig
+from hornbook.text.inputs import InputFile
+from hornbook.text.readers import ReadOptions
+from hornbook.text.store import digest_of, read_json
+
+VERSION = 2
+"""Part of every key: raise it when the same input shall give other files."""
+
+FIELDS = ("licence", "url", "date")
+"""What a reader may know about a document (`Document.metadata`), kept as text to the end."""
+
+BASE = (
+    ("text", pa.large_string()),
+    ("id", pa.string()),
+    ("origin", pa.string()),
+    *((name, pa.string()) for name in FIELDS),
+    ("row", pa.int64()),
+    ("bytes_read", pa.int64()),
+    ("bytes", pa.int64()),
+    ("hash", pa.binary(16)),
+    ("edited_out", pa.uint8()),
+)
+"""Columns of every document; `edited_out` is k where the k-th edit dropped it, whose text then is what came to it."""
+
+ARROW = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+
+
+def schema_of(columns: Mapping[str, str]) -> pa.Schema:
+    """Of the measured table: the base, then what the steps measure (name -> dtype)."""
+    return pa.schema([*BASE, *((name, ARROW[dtype]) for name, dtype in columns.items())])
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureTask:
+    """Some input files of one source; they become one shard."""
+
+    ordinal: int
+    """Place among all tasks."""
+    source: str
+    shard: int
+    """Place among the tasks of the source."""
+    files: tuple[InputFile, ...]
+    options: ReadOptions
+    steps: tuple[StepConfig, ...]
+    read_by_steps: str
+    """Digest of the files and functions that steps read."""
+    strict: bool
+    work: Path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the inputs."""
+        return sum(file.size for file in self.files)
+
+    def _path(self, ending: str) -> Path:
+        return self.work / f"measured-{self.ordinal:05d}{ending}"
+
+    @property
+    def table(self) -> Path:
+        """The edited texts with their columns."""
+        return self._path(".parquet")
+
+    @property
+    def quarantine(self) -> Path:
+        """The damaged rows, one JSON object a line."""
+        return self._path(".quarantine.jsonl")
+
+    @property
+    def manifest(self) -> Path:
+        """Written last: the task is done."""
+        return self._path(".json")
+
+    def sketch(self, step: str) -> Path:
+        """What a step keeps of every document for its global decision."""
+        return self._path(f".{step}.npy")
+
+    def key(self) -> str:
+        """Changes when the result would."""
+        files = [[file.path, file.stamp, file.problem] for file in self.files]
+        steps = [step.model_dump() for step in self.steps]
+        place = [self.source, self.ordinal, self.shard]
+        return digest_of([VERSION, *place, files, asdict(self.options), steps, self.read_by_steps])
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a task's manifest says."""
+
+    key: str
+    rows: int = 0
+    documents: int = 0
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """path, size and digest of each input as it was read."""
+    blank: dict[str, list[int]] = field(default_factory=dict)
+    """Rows that are empty by nature: reason -> [rows, bytes]."""
+    quarantined: dict[str, list[int]] = field(default_factory=dict)
+    damage: str = ""
+    """The first damaged row, for `strict`."""
+
+
+def finished(task: MeasureTask) -> Measured | None:
+    """The manifest of a task that is done, else None."""
+    data = read_json(task.manifest)
+    if not isinstance(data, dict) or data.get("key") != task.key() or not task.table.exists():
+        return None
+    return Measured(**data)
+
+
+def read_columns(task: MeasureTask, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Columns of one task's documents; `hash` is [rows, 2] uint64."""
+    names = list(dict.fromkeys(names))
+    table = pq.read_table(task.table, columns=names)
+    return {name: _hashes(table[name]) if name == "hash" else table[name].to_numpy() for name in names}
+
+
+def _hashes(column: pa.ChunkedArray) -> np.ndarray:
+    chunks = [
+        np.frombuffer(chunk.buffers()[1], dtype=np.uint64, count=2 * len(chunk), offset=16 * chunk.offset)
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    return np.concatenate(chunks or [np.zeros(0, np.uint64)]).reshape(-1, 2)

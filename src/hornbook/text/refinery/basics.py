@@ -1,0 +1,83 @@
+"""The steps that every corpus needs: Unicode form, empty documents, exact duplicates."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from hornbook.text.document import Document
+from hornbook.text.refinery.step import Columns, Corpus, Decision, Edit, GlobalDecision
+
+_LINE_ENDS = re.compile(r"\r\n?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_VISIBLE = re.compile(r"[^\s\u200b-\u200f\u2028-\u202f\u205f-\u2064\ufeff]")
+
+
+class Normalize(Edit):
+    """Line ends to LF, C0 and C1 controls but tab and LF removed, then the Unicode form.
+
+    In this order: a control between a letter and its accent would hide them from each other.
+    """
+
+    counters = ("changed",)
+
+    def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        """The text in its form."""
+        text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text))
+        if self.config.form != "none" and not text.isascii():
+            text = unicodedata.normalize(self.config.form, text)
+        return text, (int(text != document.text),)
+
+
+class Sizes:
+    """Characters of a document, and whether one of them can be seen."""
+
+    name = "text"
+    columns = {"characters": "int64", "visible": "bool"}  # noqa: RUF012 - read only
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Both columns."""
+        characters = np.array([len(document.text) for document in documents], dtype=np.int64)
+        return {"characters": characters, "visible": np.array([is_visible(each.text) for each in documents], bool)}
+
+
+def is_visible(text: str) -> bool:
+    """Whether there is a character to see."""
+    return _VISIBLE.search(text) is not None
+
+
+class DropEmpty(Decision):
+    """Documents without a visible character."""
+
+    reasons = ("empty",)
+    measurers = (Sizes(),)
+    needs = ("text.visible",)
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """1 where nothing is to be seen."""
+        return (~columns["text.visible"]).astype(np.uint8)
+
+
+class ExactDedup(GlobalDecision):
+    """All but the first document of each hash of the edited text."""
+
+    reasons = ("exact duplicate",)
+    needs = ("hash",)
+    sketches = False
+
+    def decide_all(self, corpus: Corpus) -> np.ndarray:
+        """1 for the later ones."""
+        alive = np.flatnonzero(corpus.alive)
+        high, low = corpus.columns["hash"][alive].T
+        order = np.lexsort((low, high))  # stable: equal hashes stay in (task, row) order
+        high, low = high[order], low[order]
+        drop = np.zeros(len(corpus.alive), dtype=np.uint8)
+        drop[alive[order[1:]]] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        return drop
+
+
+def content_hash(data: bytes) -> bytes:
+    """16 bytes: xxh3_128 of the edited text in UTF-8. It names the document's cluster of duplicates."""
+    return xxhash.xxh3_128_digest(data)

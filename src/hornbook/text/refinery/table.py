@@ -1,0 +1,61 @@
+"""From the entries of `text.steps` to steps that work. A new kind of step is a config, a class, and a line here."""
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hornbook.text.config_step import StepConfig
+from hornbook.text.refinery.step import Cut, Decision, Edit, GlobalDecision, Measurer, Sketched, Step
+
+STEPS = {
+    "normalize": ".basics:Normalize",
+    "python": ".python_step:PythonStep",
+    "drop_empty": ".basics:DropEmpty",
+    "exact_dedup": ".basics:ExactDedup",
+}
+"""Kind -> module (of this room, with a dot) and class; imported when a recipe has it, for many compile kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a recipe, each list in its order."""
+
+    edits: list[Edit]
+    decisions: list[Decision | GlobalDecision]
+    cuts: list[Cut]
+    measurers: list[Measurer]
+    """Each name once."""
+
+    @property
+    def sketched(self) -> list[Sketched]:
+        """Those that want sketches of every document."""
+        wanting = [each for each in self.decisions if isinstance(each, GlobalDecision) and each.sketches]
+        return [*wanting, *self.cuts]
+
+    def columns(self) -> dict[str, str]:
+        """Full name -> dtype of all columns that are measured, in the order in which they are stored."""
+        found = {f"{edit.name}.{counter}": "int64" for edit in self.edits for counter in edit.counters}
+        for each in self.measurers:
+            found.update({f"{each.name}.{column}": dtype for column, dtype in each.columns.items()})
+        return found
+
+
+def build(configs: Iterable[StepConfig]) -> Steps:
+    """Make the steps. Errors: what a step raises whose extra, file or function is missing (UsageError)."""
+    steps = [_class_of(config)(config) for config in configs]
+    decisions = [each for each in steps if isinstance(each, Decision | GlobalDecision)]
+    cuts = [each for each in steps if isinstance(each, Cut)]
+    return Steps([each for each in steps if isinstance(each, Edit)], decisions, cuts, _measurers([*decisions, *cuts]))
+
+
+def _class_of(config: StepConfig) -> type[Step]:
+    module, _, name = STEPS[getattr(config, "kind")].partition(":")  # noqa: B009 - each its own type
+    return getattr(importlib.import_module(module, __package__), name)
+
+
+def _measurers(steps: Sequence[Decision | Sketched]) -> list[Measurer]:
+    found: dict[str, Measurer] = {}
+    for step in steps:
+        for each in step.measurers:
+            found.setdefault(each.name, each)
+    return list(found.values())
