@@ -1,0 +1,33 @@
+"""How the kernels of this room are compiled, and how they read eight bytes of text at once."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compile at the first call, without the interpreter's lock; kept on disk where a folder for it can be written."""
+    try:
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # neither the package's folder nor the home directory can be written
+        return cast(Function, numba.njit(nogil=True)(function))
+
+
+def _load64(_context: Any, data: Any, place: Any) -> Any:
+    """In kernels: bytes place..place+7 of a uint8 array as a uint64; the caller knows that they are inside."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = builder.gep(array.data, [arguments[1]])
+        return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(data, place), generate
+
+
+load64: Any = intrinsic(_load64)

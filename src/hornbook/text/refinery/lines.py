@@ -1,0 +1,108 @@
+"""Lines and paragraphs that stand in the corpus more than once are cut, but for the first of each."""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from hornbook.text.compiled import compiled, load64
+from hornbook.text.document import Document
+from hornbook.text.refinery.packed import hash_bytes, pack
+from hornbook.text.refinery.spans import Copies
+
+_NEW_LINE, _BLANK = np.uint8(10), np.uint8(32)
+_ROW = np.uint64(32)
+_LINE_ENDS = np.uint64(0x0A0A0A0A0A0A0A0A)
+_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+
+
+@compiled
+def _line_end(data, place, stop):
+    """Where the line at `place` ends: at its line feed, or at `stop`."""
+    while place + 8 <= stop:
+        bytes_ = load64(data, place) ^ _LINE_ENDS
+        if (bytes_ - _ONES) & ~bytes_ & _HIGHS:  # one of the eight is 0
+            break
+        place += 8
+    while place < stop and data[place] != _NEW_LINE:
+        place += 1
+    return place
+
+
+@compiled
+def _trimmed(data, start, end):
+    """A line without controls and blanks (ASCII) at both ends."""
+    while start < end and data[start] <= _BLANK:
+        start += 1
+    while start < end and data[end - 1] <= _BLANK:
+        end -= 1
+    return start, end
+
+
+@compiled
+def _write(units, count, data, text, row, span, least):
+    """Add the unit whose text is data[text[0]:text[1]], to be cut as `span`, if it is long enough; the new count."""
+    if text[1] - text[0] < least:
+        return count
+    units[count, 0] = hash_bytes(data, text[0], text[1])
+    units[count, 1] = row | np.uint64(span[0])
+    units[count, 2] = np.uint64(span[1] - span[0])
+    return count + 1
+
+
+@compiled
+def _find_lines(data, bounds, first, least, units):
+    count = 0
+    for document in range(len(bounds) - 1):
+        begin, stop = bounds[document], bounds[document + 1]
+        row = np.uint64(first + document) << _ROW
+        place = begin
+        while place < stop:
+            end = _line_end(data, place, stop)
+            after = min(end + 1, stop)
+            text = _trimmed(data, place, end)
+            count = _write(units, count, data, text, row, (place - begin, after - begin), least)
+            place = after
+    return count
+
+
+@compiled
+def _find_paragraphs(data, bounds, first, least, units):
+    count = 0
+    for document in range(len(bounds) - 1):
+        begin, stop = bounds[document], bounds[document + 1]
+        row = np.uint64(first + document) << _ROW
+        start = place = text_start = text_end = begin
+        ended = True  # by a blank line, or none has begun
+        while place < stop:
+            end = _line_end(data, place, stop)
+            left, right = _trimmed(data, place, end)
+            if left < right:
+                if ended:
+                    count = _write(
+                        units, count, data, (text_start, text_end), row, (start - begin, place - begin), least
+                    )
+                    start, text_start = place, left
+                text_end = right
+            ended = left == right
+            place = min(end + 1, stop)
+        count = _write(units, count, data, (text_start, text_end), row, (start - begin, stop - begin), least)
+    return count
+
+
+class LineDedup(Copies):
+    """A line goes with its line feed; blanks at its ends make no difference."""
+
+    find: ClassVar[Callable[..., int]] = staticmethod(_find_lines)
+
+    def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
+        """uint64 [units, 3], see `spans`."""
+        data, bounds = pack(document.text for document in documents)
+        units = np.empty((int(np.count_nonzero(data == _NEW_LINE)) + len(documents), 3), np.uint64)
+        return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
+
+
+class ParagraphDedup(LineDedup):
+    """Paragraphs are lines between blank ones; one goes with the blank lines that follow it."""
+
+    find: ClassVar[Callable[..., int]] = staticmethod(_find_paragraphs)

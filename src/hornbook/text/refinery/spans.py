@@ -1,0 +1,101 @@
+"""Parts of documents that stand in the corpus more than once: all but the first are cut.
+
+A sketch is a record per unit: (hash, row << 32 | start, length), start and length in bytes of the UTF-8 text. Units are
+brought together by hash, later ones become spans, spans are brought into the order of the text: two sorts, no text.
+"""
+
+import mmap
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.external_sort import repeated, sorted_records
+from hornbook.text.refinery.step import Corpus, Cut
+
+BUDGET = 480 * 2**20
+"""Bytes of memory that a step over all documents takes, beside a few bytes per document."""
+
+_CHUNK_RECORDS = 1 << 16
+_ROW = np.uint64(32)
+_START = np.uint64(2**32 - 1)
+
+
+class Copies(Cut):
+    """Cuts units whose hash occurred before, in the order (task, row, start)."""
+
+    budget = BUDGET
+
+    def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where later ones are; those that touch or overlap are one span."""
+        budget, count = self.budget // 3, sum(map(len, corpus.sketches))
+        candidates = repeated(partial(living, corpus), count, budget)
+        together = sorted_records(candidates, corpus.scratch / "by-hash.bin", budget)
+        in_order = sorted_records(_later(together), corpus.scratch / "by-place.bin", budget)
+        row, start, end = np.concatenate([np.zeros((0, 3), np.int64), *_spans(in_order)]).T
+        return row, start, end
+
+
+def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
+    """Chunks of a sketch as copies; what was mapped for them is given back, so that memory stays small."""
+    for start in range(0, len(sketch), _CHUNK_RECORDS):
+        yield np.array(sketch[start : start + _CHUNK_RECORDS])
+        if isinstance(sketch.base, mmap.mmap):
+            sketch.base.madvise(mmap.MADV_DONTNEED)
+
+
+def living(corpus: Corpus) -> Iterator[np.ndarray]:
+    """Records of documents that are alive, with rows of the whole corpus in place of those of the tasks."""
+    for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
+        for records in streamed(sketch):
+            records[:, 1] += np.uint64(first) << _ROW
+            yield records[corpus.alive[records[:, 1] >> _ROW]]
+
+
+def _later(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """(place, length) of every unit but the first of each hash; a unit that overlaps the first is none."""
+    first = np.zeros(3, np.uint64)
+    for records in chunks:
+        found = np.empty((len(records), 2), np.uint64)
+        yield found[: _find_later(records, first, found)]
+
+
+@compiled
+def _find_later(records: np.ndarray, first: np.ndarray, found: np.ndarray) -> int:
+    """`first` is the first unit of the present hash (0 is none); it is carried from chunk to chunk."""
+    count = 0
+    for i in range(len(records)):
+        if records[i, 0] != first[0]:
+            first[:] = records[i]
+        elif records[i, 1] >> _ROW != first[1] >> _ROW or records[i, 1] >= first[1] + first[2]:
+            found[count] = records[i, 1:]
+            count += 1
+    return count
+
+
+def _spans(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """int64 [n, 3]: row, start, end; from (place, length) in order of place."""
+    last = np.full(3, -1, np.int64)
+    for records in chunks:
+        spans = np.empty((len(records), 3), np.int64)
+        yield spans[: _join(records, last, spans)]
+    if last[0] >= 0:
+        yield last[None]
+
+
+@compiled
+def _join(records: np.ndarray, last: np.ndarray, spans: np.ndarray) -> int:
+    """`last` is the span that may still grow (row -1: none)."""
+    count = 0
+    for i in range(len(records)):
+        row, start = np.int64(records[i, 0] >> _ROW), np.int64(records[i, 0] & _START)
+        end = start + np.int64(records[i, 1])
+        if row == last[0] and start <= last[2]:
+            last[2] = max(last[2], end)
+            continue
+        if last[0] >= 0:
+            spans[count] = last
+            count += 1
+        last[0], last[1], last[2] = row, start, end
+    return count
