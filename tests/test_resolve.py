@@ -496,3 +496,15 @@ def test_problems_of_all_layers_come_at_once() -> None:
 def test_a_faulty_section_is_not_compared_with_others() -> None:
     assert keys("model.position.kind=x", "train.sequence=4096") == ["model.position.kind"]
     assert keys("model.heads=0", "model.width=770") == ["model.heads"]
+
+
+def test_a_section_that_may_be_absent_is_written_none(tmp_path: Path) -> None:
+    """So that what `config show` prints reads back."""
+    absent = resolve("tiny", [], {})
+    assert absent.recipe.text.labels is None
+    (tmp_path / "x.toml").write_text(absent.to_toml(), encoding="utf-8")
+    assert resolve(str(tmp_path / "x.toml"), [], {}).recipe == absent.recipe
+    given = resolve(str(tmp_path / "x.toml"), ["text.labels=span", "text.labels.question=q"], {}).recipe.text.labels
+    assert given is not None
+    assert given.kind == "span"
+    assert resolve("tiny", ["text.labels=span", "text.labels=none"], {}).recipe.text.labels is None

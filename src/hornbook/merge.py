@@ -82,7 +82,7 @@ class Merge:
         self.origins[(*path, "kind")] = given.origin
 
     def _lay_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
-        if isinstance(shape, Section) and _names_kind(shape, value):
+        if isinstance(shape, Section) and _names_kind(shape, value) and not (shape.optional and value.value == "none"):
             value = {"kind": value}  # `optim.schedule = "wsd"`
         if isinstance(shape, Section | Table) and isinstance(value, dict):
             below = node.get(name)
@@ -155,7 +155,7 @@ def _typed(value: Any, shape: Shape) -> Any:
     if isinstance(value, dict):
         return {key: _typed(item, shape) for key, item in value.items()}
     given = value.value
-    if isinstance(shape, Leaf) and shape.optional and given == "none":
+    if isinstance(shape, Leaf | Section) and shape.optional and given == "none":
         return None
     if not value.raw:
         return _nones(given, shape)

@@ -30,6 +30,8 @@ class Section:
     """A config class, or several told apart by `kind` (the only key is "" where there is no `kind`)."""
 
     kinds: dict[str, type[Config]]
+    optional: bool = False
+    """It may be absent, which is written `none`."""
 
     def model(self, kind: Any) -> type[Config] | None:
         """The class of that kind; the only class whatever `kind` is where there is no choice."""
@@ -41,7 +43,7 @@ class Section:
             found = outside_part(kind)
         except ValueError:  # validation says what is wrong with it
             found = None
-        return self if found is None else Section({**self.kinds, kind: found})
+        return self if found is None else Section({**self.kinds, kind: found}, self.optional)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def shape_of(annotation: Any) -> Shape:
         members = [member for member in arguments if member is not type(None)]
         shapes = [shape_of(member) for member in members]
         if all(isinstance(shape, Section) for shape in shapes):
-            return Section({kind: model for shape in shapes for kind, model in shape.kinds.items()})  # pyright: ignore
+            kinds = {kind: model for shape in shapes for kind, model in shape.kinds.items()}  # pyright: ignore
+            return Section(kinds, len(members) < len(arguments))
         assert all(isinstance(shape, Leaf) for shape in shapes), f"a field mixes sections and values: {annotation}"
         kinds = [shape.annotation for shape in shapes]  # pyright: ignore
         return Leaf(kinds[0] if len(kinds) == 1 else _one_choice(kinds) or annotation, len(members) < len(arguments))
