@@ -62,7 +62,9 @@ def test_chunked_loss_in_bfloat16() -> None:
         assert float((got - true).abs().max()) < 0.05 * float(true.abs().max())
 
 
-@pytest.mark.parametrize("terms", [LossTerms(), LossTerms(smoothing=0.1), LossTerms(0.1, 0.0, 5.0)])
+@pytest.mark.parametrize(
+    "terms", [LossTerms(), LossTerms(smoothing=0.1), LossTerms(0.1, 0.0, 5.0), LossTerms(0.1, 0.0, None, 9)]
+)
 def test_gradients_by_finite_differences(terms: LossTerms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "CHUNK_BYTES", 40)  # 5 rows
     hidden, targets, weights = problem(torch.float64)
@@ -96,6 +98,39 @@ def test_added_terms_are_their_formulas(smoothing: float, z_loss: float, softcap
     objectives = sum(found.values()), sum(wanted.values())
     for got, true in zip(*(torch.autograd.grad(each, leaves) for each in objectives), strict=True):
         assert float((got - true).abs().max()) < 1e-5 * float(true.abs().max())
+
+
+def test_labels_are_smoothed_over_tokens_and_not_over_padding_rows() -> None:
+    """As over the tokens alone with the padding's probability beside them: the target's share is the same."""
+    head, (hidden, targets, weights) = Head(VOCAB, WIDTH, None), problem()
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(1))
+    head.tokens, smoothing = VOCAB - 5, 0.1
+    targets = targets % head.tokens
+    spread = torch.zeros(*targets.shape, VOCAB)
+    spread[..., : head.tokens] = smoothing / head.tokens
+    wanted = spread.scatter_add(-1, targets[..., None], torch.full((*targets.shape, 1), 1 - smoothing))
+    expected = -(head.logits(hidden).log_softmax(-1) * wanted).sum(-1).mul(weights).sum()
+    found = head.losses(hidden, targets, weights, smoothing=smoothing)["loss"]
+    assert torch.allclose(found, expected, rtol=1e-5)
+    got, true = (torch.autograd.grad(each, head.weight)[0] for each in (found, expected))
+    assert float((got - true).abs().max()) < 1e-5 * float(true.abs().max())
+
+
+def test_every_part_may_be_trained_alone() -> None:
+    """The bias behind a frozen matrix and frozen hidden states had no gradient and ended in a TypeError."""
+    hidden, targets, weights = problem()
+    for trained in ("bias", "weight", "hidden"):
+        head = Head(VOCAB, WIDTH, None, bias=True)
+        assert head.bias is not None
+        leaves = {"hidden": hidden.detach().requires_grad_(), "weight": head.weight, "bias": head.bias}
+        for parameter in head.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+        (whole,) = torch.autograd.grad(head.loss(leaves["hidden"], targets, weights), leaves[trained])
+        for name, leaf in leaves.items():
+            leaf.requires_grad_(name == trained)
+        head.loss(leaves["hidden"], targets, weights).backward()
+        assert torch.equal(leaves[trained].grad, whole)
+        assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [trained]
 
 
 def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:

@@ -56,6 +56,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert losses[-1] != losses[0]
 
 
+def test_the_bias_of_the_head_may_be_all_that_is_trained(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    names = '["embedding.*", "blocks.*", "norm.*"]'
+    words = ("model.head.bias=true", f'surgery=[{{kind="freeze", names={names}}}]')
+    assert launch_run(tmp_path / "run", *words) == Exit.DONE
+    losses = [step["loss"] for step in branch(tmp_path / "run")]
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.parametrize("kind", ["lora", "prompt", "qlora"])
 def test_a_checkpoint_holds_the_adapter_alone(tmp_path: Path, launch_run: Launch, base: Path, kind: str) -> None:
     origin = Origin("import", checkpoint_path(base))

@@ -11,6 +11,7 @@ import torch
 from hornbook.data.loader import build_loader
 from hornbook.errors import DivergedError, Exit, UsageError
 from hornbook.journal import read_records, verify_chain
+from hornbook.model import head
 from hornbook.parallel.engine import Engine
 from hornbook.resolve import resolve
 from hornbook.run.requests import Request, write_request
@@ -25,6 +26,22 @@ def checkpoint_bytes(folder: Path, step: int) -> tuple[bytes, bytes]:
     checkpoint = RunDir(folder).checkpoints / f"step-{step:08d}"
     moments = checkpoint / "trainer" / "optimizer.safetensors"
     return (checkpoint / "model.safetensors").read_bytes(), moments.read_bytes()
+
+
+def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """257 tokens stand in 320 rows."""
+    seen, compute = set(), head.loss_and_grad_
+
+    def watched(logits: torch.Tensor, *rest: Any) -> Any:
+        if rest[-1].smoothing:  # not in the evaluation at the end
+            seen.add((logits.shape[1], rest[-1].tokens))
+        return compute(logits, *rest)
+
+    monkeypatch.setattr(head, "loss_and_grad_", watched)
+    assert launch_run(tmp_path / "run", "train.loss.smoothing=0.1", "train.tokens=256") == Exit.DONE
+    assert seen == {(320, 257)}
 
 
 def test_a_run_leaves_a_complete_directory(tmp_path: Path, launch_run: Launch, events: Events) -> None:

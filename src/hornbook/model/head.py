@@ -81,6 +81,8 @@ class Head(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
         self.before, self.softcap = before, softcap
+        self.tokens: int | None = None
+        """Rows of the vocabulary that are tokens, where the others only pad it: labels are smoothed over these."""
 
     @property
     def matrix(self) -> Float[Tensor, "vocab width"]:
@@ -113,8 +115,11 @@ class Head(nn.Module):
         del lengths, keys
         hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)
         hidden = hidden if self.before is None else self.before(hidden)
-        grad = torch.is_grad_enabled() and (hidden.requires_grad or self.matrix.requires_grad)
-        terms = LossTerms(smoothing, z_loss, self.softcap)
+        trained = (
+            hidden.requires_grad or self.matrix.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        )
+        grad = torch.is_grad_enabled() and trained
+        terms = LossTerms(smoothing, z_loss, self.softcap, self.tokens)
         total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
@@ -189,9 +194,10 @@ class ChunkedLoss(torch.autograd.Function):
         cast, rows = matrix.to(hidden.dtype), chunk_rows(hidden.dtype)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
-        grad_hidden = torch.empty_like(hidden) if grad else None
-        grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None  # None: it is frozen
-        grad_bias = torch.zeros_like(bias) if grad and bias is not None else None
+        # None: it is frozen, and for hidden states all that made them.
+        grad_hidden = torch.empty_like(hidden) if grad and ctx.needs_input_grad[0] else None
+        grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias) if grad and bias is not None and ctx.needs_input_grad[2] else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
         buffer = hidden.new_empty(min(rows, len(hidden)), len(matrix))
         product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
@@ -217,8 +223,6 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
-        grad_hidden, grad_matrix, grad_bias = ctx.saved_tensors
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
-        grad_bias = None if grad_bias is None else grad_bias * grads[0]
-        grad_matrix = None if grad_matrix is None else grad_matrix * grads[0]
-        return grad_hidden * grads[0], grad_matrix, grad_bias, None, None, None, None
+        scaled = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
+        return (*scaled, None, None, None, None)

@@ -1,10 +1,11 @@
 """Cross-entropy of logits with what may be added to it, and its gradient in the same place.
 
-With z the logits (after soft cap c: z = c tanh(z' / c)), p = softmax(z), y the target, w its weight, V the vocabulary:
+With z the logits (after soft cap c: z = c tanh(z' / c)), p = softmax(z), y the target, w its weight, V the vocabulary
+without the rows that pad it, over which nothing is spread:
 
-    loss   = w [(1 - e) (logsumexp(z) - z_y) + e (logsumexp(z) - mean(z))]        label smoothing e (arXiv 1512.00567)
+    loss   = w [(1 - e) (logsumexp(z) - z_y) + e (logsumexp(z) - mean_V(z))]      label smoothing e (arXiv 1512.00567)
     z_loss = w zeta logsumexp(z)^2                                               (PaLM, arXiv 2204.02311, section 5)
-    d z    = w [p - (1 - e) onehot(y) - e / V + 2 zeta logsumexp(z) p],    d z' = d z (1 - (z / c)^2)
+    d z    = w [p - (1 - e) onehot(y) - e / |V| (in V) + 2 zeta logsumexp(z) p],    d z' = d z (1 - (z / c)^2)
 """
 
 from typing import NamedTuple
@@ -26,6 +27,8 @@ class LossTerms(NamedTuple):
     """Weight of the squared log-sum of exponentials."""
     softcap: float | None = None
     """Bound of the logits."""
+    tokens: int | None = None
+    """Rows of the vocabulary that are tokens, the first ones; None: all."""
 
 
 PLAIN = LossTerms()
@@ -40,19 +43,21 @@ def loss_and_grad_(
     terms: LossTerms = PLAIN,
 ) -> tuple[Rows, Rows | None]:
     """(weighted losses, weighted z-losses or None) of some rows; if `grad`, the logits become the gradients of both."""
-    if terms == PLAIN:
+    if terms._replace(tokens=None) == PLAIN:
         return _plain(logits, targets, weights, grad), None
     target, weight = targets[:, None], weights[:, None]
     capped = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if terms.softcap:
         capped = terms.softcap * torch.tanh(capped / terms.softcap)
     logsum = capped.logsumexp(1, keepdim=True)
-    nll, even = logsum - capped.gather(1, target), logsum - capped.mean(1, keepdim=True)
+    tokens = capped[:, : terms.tokens]
+    nll, even = logsum - capped.gather(1, target), logsum - tokens.mean(1, keepdim=True)
     losses = ((1 - terms.smoothing) * nll + terms.smoothing * even) * weight
     z_losses = terms.z_loss * logsum.square() * weight
     if grad:
         slope = (capped - logsum).exp_().mul_(1 + 2 * terms.z_loss * logsum)
-        slope.sub_(terms.smoothing / logits.shape[1]).mul_(weight)
+        slope[:, : terms.tokens].sub_(terms.smoothing / tokens.shape[1])
+        slope.mul_(weight)
         slope.scatter_add_(1, target, ((terms.smoothing - 1) * weight).to(slope.dtype))
         if terms.softcap:
             slope.mul_(1 - (capped / terms.softcap).square_())

@@ -31,9 +31,20 @@ from hornbook.run.config import LossConfig, TrainConfig
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def parallelize(model: Transformer, parallel: ParallelConfig, train: TrainConfig, mesh: Mesh | None = None) -> "Engine":
-    """Put `model` on the mesh. A model on meta gets memory, not values: initialise or load it next."""
+def parallelize(
+    model: Transformer,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    mesh: Mesh | None = None,
+    tokens: int | None = None,
+) -> "Engine":
+    """Put `model` on the mesh. A model on meta gets memory, not values: initialise or load it next.
+
+    tokens: how many the tokenizer has, where the vocabulary has more rows.
+    """
     mesh = mesh or Mesh(choose_device(train.device))
+    if model.head is not None:
+        model.head.tokens = tokens
     model.compute_dtype = PRECISIONS[train.precision]
     apply_recompute(model, mesh, parallel)
     apply_compile(model, mesh, train)

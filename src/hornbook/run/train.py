@@ -34,7 +34,7 @@ def train(job: Job) -> Exit:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
-        engine = parallelize(model, recipe.parallel, recipe.train, mesh)
+        engine = parallelize(model, recipe.parallel, recipe.train, mesh, job.inputs.tokenizer.vocab_size)
         roles = parameter_roles(model)
         factors = learning_factors(roles, recipe.model)
         optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
