@@ -149,3 +149,11 @@ def test_the_schema_speaks_toml() -> None:
     assert schema["$defs"]["Duration"]["type"] == ["string", "number"]
     assert schema["properties"]["extends"]["type"] == "string"
     assert schema["additionalProperties"] is False
+
+
+def test_a_setting_is_explained_once_for_each_condition() -> None:
+    """`model.norm.kind` was told once per kind of norm."""
+    for key, variants in settings().items():
+        assert len(variants) == len(set(map(repr, variants))), key
+    assert len(settings()["model.norm.kind"]) == 1
+    assert "optim.schedule.kind" in settings()

@@ -213,11 +213,10 @@ def settings() -> dict[str, list[Setting]]:
 
 
 def _walk(shape: Section, prefix: str, present: Any, where: str) -> Iterator[Setting]:
+    if len(shape.kinds) > 1:
+        yield _kind_setting(shape, prefix, present, where)
     for kind, model in shape.kinds.items():
-        condition = where
-        if len(shape.kinds) > 1:
-            yield _kind_setting(shape, prefix, present, where)
-            condition = f'{prefix}kind = "{kind}"'
+        condition = where if len(shape.kinds) == 1 else f'{prefix}kind = "{kind}"'
         values = present if isinstance(present, dict) and present.get("kind", "") == kind else defaults(model)
         for name, field in model.model_fields.items():
             if name == "kind" and len(shape.kinds) > 1:
