@@ -3,6 +3,8 @@
 Each takes a `random.Random` and returns the name of the class and the arguments of its configuration.
 """
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -295,3 +297,29 @@ DECODERS = (
 ENCODERS = (bert, roberta, modernbert)
 ENCODER_DECODERS = (t5, t5_v1_1, bart)
 DRAWS = {each.__name__: each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS)}
+
+
+def _labelled(draw: Random, base: Callable[[Random], Shape], task: str) -> Shape:
+    """The same with a head for labels; of texts any of three kinds of label."""
+    name, sizes = base(draw)
+    family = name.removesuffix("LMHeadModel").split("For")[0]
+    labels = draw.choice([2, 3, 5])
+    problem = draw.choice([None, "single_label_classification", "multi_label_classification", "regression"])
+    if task == "QuestionAnswering":
+        labels, problem = 2, None
+    elif task == "TokenClassification":
+        problem = None
+    names = {"id2label": {i: f"label {i}" for i in range(labels)}, "label2id": {f"label {i}": i for i in range(labels)}}
+    if problem == "regression":
+        names = {"num_labels": labels}
+    pad = {} if "pad_token_id" in sizes else {"pad_token_id": 0}
+    classifier = {"classifier_activation": draw.choice(["gelu", "silu"])} if base is modernbert else {}
+    return f"{family}For{task}", {**sizes, **names, **pad, **classifier, "problem_type": problem}
+
+
+TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+LABEL_DRAWS = {
+    f"{base.__name__}_{task}": partial(_labelled, base=base, task=task)
+    for base in (bert, roberta, modernbert, gpt2, llama, qwen2, qwen3)
+    for task in TASKS
+}

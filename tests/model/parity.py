@@ -22,7 +22,7 @@ from hornbook.model.hf import read_hf, write_hf
 from hornbook.model.hf_config import identify
 from hornbook.model.safetensors_folder import read_json
 from hornbook.model.transformer import Source, Transformer
-from tests.model.architectures import DRAWS, VOCAB
+from tests.model.architectures import DRAWS, LABEL_DRAWS, VOCAB
 
 WRITTEN_OUT = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """Of transformers' ways the ones that are written as formulas."""
@@ -57,7 +57,7 @@ def make_pair(name: str, seed: int, folder: Path) -> Pair:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     draw = Random(f"{name}{seed}")
-    class_name, arguments = DRAWS[name](draw)
+    class_name, arguments = (DRAWS | LABEL_DRAWS)[name](draw)
     cls = getattr(transformers, class_name)
     torch.manual_seed(draw.randrange(2**31))
     model = cls(cls.config_class(**arguments, **WRITTEN_OUT)).eval()
@@ -113,16 +113,24 @@ def randomise(model: Any) -> None:
 
 
 def their_logits(theirs: Any, ids: Tensor, source: Tensor | None = None, **options: Any) -> Tensor:
-    """Logits; options: attention_mask, position_ids, token_type_ids."""
+    """Logits, of a span the two scores beside each other; options: attention_mask, position_ids, token_type_ids."""
     if source is not None:
         return theirs(input_ids=source, decoder_input_ids=ids, use_cache=False, **options).logits
-    return theirs(input_ids=ids, **options).logits
+    found = theirs(input_ids=ids, **options)
+    return found.logits if "logits" in found else torch.stack([found.start_logits, found.end_logits], -1)
 
 
 def our_logits(ours: Transformer, *arguments: Any, **options: Any) -> Tensor:
     """Logits of a forward pass."""
     assert ours.head is not None
     return ours.head.logits(ours(*arguments, **options)[0])
+
+
+def read_as(config: ModelConfig, ours: Tensor, theirs: Tensor) -> Tensor:
+    """What they give of each row of ours: all tokens, or where the label of a text is read."""
+    if theirs.dim() == ours.dim():
+        return ours
+    return ours[..., 0 if config.kind == "encoder" else -1, :]
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -243,13 +251,14 @@ def gradients(pair: Pair) -> float:
     """
     two = pair.config.kind == "encoder_decoder"
     ids, source = tokens(2, LENGTH), tokens(2, 11) if two else None
-    factors = torch.randn(2, LENGTH, VOCAB)
     with torch.enable_grad():
         for model in (pair.theirs, pair.ours):
             model.zero_grad()
         ours = our_logits(pair.ours, ids, source=None if source is None else Source(source))
-        (ours * factors).sum().backward()
-        (their_logits(pair.theirs, ids, source) * factors).sum().backward()
+        theirs = their_logits(pair.theirs, ids, source)
+        factors = torch.randn_like(theirs)
+        (read_as(pair.config, ours, theirs) * factors).sum().backward()
+        (theirs * factors).sum().backward()
     expected = _their_gradients(pair)
     largest = max(float(each.abs().max()) for each in expected.values() if not each.isnan().any())
     worst = 0.0
@@ -282,6 +291,7 @@ def exported(pair: Pair) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         write_hf(Path(folder), dict(stream), config, vocab, None)
         back = reload(Path(folder))
+    back.config.pad_token_id = pair.theirs.config.pad_token_id  # of the tokenizer, of which there is none here
     ids = tokens(2, LENGTH)
     source = ids if pair.config.kind == "encoder_decoder" else None
     with torch.no_grad():

@@ -23,6 +23,7 @@ from hornbook.model.hf import left_out, read_hf
 from hornbook.model.hf_config import identify, why_native
 from hornbook.model.hf_tables.known import NATIVE
 from hornbook.model.hf_tables.vocabulary import Architecture
+from hornbook.model.label_answers import text_place
 from hornbook.model.load import Loaded, load_model
 from hornbook.model.safetensors_folder import named, read_json, write_json
 from hornbook.model.transformer import Source
@@ -50,6 +51,13 @@ AUTO = {
     "encoder_decoder": "AutoModelForSeq2SeqLM",
 }
 """Family -> the class of transformers that chooses its own by config.json."""
+LABEL_AUTO = {
+    "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""Kind of a head for labels -> the same."""
 
 
 class MissingTransformers(UsageError):
@@ -186,7 +194,8 @@ def _quiet_transformers() -> Iterator[Any]:
 def _load_theirs(transformers: Any, folder: Path, config: ModelConfig, problems: list[str]) -> nn.Module:
     parts = (config.mlp, *(layer.mlp for layer in (*config.first, *config.pattern)))
     mixed = any(isinstance(part, Experts) for part in parts)  # their fast ways ask for widths in steps of 16 bytes
-    model, info = getattr(transformers, AUTO[config.kind]).from_pretrained(
+    auto = LABEL_AUTO.get(config.head.kind, AUTO[config.kind])
+    model, info = getattr(transformers, auto).from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -200,6 +209,8 @@ def _load_theirs(transformers: Any, folder: Path, config: ModelConfig, problems:
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found := set(map(str, info[kind])) - set(unused):
             problems.append(f"transformers reports {kind.replace('_', ' ')}: {named(found)}")
+    if config.kind == "decoder" and config.head.kind in LABEL_AUTO:
+        model.config.pad_token_id = -1  # the random tokens are none of them padding: a row ends where it ends
     return model.eval()
 
 
@@ -243,6 +254,8 @@ def _compare_logits(ours: Loaded, theirs: nn.Module, architecture: Architecture,
         with torch.no_grad():
             a = _our_logits(ours, ids, positions, source)
             b = _their_logits(theirs, ids, positions, source, architecture, ours.config)
+        if a.dim() > b.dim():
+            a = a[:, text_place(ours.config.kind)]
         # torch's max carries NaN on, Python's does not
         difference = float(torch.tensor([difference, float((a - b).abs().max())]).max())
         largest = float(torch.tensor([largest, float(b.abs().max())]).max())
@@ -266,11 +279,13 @@ def _their_logits(
 ) -> Tensor:
     if source is not None:
         return theirs(input_ids=source, decoder_input_ids=ids, use_cache=False).logits.float()
-    options = {"use_cache": False} if config.kind == "decoder" else {}
-    if architecture.position_ids is None:
-        return theirs(input_ids=ids, **options).logits.float()
-    offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
-    return theirs(input_ids=ids, position_ids=positions + offset, **options).logits.float()
+    options: dict[str, Any] = {"use_cache": False} if config.kind == "decoder" else {}
+    if architecture.position_ids is not None:
+        offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
+        options["position_ids"] = positions + offset
+    found = theirs(input_ids=ids, **options)
+    scores = [found.start_logits, found.end_logits] if config.head.kind == "span" else None
+    return (found.logits if scores is None else torch.stack(scores, -1)).float()
 
 
 def _grid(context: int, vocab: int) -> list[tuple[int, int, int]]:

@@ -93,6 +93,21 @@ class Tokenizer:
         """Token ids of a text; none of them is special."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
+    def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The same of several texts, and of each token its first character and the one behind its last."""
+        found = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in found]
+
+    @property
+    def ends_between(self) -> int:
+        """End tokens between the two texts of a pair: as in the template of tokenizer.json, else one."""
+        template = self._data.get("post_processor") or {}
+        if template.get("type") == "RobertaProcessing":
+            return 2
+        parts = [next(iter(part.items())) for part in template.get("pair") or []]
+        texts = [number for number, (kind, _) in enumerate(parts) if kind == "Sequence"]
+        return max(texts[1] - texts[0] - 1, 1) if len(texts) == 2 else 1
+
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of documents as stored: delimiter first; the end token last too where it is another."""
         return [ids.tolist() for ids in self.encode_arrays(texts)]

@@ -4,6 +4,7 @@ from hornbook.model.hf_tables.encoder_decoders import BART, T5
 from hornbook.model.hf_tables.encoders import BERT, MODERNBERT, ROBERTA
 from hornbook.model.hf_tables.experts import DEEPSEEK_V3, MIXTRAL, OLMOE, QWEN3_MOE
 from hornbook.model.hf_tables.gpt import BLOOM, GPT2, GPT_J, GPT_NEOX, OPT
+from hornbook.model.hf_tables.labels import LABELLED
 from hornbook.model.hf_tables.llama import GEMMA2, LLAMA, OLMO2, QWEN2, QWEN3
 
 NATIVE = "HornbookForCausalLM"
@@ -15,4 +16,5 @@ ARCHITECTURES = (
     *(MIXTRAL, OLMOE, QWEN3_MOE, DEEPSEEK_V3),
     *(BERT, ROBERTA, MODERNBERT),
     *(T5, BART),
+    *LABELLED,
 )

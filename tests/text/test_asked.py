@@ -1,0 +1,130 @@
+"""Texts with labels as token ids: equal to what the tokenizers library makes of pairs, words and windows."""
+
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from hornbook.errors import UsageError
+from hornbook.text.asked import ask_question, ask_text, ask_words
+from hornbook.text.tokenizer import Tokenizer
+
+TEXTS = ["The page says: letters, words!", "who reads the letters of a page?", "", "a", "\u00e9t\u00e9 in Z\u00fcrich"]
+CONTEXT = "the letters of the page are read by Ann, and the words of the book by a child of seven years. " * 3
+
+
+def wordpiece() -> tokenizers.Tokenizer:
+    """As BERT's."""
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer: Any = trainers.WordPieceTrainer(vocab_size=120, special_tokens=specials, show_progress=False)
+    made.train_from_iterator([*TEXTS, CONTEXT], trainer)
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return made
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """As RoBERTa's."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([*TEXTS, CONTEXT], trainer)
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=False)
+    return made
+
+
+MAKERS = {"wordpiece": wordpiece, "byte_level": byte_level}
+
+
+@pytest.fixture(params=MAKERS)
+def both(request: pytest.FixtureRequest) -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    """The library's and ours."""
+    made = MAKERS[request.param]()
+    begin, end = ("[CLS]", "[SEP]") if request.param == "wordpiece" else ("<s>", "</s>")
+    return made, Tokenizer(made.to_str(), begin, end)
+
+
+def test_texts_and_pairs_are_those_of_the_tokenizers_own_template(both) -> None:
+    theirs, ours = both
+    for text in TEXTS:
+        assert ask_text(ours, text).tokens == theirs.encode(text).ids == ours.encode_documents([text])[0]
+        for pair in TEXTS:
+            found, wanted = ask_text(ours, text, pair), theirs.encode(text, pair)
+            assert found.tokens == wanted.ids
+            assert not found.truncated
+            if ours.ends_between == 1:  # RoBERTa has no types
+                assert found.types == wanted.type_ids
+
+
+def test_no_text_makes_a_delimiter_between_the_two(both) -> None:
+    _, ours = both
+    found = ask_text(ours, f"a {ours.end} b", "c")
+    assert found.tokens.count(ours.end_id) == ours.ends_between + 1
+
+
+def test_a_pair_too_long_loses_of_the_longer_text(both) -> None:
+    _, ours = both
+    short, long = TEXTS[3], CONTEXT
+    for first, second in ((short, long), (long, short)):
+        found = ask_text(ours, first, second, longest=20)
+        assert len(found.tokens) == 20
+        assert found.truncated
+        whole = ask_text(ours, first, second).tokens
+        assert found.tokens[-1] == whole[-1]
+        assert found.tokens.count(ours.end_id) == whole.count(ours.end_id)
+        assert ours.encode(short)[0] in found.tokens
+    assert ask_text(ours, long, longest=20).tokens[:-1] == ask_text(ours, long).tokens[:19]
+
+
+def test_words_are_found_where_their_first_pieces_are(both) -> None:
+    theirs, ours = both
+    words = ["The", "letters", ",", "Z\u00fcrich", "\u0000", "pages", "qq"]
+    tokens, places = ask_words(ours, words)
+    assert tokens == theirs.encode(" ".join(words)).ids
+    text = " ".join(words)
+    spans = [None, *ours.encode_offsets([text])[0][1], None]
+    begin = 0
+    for word, place in zip(words, places, strict=True):
+        if place is not None:
+            span = spans[place]
+            assert span is not None
+            piece = text[span[0] : span[1]].strip()
+            assert piece
+            assert word.startswith(piece)
+            assert begin <= span[1] <= begin + len(word)
+        begin += len(word) + 1
+    assert None not in places[:4]
+    assert places[4] is None or ours.unknown_id is None  # a control character: dropped, or bytes as any other
+
+
+def test_windows_are_those_of_the_library(both) -> None:
+    theirs, ours = both
+    question, longest, stride = TEXTS[1], 60, 12
+    theirs.enable_truncation(longest, stride=stride, strategy="only_second")
+    first = theirs.encode(question, CONTEXT)
+    wanted = [first, *first.overflowing]
+    found = list(ask_question(ours, question, CONTEXT, longest, stride))
+    assert [window.tokens for window in found] == [each.ids for each in wanted]
+    for window, each in zip(found, wanted, strict=True):
+        of_context = [s if number == 1 else None for s, number in zip(each.offsets, each.sequence_ids, strict=True)]
+        assert window.spans == of_context
+
+
+def test_a_short_context_is_one_window_and_a_long_question_is_refused(both) -> None:
+    _, ours = both
+    assert len(list(ask_question(ours, TEXTS[1], "a page", 100))) == 1
+    assert [window.spans.count(None) for window in ask_question(ours, "a", "")] == [len(ask_text(ours, "a", "").tokens)]
+    with pytest.raises(UsageError, match=r"a question of \d+ tokens leaves no room for a context within 20"):
+        list(ask_question(ours, CONTEXT, "a page", 20))
