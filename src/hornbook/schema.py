@@ -208,7 +208,9 @@ def settings() -> dict[str, list[Setting]]:
     """Every dotted key with its variants over all kinds; `*` stands for a name the user chooses."""
     table: dict[str, list[Setting]] = {}
     for setting in _walk(ROOT, "", defaults(Recipe), ""):
-        table.setdefault(setting.key, []).append(setting)
+        variants = table.setdefault(setting.key, [])
+        if setting not in variants:  # several kinds have the same section below them
+            variants.append(setting)
     return table
 
 
