@@ -14,7 +14,7 @@ from hornbook.cli.runs import columns, different_settings
 from hornbook.errors import IntegrityError
 from hornbook.rundir import RunDir, StateRecord
 from hornbook.runlock import process_identity
-from hornbook.runstatus import SILENCE_SECONDS, status_of, steps_that_count
+from hornbook.runstatus import SILENCE_SECONDS, status_of
 
 Output = Callable[..., tuple[int, str]]
 
@@ -96,32 +96,6 @@ def test_compare(runs: Path, output: Output):
     assert value["figures"][1]["last loss"] < value["figures"][0]["last loss"]
     assert output("compare", runs / "slow")[0] == 2
     assert "the settings are equal" in output("compare", runs / "slow", runs / "slow")[1]
-
-
-def test_documents_of_a_step(runs: Path, output: Output, tiny_corpus: Path):
-    code, text = output("documents", runs / "fast", "--step", 3, "--json")
-    assert code == 0
-    value = json.loads(text)
-    record = steps_that_count(RunDir(runs / "fast"))[2]
-    assert value["token_hash"] == record["token_hash"]
-    samples = {document["sample"] for document in value["documents"]}
-    assert samples == set(range(record["first_sample"], record["first_sample"] + record["num_samples"]))
-    for document in value["documents"]:
-        assert document["id"] == f"{document['shard']}#{document['document']}"
-        assert (tiny_corpus / (document["shard"] + ".bin")).exists()
-    lengths = sum(document["length"] for document in value["documents"])
-    assert lengths <= record["num_samples"] * 32
-    code, text = output("documents", runs / "fast", "--step", 3)
-    assert len(text.splitlines()) == len(value["documents"]) + 1
-    assert output("documents", runs / "fast", "--step", 99)[0] == 2
-
-
-def test_documents_of_data_that_was_changed_are_not_named(runs: Path, output: Output, tmp_path: Path):
-    copy = shutil.copytree(runs / "fast", tmp_path / "copy")
-    text = (copy / "recipe.toml").read_text()
-    assert "seed = 1" in text
-    (copy / "recipe.toml").write_text(text.replace("seed = 1", "seed = 2"))
-    assert output("documents", copy, "--step", 3)[0] == 3
 
 
 # --- status -----------------------------------------------------------------------------------------------------------

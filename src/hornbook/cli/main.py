@@ -42,6 +42,7 @@ VERBS = {
     "import": Verb("import_", "import_", "A Hugging Face checkpoint to a checkpoint of ours", "Model"),
     "grow": Verb("grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
     "export": Verb("export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
+    "data": Verb("data", "app", "Which documents a step saw, which steps saw a document", "Look"),
     "runs": Verb("runs", "app", "List, show and compare runs", "Look"),
     "recipes": Verb("recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
     "config": Verb("config", "app", "Show, explain and check settings", "Look"),

@@ -1,4 +1,4 @@
-"""`hornbook runs ls | show | compare | documents`: what runs did and do, read from their directories."""
+"""`hornbook runs ls | show | compare`: what runs did and do, read from their directories."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from hornbook.cli.shell import Json, answer
 from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
-    from hornbook.data.loader import Loader
     from hornbook.rundir import RunDir
     from hornbook.runstatus import Summary
 
@@ -49,7 +48,7 @@ def show(run: Run, as_json: Json = False) -> None:
     from hornbook.run.console import sparkline
     from hornbook.runstatus import evaluations, events, steps_that_count, summarize
 
-    directory = _existing(run)
+    directory = existing_run(run)
     summary, steps = summarize(directory), steps_that_count(directory)
     saved, ledger = [_checkpoint(path) for path in list_checkpoints(directory.checkpoints)], events(directory)
     value = {
@@ -85,7 +84,7 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError("give two runs or more: hornbook runs compare RUN_A RUN_B")
-    directories = [_existing(path) for path in runs]
+    directories = [existing_run(path) for path in runs]
     settings = different_settings([_settings(directory) for directory in directories])
     figures = [_figures(directory) for directory in directories]
     names = [str(path) for path in runs]
@@ -97,33 +96,6 @@ def compare(
     for directory, name in zip(directories, names, strict=True):
         lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
     answer(value, "\n".join(lines), as_json=as_json)
-
-
-@app.command()
-def documents(
-    run: Run,
-    step: Annotated[int, typer.Option("--step", help="A step that the run has done.")],
-    as_json: Json = False,
-) -> None:
-    """Name the documents that a step learned from."""
-    from hornbook.runstatus import steps_that_count
-
-    directory = _existing(run)
-    record = next((record for record in steps_that_count(directory) if record["step"] == step), None)
-    if record is None:
-        raise UsageError(f"{run} has no step {step} in its metrics")
-    loader = _loader(directory)
-    samples = _samples(directory, record)
-    found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
-    if (again := _token_hash(loader, samples)) != record["token_hash"]:
-        raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
-    value = {
-        "step": step,
-        "token_hash": record["token_hash"],
-        "documents": [{"sample": sample, **asdict(reference)} for sample, reference in found],
-    }
-    rows = [(str(s), r.source, r.id, r.origin, f"{r.start:,}", f"{r.length:,}") for s, r in found]
-    answer(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]), as_json=as_json)
 
 
 def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -142,7 +114,8 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _existing(path: Path) -> "RunDir":
+def existing_run(path: Path) -> "RunDir":
+    """The run at a path. Raises UsageError where there is none."""
     from hornbook.rundir import RunDir
 
     run = RunDir(path)
@@ -232,39 +205,3 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     inner = [_flatten(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
     return {key: item for part in inner for key, item in part.items()}
-
-
-def _loader(run: "RunDir") -> "Loader":
-    from hornbook.data.loader import build_loader
-    from hornbook.resolve import resolve
-
-    recipe = resolve(str(run.recipe), environ={}).recipe
-    if recipe.data.path is None:
-        raise UsageError(f"{run.recipe} names no data")
-    train = recipe.train
-    return build_loader(
-        recipe.data,
-        recipe.data.path,
-        sequence=train.sequence,
-        micro_batch=train.micro_batch,
-        seed=recipe.seed,
-        prefetch=False,
-    )
-
-
-def _samples(run: "RunDir", record: dict[str, Any]) -> list[int]:
-    """Global positions of a step: those from its first on that lie in no skipped window."""
-    from itertools import count, islice
-
-    from hornbook.run.ledger import replay
-    from hornbook.runstatus import events
-
-    windows = replay(events(run)).windows
-    free = (i for i in count(record["first_sample"]) if not any(first <= i < end for first, end in windows))
-    return list(islice(free, record["num_samples"]))
-
-
-def _token_hash(loader: "Loader", samples: list[int]) -> str:
-    import numpy as np
-
-    return loader.index.batch(np.array(samples, np.int64), loader.micro_batch).token_hash

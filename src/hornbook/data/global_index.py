@@ -18,6 +18,7 @@ from hornbook.data.making import Draws
 from hornbook.data.mixture import build_stages
 from hornbook.data.objective import Setting, build_maker
 from hornbook.data.order import Order
+from hornbook.data.plan import Segments
 from hornbook.data.shard_table import ShardTable
 from hornbook.errors import UsageError
 
@@ -49,7 +50,7 @@ class GlobalIndex:
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
-        made = self._maker.make(Draws(positions, *self.order.locate(positions)), micro_batch)
+        made = self._maker.make(self.draws(positions), micro_batch)
         count = len(positions)
         microbatches = -(-count // micro_batch)
         batches = [made.microbatch(j) for j in rank_share(microbatches, rank, world)]
@@ -58,10 +59,17 @@ class GlobalIndex:
         first = int(positions[0])
         return GlobalBatch(batches, made.total_weight, made.token_hash, first, count, count * self.sequence)
 
+    def draws(self, positions: Int64[np.ndarray, " n"]) -> Draws:
+        """Source, row and epoch of each position."""
+        return Draws(positions, *self.order.locate(positions))
+
+    def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
+        """Which stretches of the streams the rows at `positions` are made from."""
+        return self._maker.segments(self.draws(positions))
+
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
-        positions = np.array([sample], np.int64)
-        draws = Draws(positions, *self.order.locate(positions))
+        draws = self.draws(np.array([sample], np.int64))
         source = int(draws.sources[0])
         name = self.sources[source]
         shards = self.streams[source].shards
