@@ -3,6 +3,7 @@
 from benchmarks import (
     checkpoint,
     experts,
+    families,
     figures,
     kill,
     kill_ranks,
@@ -21,6 +22,7 @@ for benchmark in (
     throughput,
     large,
     experts,
+    families,
     ranks,
     parallel,
     checkpoint,

@@ -9,12 +9,11 @@ CPU, the measured rate of a large matrix product.
 
 import importlib.util
 import statistics
-import subprocess
 import sys
 from typing import Any
 
 from benchmarks import report
-from benchmarks.throughput import PEERS, Contender, Process, interleave, peer_environment
+from benchmarks.throughput import PEERS, Contender, Process, interleave
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.resolve import resolve
 
@@ -49,12 +48,11 @@ def flops_per_token(recipe: str, sequence: int) -> float:
 
 def contenders(case: dict[str, Any]) -> list[Contender]:
     """Ours, the peers that are installed, and the matrix product."""
-    peer = sys.executable if importlib.util.find_spec("transformers") else peer_environment()
-    found = [Contender("hornbook", [sys.executable, SCRIPT]), Contender("transformers", [peer, SCRIPT])]
-    litgpt = subprocess.run([peer, "-c", "import litgpt"], capture_output=True, check=False).returncode == 0
-    if litgpt and "litgpt" in case:
-        found.append(Contender("litgpt", [peer, SCRIPT]))
-    return [*found, Contender("gemm", [sys.executable, SCRIPT])]
+    ours = [sys.executable, SCRIPT]
+    found = [Contender("hornbook", ours), Contender("transformers", ours)]
+    if importlib.util.find_spec("litgpt") and "litgpt" in case:
+        found.append(Contender("litgpt", ours))
+    return [*found, Contender("gemm", ours)]
 
 
 def measure(case: dict[str, Any], device: str, rounds: int, steps: int) -> dict[str, Any]:

@@ -63,9 +63,12 @@ def model_config(shape: dict[str, int]) -> config.ModelConfig:
     )
 
 
-def contenders(peer_python: str) -> list[Contender]:
+def contenders() -> list[Contender]:
     """Ours, the bound, and transformers with both of its attentions, eager and compiled."""
-    ours, llama = [sys.executable, "-m", "benchmarks.peers.ours"], [peer_python, str(PEERS / "transformers_llama.py")]
+    ours, llama = (
+        [sys.executable, "-m", "benchmarks.peers.ours"],
+        [sys.executable, str(PEERS / "transformers_llama.py")],
+    )
     return [
         Contender("hornbook", ours),
         Contender("matrix products alone", [sys.executable, str(PEERS / "bound.py")]),
@@ -75,17 +78,6 @@ def contenders(peer_python: str) -> list[Contender]:
             for compiled in (False, True)
         ),
     ]
-
-
-def peer_environment() -> str:
-    """Path of the Python that has transformers; its virtual environment is made on first use."""
-    python = ROOT / ".venv-peers" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
-        requirements, constraints = PEERS / "requirements.txt", ROOT / "constraints.txt"
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "-r", str(requirements), "-c", str(constraints)], check=True)
-    return str(python)
 
 
 class Process:
@@ -158,9 +150,16 @@ def speed(
     """
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
-        processes = [Process(contender, spec) for contender in contenders(peer_environment())]
+        processes = [Process(contender, spec) for contender in contenders()]
         answers = interleave(processes, rounds, steps)
-    tokens = shape["rows"] * shape["sequence"] * steps
+    return compare(answers, shape["rows"] * shape["sequence"] * steps, clock) | {
+        "rounds": rounds,
+        "steps_per_round": steps,
+    }
+
+
+def compare(answers: dict[str, list[dict[str, Any]]], tokens: int, clock: str = "seconds") -> dict[str, Any]:
+    """Tokens/s where a round has `tokens`, hornbook's ratio to each within a round, and losses."""
     seconds = {name: [answer[clock] for answer in found[1:]] for name, found in answers.items()}
     return {
         "tokens_per_second": {name: tokens / statistics.median(found) for name, found in seconds.items()},
@@ -170,8 +169,6 @@ def speed(
         },
         "last_loss": {name: found[-1]["losses"][-1] for name, found in answers.items()},
         "first_loss": {name: found[0]["losses"][0] for name, found in answers.items()},
-        "rounds": rounds,
-        "steps_per_round": steps,
     }
 
 
@@ -182,7 +179,7 @@ def memory(precision: str, steps: int = 2) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
         parameters = sum(tensor.numel() for tensor in build_model(model_config(shape), shape["vocab"]).parameters())
-        for contender in contenders(peer_environment()):
+        for contender in contenders():
             if contender.name.startswith("matrix"):
                 continue
             process = Process(contender, spec)

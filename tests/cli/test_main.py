@@ -20,7 +20,10 @@ from hornbook.cli.shell import DryRun, Words, guard, split_target
 from hornbook.errors import EXIT_MEANING, Exit
 from hornbook.schema import settings
 
-DESIGN_VERBS = "quickstart doctor prepare tokenize train resume fork verify eval generate import grow export data runs recipes config"
+DESIGN_VERBS = (
+    "quickstart doctor prepare tokenize train resume fork verify eval generate import grow export data runs recipes "
+    "config"
+)
 
 
 def test_the_verbs_are_those_of_the_design() -> None:

@@ -1,0 +1,104 @@
+"""CPU training of encoders and encoder-decoders beside transformers' BERT and T5 in a plain loop: tokens/s, memory.
+
+Run with `python -m benchmarks.families`. All contenders read one random checkpoint and learn from the same rows, in
+turn (`benchmarks.throughput` says how they are compared). `documents` cuts the encoder's rows into texts of 16 to 512
+tokens: hornbook trains on the rows as they are, each text seeing itself alone; the plain loop pads the texts.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.throughput import PEERS, Contender, Process, compare, interleave
+
+SHAPE = {"rows": 8, "sequence": 512, "vocab": 8192}
+CASES = {
+    "BERT": {"family": "encoder", "dropout": 0.0, "documents": False},
+    "T5 v1.1": {"family": "encoder_decoder", "dropout": 0.0, "documents": False},
+    "BERT, documents": {"family": "encoder", "dropout": 0.0, "documents": True},
+    "BERT, dropout 0.1": {"family": "encoder", "dropout": 0.1, "documents": False},
+    "T5 v1.1, dropout 0.1": {"family": "encoder_decoder", "dropout": 0.1, "documents": False},
+}
+
+
+def make_checkpoint(case: dict[str, Any], folder: Path) -> None:
+    """A random model of 6 layers (T5: 4 and 4), 384 wide, as transformers writes it."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(1)
+    if case["family"] == "encoder":
+        settings = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
+        dropout = {"hidden_dropout_prob": case["dropout"], "attention_probs_dropout_prob": case["dropout"]}
+        config = transformers.BertConfig(vocab_size=SHAPE["vocab"], **settings, **dropout)
+        transformers.BertForMaskedLM(config).save_pretrained(folder)
+        return
+    settings = {"d_model": 384, "num_layers": 4, "num_heads": 6, "d_kv": 64, "d_ff": 1024}
+    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=SHAPE["vocab"], dropout_rate=case["dropout"], **settings, **gated)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.05)  # two tensors: else it is tied
+    model.save_pretrained(folder)
+
+
+def contenders(case: dict[str, Any]) -> list[Contender]:
+    """Ours, and transformers with the attentions it has for the model, eager and compiled."""
+    attentions = ("sdpa", "eager") if case["family"] == "encoder" else ("eager",)
+    theirs = [sys.executable, str(PEERS / "transformers_family.py")]
+    return [
+        Contender("hornbook", [sys.executable, "-m", "benchmarks.peers.ours_family"]),
+        *(
+            Contender(f"transformers {attention}{' compiled' if compiled else ''}", theirs, attention, compiled)
+            for attention in attentions
+            for compiled in ((False,) if case["documents"] else (False, True))
+        ),
+    ]
+
+
+def measure(case: dict[str, Any], precision: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Interleaved rounds of all contenders, and the peak memory of each.
+
+    Memory is without what the idle process had (parameters among it), gradients and two moments.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(case, Path(folder))
+        spec = {"shape": SHAPE, "precision": precision, "folder": folder, **case}
+        processes = [Process(each, spec) for each in contenders(case)]
+        idle = {each.name: each.ask(seed=0, steps=0)["peak_bytes"] for each in processes}
+        answers = interleave(processes, rounds, steps)
+        states = 3 * (Path(folder) / "model.safetensors").stat().st_size
+    found = compare(answers, SHAPE["rows"] * SHAPE["sequence"] * steps)
+    peaks = {name: answer[-1]["peak_bytes"] - idle[name] - states for name, answer in answers.items()}
+    return {**found, "above_states_bytes": peaks, "rounds": rounds, "steps_per_round": steps}
+
+
+def show(name: str, precision: str, found: dict[str, Any]) -> None:
+    """Print one case."""
+    rows = [
+        (each, rate, found["ours_over"][each], found["above_states_bytes"][each] / 2**20, found["first_loss"][each])
+        for each, rate in found["tokens_per_second"].items()
+    ]
+    header = [f"{name}, {precision}", "tokens/s", "hornbook is x", "MiB above states", "first loss"]
+    print(report.table(header, rows), "\n", flush=True)
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """All cases, printed and written to benchmarks/results/families.json; quick takes fewer rounds."""
+    rounds, steps = (1, 1) if quick else (5, 1)
+    figures: dict[str, Any] = {"shape": SHAPE, "cases": {}}
+    for precision in ("bf16", "fp32"):
+        for name, case in CASES.items():
+            found = measure(case, precision, rounds, steps)
+            figures["cases"].setdefault(name, {})[precision] = found
+            show(name, precision, found)
+    if not quick:
+        print(f"wrote {report.write('families', figures)}")
+    return figures
+
+
+if __name__ == "__main__":
+    run(quick="--quick" in sys.argv)

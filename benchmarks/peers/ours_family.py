@@ -1,0 +1,71 @@
+"""Contender: hornbook's Engine on an encoder or encoder-decoder. Usage: -m benchmarks.peers.ours_family '{...}'."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers import family_data
+from benchmarks.peers.worker import serve
+from hornbook.data.batch import Batch, Source
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.hf import read_hf
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import parallelize
+from hornbook.run.config import TrainConfig
+
+
+def positions(lengths: list[tuple[int, ...]]) -> torch.Tensor:
+    """Place of each token in its document."""
+    return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
+
+
+def make_batch(rows: family_data.Rows) -> Batch:
+    """The step as the data room hands it on."""
+    counted = rows.labels != family_data.IGNORED
+    source = None
+    if rows.source is not None:
+        whole = [(rows.source.shape[1],)] * len(rows.source)
+        source = Source(rows.source, positions(whole), whole)
+    return Batch(
+        tokens=rows.tokens,
+        targets=torch.where(counted, rows.labels, 0),
+        weights=counted.float(),
+        positions=positions(rows.lengths),
+        lengths=rows.lengths,
+        samples=torch.arange(len(rows.tokens)),
+        sources=torch.zeros(len(rows.tokens), dtype=torch.int64),
+        source=source,
+    )
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    keep_freed_memory()
+    config, vocab, stream = read_hf(Path(spec["folder"]))
+    attention = config.attention.model_copy(update={"dropout": spec["dropout"]})
+    model = build_model(config.model_copy(update={"dropout": spec["dropout"], "attention": attention}), vocab)
+    engine = parallelize(model, ParallelConfig(), TrainConfig(precision=spec["precision"], device="cpu"))
+    engine.load_stream(stream)
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW(weight_decay=0.0))
+    number = 0
+
+    def step(tokens: torch.Tensor) -> float:
+        nonlocal number
+        number += 1
+        batch = make_batch(family_data.make(spec["family"], tokens, spec["documents"]))
+        count = float(batch.weights.sum())
+        engine.zero_gradients()
+        losses = engine.forward_backward([batch], count, key=(1, number))
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        return float(losses["loss"]) / count
+
+    serve(step, spec["shape"])
+
+
+main()
