@@ -369,7 +369,8 @@ def test_did_you_mean(word: str, meant: str) -> None:
         ("parallel.data=0", "must be at least 1, not 0"),
         ("optim.schedule.warmup=soon", 'cannot read "soon" as a duration: write "200 steps", "375M tokens" or "1%"'),
         ("text.sources.a.paths=[]", "needs at least 1 items"),
-        ('text.sources.a.paths=["x"', 'must be a list such as ["a", "b"], not \'["x"\''),
+        ('text.sources.a.paths=["x"', "cannot read '[\"x\"' as a list"),
+        ('surgery={kind="lora"}', 'must be a list such as [{ kind = "lora" }]'),
         ("data.weights={a=x}", "must be a table, not '{a=x}'"),
         ("eval.prompt=\udcff", "is not UTF-8 text: '\\udcff'"),
         ("text.steps=x", "must be a table, not 'x'"),
@@ -379,6 +380,44 @@ def test_did_you_mean(word: str, meant: str) -> None:
 def test_texts(word: str, text: str) -> None:
     ((key, said, origin, _),) = problems(word)
     assert (key.removesuffix(".0"), said, origin) == (word.partition("=")[0], text, "command line")
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("span,masked", ["span", "masked"]),
+        ("span", ["span"]),
+        ("[span, masked]", ["span", "masked"]),
+        ('["span", "masked"]', ["span", "masked"]),
+        ('"span",masked', ["span", "masked"]),
+        ("", []),
+    ],
+)
+def test_a_list_is_written_with_commas_or_as_in_toml(text: str, items: list[str]) -> None:
+    assert resolve("tiny", [f"text.tokenizer.objectives={text}"], {}).recipe.text.tokenizer.objectives == items
+    assert resolve("tiny", ["--text.tokenizer.objectives", text], {}).recipe.text.tokenizer.objectives == items
+
+
+def test_commas_inside_of_an_item_are_quoted() -> None:
+    paths = resolve("tiny", ['text.sources.a.paths="a, b.txt",c.txt'], {}).recipe.text.sources["a"].paths
+    assert paths == ["a, b.txt", "c.txt"]
+    steps = resolve("tiny", ['surgery=lora,{kind="freeze", names=["a","b"]}'], {}).recipe.surgery
+    assert [step.kind for step in steps] == ["lora", "freeze"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("surgery=[{kind=lora}]", "write 'surgery=[{ kind = \"lora\" }]'"),
+        ("data.stages={from_tokens=1,", "write 'data.stages=[{ from_tokens = ... }]'"),
+        ('text.sources.a.paths=["x"', 'write \'text.sources.a.paths=["a", "b"]\''),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_shown_how(word: str, hint: str) -> None:
+    ((key, text, _, said),) = problems(word)
+    assert said == hint
+    assert text == f"cannot read {word.partition('=')[2]!r} as a list"
+    assert key == word.partition("=")[0]
 
 
 @pytest.mark.usefixtures("folder")
@@ -405,7 +444,7 @@ def test_values_of_the_wrong_type_in_a_file() -> None:
         ("name", "must be text, in quotes in a TOML file, not 5", "bad.toml:1", ""),
         ("seed", "must be a number, not true or false", "bad.toml:2", ""),
         ("text.sources", "must be a table, not 3", "bad.toml:5", ""),
-        ("text.steps", 'must be a list such as ["a", "b"]', "bad.toml:6", ""),
+        ("text.steps", 'must be a list such as [{ kind = "normalize" }]', "bad.toml:6", ""),
         ("train", "must be a table, not 'x'", "bad.toml:3", ""),
     ]
 

@@ -6,7 +6,7 @@ values mean is judged later, in `hornbook.resolve`, where layers are laid over o
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,8 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     return layer
 
 
-def split_quoted(text: str) -> list[str]:
-    """Words separated by spaces that stand outside quotes and brackets; quotes and brackets stay."""
+def split_quoted(text: str, between: Callable[[str], bool] = str.isspace) -> list[str]:
+    """Words separated by spaces, or other letters, that stand outside quotes and brackets; quotes and brackets stay."""
     words, word, quote, depth = [], "", "", 0
     for letter in text:
         if quote:
@@ -77,7 +77,7 @@ def split_quoted(text: str) -> list[str]:
             depth += 1
         elif letter in "]}":
             depth -= 1
-        if letter.isspace() and not quote and depth <= 0:
+        if between(letter) and not quote and depth <= 0:
             words.append(word)
             word = ""
         else:

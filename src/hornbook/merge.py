@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.layers import Given, Layer, Problem, parse_toml
+from hornbook.layers import Given, Layer, Problem, parse_toml, split_quoted
 from hornbook.recipe import ALTERNATIVES, Recipe
 from hornbook.schema import (
     ROOT,
@@ -159,13 +159,23 @@ def _typed(value: Any, shape: Shape) -> Any:
         return None
     if not value.raw:
         return _nones(given, shape)
-    if given[:1] in ('"', "'"):
-        parsed = parse_toml(given)
-        given = parsed if isinstance(parsed, str) else given
-    elif isinstance(shape, Listing):
-        parsed = parse_toml(given)
-        given = parsed if isinstance(parsed, list) else given if given.startswith("[") else [given]
-    return _nones(given, shape)
+    return _nones(_listed(given) if isinstance(shape, Listing) else _unquoted(given), shape)
+
+
+def _unquoted(text: str) -> str:
+    parsed = parse_toml(text) if text[:1] in ('"', "'") else None
+    return parsed if isinstance(parsed, str) else text
+
+
+def _listed(text: str) -> Any:
+    """A list in TOML, in brackets without the quotes, or its items with commas between; what is none of it as it is."""
+    parsed = parse_toml(text)
+    if isinstance(parsed, list):
+        return parsed
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    items = [word.strip() for word in split_quoted(inside, ",".__eq__)]
+    values = [parse_toml(item) if item[:1] in "[{" else _unquoted(item) for item in items if item]
+    return text if None in values or inside[:1] == "[" else values
 
 
 def _nones(value: Any, shape: Shape) -> Any:

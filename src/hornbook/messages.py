@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hornbook.layers import Problem
-from hornbook.schema import Path, dotted
+from hornbook.layers import COMMAND_LINE, Problem
+from hornbook.schema import Listing, Path, Section, Shape, dotted, shapes_at
 
 _INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
 _NUMBER = "must be a number"
@@ -22,7 +22,7 @@ _TEXTS = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "string_type": "must be text, in quotes in a TOML file",
-    "list_type": 'must be a list such as ["a", "b"]',
+    "list_type": "must be a list such as {form}",
     "dict_type": "must be a table",
     "model_type": "must be a table",
     "model_attributes_type": "must be a table",
@@ -42,6 +42,12 @@ _TEXTS = {
 def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     """The problem that one pydantic error describes; `path` is its place without union tags."""
     kind, context = item["type"], {key: _short(value) for key, value in item.get("ctx", {}).items()}
+    if kind == "list_type":
+        context["form"] = form = _form(shapes_at(tuple(map(str, path))))
+        if origin == COMMAND_LINE and isinstance(item["input"], str):
+            return Problem(
+                dotted(path), f"cannot read {item['input']!r} as a list", origin, f"write '{dotted(path)}={form}'"
+            )
     if kind == "missing":
         return Problem(dotted(path), "is required", origin)
     given: Any = item["input"]
@@ -57,6 +63,17 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind not in ("value_error", "too_short", "extra_forbidden") and not isinstance(given, dict):
         text = f"{text}, not {given!r}"
     return Problem(dotted(path), text, origin, hint)
+
+
+def _form(shapes: list[Shape]) -> str:
+    """How a list is written, by what its items are."""
+    items = shapes[0].items if shapes and isinstance(shapes[0], Listing) else None
+    if not isinstance(items, Section):
+        return '["a", "b"]'
+    kind, model = next(iter(items.kinds.items()))
+    needed = [name for name, field in model.model_fields.items() if field.is_required()]
+    inner = [*([f'kind = "{kind}"'] if kind else []), *(f"{name} = ..." for name in needed)]
+    return f"[{{ {', '.join(inner)} }}]"
 
 
 def _short(value: Any) -> str:
