@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hornbook.text.labelling import Labelling
+
 EXCERPT_BYTES = 160
 
 
@@ -18,6 +20,7 @@ class Document:
     """The row's other keys (JSON lines)."""
     origin: str = ""
     """Path and row: `path` or `path#part` for plain text, `path:row` (counted from 1) for rows."""
+    labels: Labelling | None = None
 
 
 @dataclass(frozen=True, slots=True)

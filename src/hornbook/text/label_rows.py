@@ -1,0 +1,163 @@
+"""From a row of a labelled set to a text and its labels; what is wrong with a row is said by its reason."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.labelling import Labelling, joined_parts
+
+Row = Mapping[str, Any]
+_SHOWN = 60
+
+
+class UnfitRow(Exception):
+    """A row cannot be learned from; the text is the reason, its kind before the first colon."""
+
+
+def label_row(config: LabelsConfig, row: Row) -> tuple[str, Labelling]:
+    """The text of a row and its labels. Raises UnfitRow."""
+    text, labels = _KINDS[config.kind](config, row)
+    try:
+        (text + "".join(labels.answers)).encode()
+    except UnicodeEncodeError:
+        raise UnfitRow("lone surrogate: the text is not valid Unicode") from None
+    return text, labels
+
+
+def fields_of(config: LabelsConfig) -> dict[str, str]:
+    """Setting -> field of a row that it names; all are needed."""
+    names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
+    values = names.pop("values", [])
+    return {key: name for key, name in names.items() if isinstance(name, str)} | dict(
+        zip((f"values.{number}" for number in range(len(values))), values, strict=True)
+    )
+
+
+def _get(row: Row, name: str, what: str) -> Any:
+    if name not in row:
+        raise UnfitRow(f"missing {what}: no key {name!r} (keys: {_short(', '.join(map(str, row)))})")
+    return row[name]
+
+
+def _text(row: Row, name: str, what: str = "text") -> str:
+    value = _get(row, name, what)
+    if not isinstance(value, str):
+        raise UnfitRow(f"{what} is not a string: {name!r} is {_short(value)}")
+    return value
+
+
+def _texts(config: ClassLabels | NumberLabels, row: Row) -> tuple[str, tuple[tuple[int, int], ...]]:
+    names = [config.text, *([config.pair] if config.pair is not None else [])]
+    return joined_parts(*(_text(row, name) for name in names))
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def _number_of(labels: Sequence[str], value: Any) -> int:
+    """The number of a label that is given by its name or its number. Booleans are 0 and 1 (BoolQ)."""
+    if isinstance(value, str):
+        if value in labels:
+            return labels.index(value)
+        value = int(value) if value.isascii() and value.isdecimal() else value
+    if isinstance(value, int) and 0 <= value < len(labels):
+        return int(value)
+    known = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
+    raise UnfitRow(f"unknown label: {_short(value)}; text.labels.labels are {known} (or their numbers from 0)")
+
+
+def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
+    text, parts = _texts(config, row)
+    label = _get(row, config.label, "label")
+    if not config.multiple:
+        return text, Labelling(parts, values=(float(_number_of(config.labels, label)),))
+    if not isinstance(label, list | tuple):
+        raise UnfitRow(f"labels are no list: {config.label!r} is {_short(label)}, and text.labels.multiple is set")
+    numbers = {_number_of(config.labels, each) for each in label}
+    return text, Labelling(parts, values=tuple(float(number in numbers) for number in range(len(config.labels))))
+
+
+def _number_row(config: NumberLabels, row: Row) -> tuple[str, Labelling]:
+    text, parts = _texts(config, row)
+    return text, Labelling(parts, values=tuple(_finite(row, name) for name in config.values))
+
+
+def _finite(row: Row, name: str) -> float:
+    value = _get(row, name, "label")
+    try:
+        number = math.nan if isinstance(value, bool) or value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UnfitRow(f"label is no number: {name!r} is {_short(value)}")
+    return number
+
+
+def _tag_row(config: TagLabels, row: Row) -> tuple[str, Labelling]:
+    words, tags = _list(row, config.words, "words"), _list(row, config.tags, "tags")
+    if len(words) != len(tags):
+        raise UnfitRow(f"words and tags differ in number: {len(words)} words, {len(tags)} tags")
+    if not all(isinstance(word, str) and word and not word.isspace() for word in words):
+        raise UnfitRow(f"a word is empty or no string: {_short(words)}")
+    text, places = joined_parts(*words)
+    values = (float(_number_of(config.labels, tag)) for tag in tags)
+    stretches = tuple((begin, end, value) for (begin, end), value in zip(places, values, strict=True))
+    return text.replace("\n", " "), Labelling(((0, len(text)),), stretches)
+
+
+def _list(row: Row, name: str, what: str) -> Sequence[Any]:
+    value = _get(row, name, what)
+    if not isinstance(value, list | tuple):
+        raise UnfitRow(f"{what} are no list: {name!r} is {_short(value)}")
+    if not value:
+        raise UnfitRow(f"no {what}: {name!r} is empty")
+    return value
+
+
+def _span_row(config: SpanLabels, row: Row) -> tuple[str, Labelling]:
+    question, context = _text(row, config.question, "question"), _text(row, config.context, "context")
+    text, parts = joined_parts(question, context)
+    answers = _answers(_get(row, config.answers, "answers"))
+    for answer, begin in answers:
+        found = context[begin : begin + len(answer)]
+        if begin < 0 or found != answer:
+            raise UnfitRow(f"answer is not at its place: {begin} holds {_short(found)}, not {_short(answer)}")
+    first = parts[1][0]
+    places = [(first + begin, first + begin + len(answer), 0.0) for answer, begin in answers if answer.strip()]
+    return text, Labelling(parts, tuple(places[:1]), answers=tuple(answer for answer, _ in answers))
+
+
+def _answers(value: Any) -> list[tuple[str, int]]:
+    """(text, first character) of each answer."""
+    if isinstance(value, Mapping) and isinstance(value.get("text"), list | tuple):
+        starts = value.get("answer_start")
+        if not isinstance(starts, list | tuple) or len(starts) != len(value["text"]):
+            raise UnfitRow(f"answers and places differ in number: {_short(dict(value))}")
+        pairs = list(zip(value["text"], starts, strict=True))
+    elif isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value):
+        pairs = [(each.get("text"), each.get("answer_start")) for each in value]
+    else:
+        raise UnfitRow(f"answers have neither form: {_short(value)}")
+    if not all(isinstance(text, str) and isinstance(begin, int) for text, begin in pairs):
+        raise UnfitRow(f"answers need `text` and `answer_start`: {_short(value)}")
+    return pairs
+
+
+def _answer_row(config: AnswerLabels, row: Row) -> tuple[str, Labelling]:
+    prompt, answer = _text(row, config.prompt, "prompt"), _text(row, config.answer, "answer")
+    if not answer.strip():
+        raise UnfitRow(f"no answer: {config.answer!r} is {_short(answer)}")
+    text, parts = joined_parts(config.template.replace("{prompt}", prompt), answer)
+    return text, Labelling(parts)
+
+
+_KINDS: dict[str, Callable[[Any, Row], tuple[str, Labelling]]] = {
+    "classification": _class_row,
+    "regression": _number_row,
+    "token_classification": _tag_row,
+    "span": _span_row,
+    "answer": _answer_row,
+}
