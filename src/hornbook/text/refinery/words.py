@@ -16,6 +16,8 @@ from hornbook.text.compiled import compiled
 from hornbook.text.refinery.characters import ALONE, DIGIT, KATAKANA, LETTER, MARK, SPACE, WORD, decode, kinds
 
 DEFINITIONS = ("whitespace", "unicode", "cjk")
+ASCII = np.uint8(0x80)
+"""All smaller bytes are characters."""
 
 
 def word_bounds(data: np.ndarray, definition: str) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +45,10 @@ def _between_blanks(data, begin, end, kind, starts, ends):
     count, inside = 0, False
     place = begin
     while place < end:
-        code, width = decode(data, place, end)
+        if data[place] < ASCII:  # a branch that is foreseen, so that nothing waits for the width
+            code, width = np.int64(data[place]), 1
+        else:
+            code, width = decode(data, place, end)
         blank = kind[code] & SPACE != 0
         if blank == inside:
             if inside:
@@ -63,7 +68,10 @@ def _runs(data, begin, end, cjk, kind, starts, ends):
     count, inside, last = 0, False, 0
     place = begin
     while place < end:
-        code, width = decode(data, place, end)
+        if data[place] < ASCII:
+            code, width = np.int64(data[place]), 1
+        else:
+            code, width = decode(data, place, end)
         bits = np.int64(kind[code])
         if not bits & WORD:
             if inside and not _joins(code, last, data, place + width, end, kind):
@@ -80,9 +88,21 @@ def _runs(data, begin, end, cjk, kind, starts, ends):
                 starts[count] = place
             last = bits
         place += width
+        if inside and not last & (ALONE | KATAKANA):
+            after = _after_ascii(data, place, end, kind)
+            if after > place:
+                place, last = after, np.int64(kind[data[after - 1]])
     if inside:
         ends[count] = end
     return count + inside
+
+
+@compiled
+def _after_ascii(data, place, end, kind):
+    """Where the ASCII letters, digits and `_` from `place` on end."""
+    while place < end and data[place] < ASCII and kind[data[place]] & WORD:
+        place += 1
+    return place
 
 
 @compiled
