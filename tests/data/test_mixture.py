@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.data.config import DataConfig, StageConfig
-from hornbook.data.mixture import BLOCK, Stage, block_counts, block_pattern, build_stages
+from hornbook.data.mixture import BLOCK, Stage, block_counts, block_pattern, build_stages, cap_epochs
+from hornbook.data.order import Order
 from hornbook.errors import UsageError
 
 weight_lists = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=7)
@@ -99,3 +100,32 @@ def test_bad_weights_are_named(weights: dict[str, float], text: str) -> None:
         build_stages(DataConfig(weights=weights), sizes, 2)
     with pytest.raises(UsageError, match=r"data.stages\[0\].*" + text):
         build_stages(DataConfig(stages=[StageConfig(from_tokens=8, weights=weights)]), sizes, 2)
+
+
+def test_a_higher_temperature_lifts_small_sources() -> None:
+    sizes = {"large": 10_000, "small": 100}
+    by_size, flat = (build_stages(DataConfig(temperature=t), sizes, 10)[1][0].weights for t in (1.0, 2.0))
+    assert by_size == pytest.approx((100 / 101, 1 / 101))
+    assert flat == pytest.approx((10 / 11, 1 / 11))
+    assert build_stages(DataConfig(weights={"small": 1.0}, temperature=2.0), sizes, 10)[0] == ["small"]
+
+
+@given(weight_lists, st.lists(st.integers(1, 3000), min_size=7, max_size=7), st.floats(0.3, 4), st.integers(1, 9000))
+def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
+    weights: list[float], sizes: list[int], epochs: float, second: int
+) -> None:
+    rows = sizes[: len(weights)]
+    stages = [Stage.build(0, weights), Stage.build(second, weights[::-1])]
+    capped, end = cap_epochs(stages, rows, epochs)
+    limits = np.ceil(np.array(rows) * epochs).astype(int)
+    assert end == limits.sum()
+    order = Order([str(n) for n in range(len(rows))], rows, capped, seed=1)
+    assert order.draws(end).tolist() == limits.tolist()
+    assert [stage.first for stage in capped] == sorted({stage.first for stage in capped})
+    sources = order.locate(np.arange(min(end, 20_000)))[0]
+    assert (np.bincount(sources, minlength=len(rows)) <= limits).all()
+    shares = [np.array(weights), np.array(weights[::-1])]
+    for stage in (stage for stage in capped if stage.first < end):
+        alive = order.draws(stage.first) < limits
+        share = np.where(alive, shares[int(stage.first >= second)], 0)
+        assert stage.weights == pytest.approx(share / share.sum())

@@ -145,6 +145,10 @@ class DataConfig(Config):
     """Folder written by `hornbook tokenize`; `hornbook train --data` sets it."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Share of tokens per source, normalised; by default each source by its size."""
+    temperature: Number = Field(default=1.0, ge=1)
+    """Where no weights are given they are size ** (1 / temperature): 1 is by size, more lifts small sources."""
+    max_epochs: Number | None = Field(default=None, gt=0)
+    """A source that was read so often is read no more; the others take its place by their weights."""
     stages: list[StageConfig] = Field(default_factory=list)
     """Changes of the weights during the run."""
     order: Literal["shuffled", "sequential", "replacement"] = "shuffled"

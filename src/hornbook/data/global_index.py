@@ -15,7 +15,7 @@ from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.fim import rearranged
 from hornbook.data.making import Draws
-from hornbook.data.mixture import build_stages
+from hornbook.data.mixture import build_stages, cap_epochs
 from hornbook.data.objective import Setting, build_maker
 from hornbook.data.order import Order
 from hornbook.data.plan import Segments
@@ -45,6 +45,13 @@ class GlobalIndex:
         self._maker = build_maker(Setting(corpus, self.streams, config, sequence, seed))
         self.plans = self._maker.plans
         rows = [plan.rows for plan in self.plans]
+        if config.max_epochs is not None:
+            self.stages, end = cap_epochs(self.stages, rows, config.max_epochs)
+            if end is not None:
+                self.notes.append(
+                    f"data.max_epochs {config.max_epochs:g}: all sources are used up after {end * sequence:,} tokens; "
+                    "from there on they are read again"
+                )
         self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
         self._shards = ShardTable(corpus, self.streams)
 

@@ -76,10 +76,46 @@ class Stage:
         total = float(sum(weights))
         return Stage(first, tuple(weight / total for weight in weights), counts, pattern, ranks)
 
+    def reach(self, source: int, draws: int) -> int:
+        """How many positions of the stage hold so many draws of a source (at least 1, of a source with draws)."""
+        blocks, rest = divmod(draws - 1, int(self.counts[source]))
+        place = np.flatnonzero((self.pattern == source) & (self.ranks == rest))[0]
+        return blocks * BLOCK + int(place) + 1
+
     def draws(self, samples: int) -> Int64[np.ndarray, " sources"]:
         """Draws of each source in the first `samples` positions of the stage."""
         blocks, rest = divmod(samples, BLOCK)
         return blocks * self.counts + np.bincount(self.pattern[:rest], minlength=len(self.counts))
+
+
+def cap_epochs(stages: Sequence[Stage], rows: Sequence[int], epochs: float) -> tuple[list[Stage], int | None]:
+    """The stages with no source drawn from more than `epochs` times its rows.
+
+    A stage begins wherever a source is used up; there the others share what it had, by their weights. Also gives the
+    position at which all of a stage are used up, from which on stages stand as they were; None where that never comes.
+    """
+    limits = np.ceil(np.array(rows) * epochs).astype(np.int64)
+    drawn, spent = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    pending, capped = list(stages), []
+    while pending:
+        stage = pending.pop(0)
+        weights = np.where(spent, 0.0, stage.weights)
+        if not weights.any():
+            return [*capped, stage, *pending], stage.first
+        if spent.any():
+            stage = Stage.build(stage.first, weights.tolist())
+        left = limits - drawn
+        used_up = min(
+            stage.first + stage.reach(source, int(left[source])) for source in np.flatnonzero(stage.counts).tolist()
+        )
+        capped.append(stage)
+        end = pending[0].first if pending else None
+        place = used_up if end is None else min(end, used_up)
+        drawn += stage.draws(place - stage.first)
+        spent |= drawn >= limits
+        if place != end:
+            pending.insert(0, Stage.build(place, stage.weights))
+    return capped, None
 
 
 def build_stages(
@@ -90,7 +126,7 @@ def build_stages(
     `sizes` are training tokens per source. Sources without weight in every stage are left out.
     """
     notes: list[str] = []
-    wanted = [(0, _weights(config.weights, sizes, "data.weights", notes))]
+    wanted = [(0, _weights(config.weights or _by_size(sizes, config.temperature), sizes, "data.weights", notes))]
     for number, stage in enumerate(config.stages):
         first = -(-stage.from_tokens // sequence)
         if first * sequence != stage.from_tokens:
@@ -106,6 +142,12 @@ def build_stages(
     if len(used) > BLOCK:
         raise UsageError(f"{len(used)} sources have a weight, at most {BLOCK} can be mixed: merge some of them")
     return used, [Stage.build(first, [weights[name] for name in used]) for first, weights in wanted], notes
+
+
+def _by_size(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Weights size ** (1 / temperature) (Devlin et al. 2018, multilingual BERT; Conneau et al. 2020, section 3.1)."""
+    largest = max(sizes.values(), default=0) or 1
+    return {name: (size / largest) ** (1 / temperature) for name, size in sizes.items()} if temperature != 1 else {}
 
 
 def _weights(weights: Mapping[str, float], sizes: Mapping[str, int], key: str, notes: list[str]) -> dict[str, float]:
