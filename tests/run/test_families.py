@@ -125,3 +125,23 @@ def test_ranks_that_share_a_model_show_the_same_samples(
         assert started.wait() == 0, started.text
         found.append(json.loads((run / "samples/step-00000012.json").read_text())["text"])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("start", "token"), [("end", "<|endoftext|>"), ("pad", "[PAD]")])
+def test_answers_begin_in_exports_as_they_did_in_training(
+    tmp_path: Path, marked_corpus: Path, tiny_settings: tuple[str, ...], start: str, token: str
+) -> None:
+    """A T5 shape that learned to begin with the end token was exported with T5's padding token."""
+    words = [*tiny_settings, f"data.path={marked_corpus}", *SPAN, f"data.objective.start={start}", "train.tokens=256"]
+    run, out, grown, coded = (str(tmp_path / name) for name in ("run", "out", "grown", "coded"))
+    assert main(["train", "--out", run, *words]) == Exit.DONE
+    assert main(["export", run, "--out", out, "--no-certificate"]) == Exit.DONE
+    assert main(["grow", run, "--out", grown, "--layers", "2"]) == Exit.DONE
+    assert main(["import", out, "--out", f"{out}-again", "--no-certificate"]) == Exit.DONE
+    assert main(["export", run, "--out", coded, "--quantize", "int8"]) == Exit.DONE
+    vocab = json.loads((marked_corpus / "tokenizer/tokenizer.json").read_text())["model"]["vocab"]
+    (checkpoint,) = Path(run).glob("checkpoints/step-*")
+    for folder in (checkpoint, Path(out), Path(grown), Path(f"{out}-again")):
+        for name in ("config.json", "generation_config.json"):
+            assert json.loads((folder / name).read_text())["decoder_start_token_id"] == vocab[token], folder
+    assert json.loads((Path(coded) / "config.json").read_text())["decoder_start_token_id"] == vocab[token]

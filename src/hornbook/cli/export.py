@@ -39,7 +39,7 @@ def export(
     from hornbook.cli.export_forms import export_adapter, export_quantized
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.hf import write_hf
-    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
 
     if to not in ("hf", "peft"):
@@ -64,7 +64,8 @@ def export(
     with appearing(out) as partial:
         tensors = dict(stream)
         tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
-        write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype])
+        start = decoder_start_of(folder)
+        write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start)
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None

@@ -35,7 +35,7 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
     from hornbook.cli.out_folder import appearing, file_sizes, report_text
     from hornbook.model.build import build_model
     from hornbook.model.surgery.build import fill
-    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.quantize import parse_format, quantize_model, write_quantized
 
     step = parse_format(form)
@@ -58,6 +58,6 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
         return
     with appearing(out) as partial:
         with_tokenizer = tokenizer if (tokenizer / "tokenizer.json").exists() else None
-        write_quantized(partial, model, config, vocab, step, with_tokenizer)
+        write_quantized(partial, model, config, vocab, step, with_tokenizer, decoder_start_of(folder))
         report["files"] = file_sizes(partial)
     answer(report, report_text(out, report["files"], last), as_json=as_json)

@@ -146,12 +146,11 @@ def _stream(
     """Pieces of text; the ids are collected in `ids` on the way."""
     from hornbook.model.generate import stream_text
     from hornbook.model.prompts import begin
-    from hornbook.model.safetensors_folder import read_json
+    from hornbook.model.surgery.folders import decoder_start_of
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    start = read_json(loaded.base / "config.json").get("decoder_start_token_id")
-    begun = begin(loaded.model, tokenizer, prompt, start)
+    begun = begin(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
     alone = loaded.model.encoder is None
     stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
     made = _tokens(loaded, begun, max_tokens, sampling, beam, stop)

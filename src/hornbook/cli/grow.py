@@ -39,7 +39,7 @@ def grow(
     from hornbook.model.config_mlp import Experts
     from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.model.hf import write_hf
-    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
 
     if order not in ("stack", "spread"):
@@ -63,7 +63,8 @@ def grow(
         answer(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written", as_json=as_json)
         return
     with appearing(out) as partial:
-        write_hf(partial, tensors, new, vocab, tokenizer if (tokenizer / "tokenizer.json").exists() else None)
+        beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
+        write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
         report["files"] = file_sizes(partial)
     says = "it computes what its origin does" if same else "it computes something else than its origin"
     answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)

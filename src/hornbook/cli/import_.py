@@ -30,6 +30,7 @@ def import_(
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.certificate import MissingTransformers, certify
     from hornbook.model.hf import left_out, read_hf, write_hf
+    from hornbook.model.surgery.folders import decoder_start_of
 
     config, vocab, stream = read_hf(source)
     check_free(out)
@@ -46,7 +47,8 @@ def import_(
     found, note = None, "not certified (--no-certificate)"
     with appearing(out) as partial:
         tensors = dict(stream)
-        write_hf(partial, tensors, config, vocab, source if (source / "tokenizer.json").exists() else None)
+        tokenizer = source if (source / "tokenizer.json").exists() else None
+        write_hf(partial, tensors, config, vocab, tokenizer, decoder_start=decoder_start_of(source))
         if certificate:
             try:
                 found = certify(partial, reference=source, source=tensors).require()
@@ -70,6 +72,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
     from hornbook.errors import IntegrityError, UsageError
     from hornbook.model.hf import read_hf, write_hf
     from hornbook.model.hf_tokenizer import SETTINGS
+    from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
     from hornbook.text.tokenizer import Tokenizer
 
@@ -99,7 +102,8 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
             for name in SETTINGS:
                 if (source / name).exists():
                     shutil.copyfile(source / name, scratch / name)
-            write_hf(partial, dict(extended(stream, known, pieces, rows)), config, rows, scratch)
+            tensors = dict(extended(stream, known, pieces, rows))
+            write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         report["files"] = file_sizes(partial)

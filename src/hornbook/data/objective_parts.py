@@ -52,6 +52,11 @@ def objective_parts(objective: ObjectiveConfig, key: str = "data.objective", wei
         yield Part(weight, objective, key)
 
 
+def start_of(objective: ObjectiveConfig) -> Start | None:
+    """First token of the decoder's input: in a mixture that of most rows; None where there are no pairs."""
+    return max(objective_parts(objective), key=lambda part: part.weight).start
+
+
 def cumulated(parts: Sequence[Part]) -> Float64[np.ndarray, " parts"]:
     """Cumulated weights of the parts, the last exactly 1."""
     bounds = np.cumsum([part.weight for part in parts])

@@ -60,17 +60,21 @@ def write_hf(
     *,
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    decoder_start: int | None = None,
 ) -> None:
     """Write config.json, generation_config.json, model*.safetensors and the tokenizer's files into `folder`.
 
     model: the Transformer, its state dict, or (name, tensor) pairs. vocab: rows of the embedding, written as they are.
-    dtype: "float32" or "bfloat16" (rounded to nearest). The same input gives the same bytes. The folder is made if
-    it is missing; making it appear at once is up to the caller. Errors: StorageError.
+    dtype: "float32" or "bfloat16" (rounded to nearest). decoder_start: the first token of an encoder-decoder's answers,
+    by default the one that is usual in its architecture. The same input gives the same bytes. The folder is made if it
+    is missing; making it appear at once is up to the caller. Errors: StorageError.
     """
     tensors = _named_tensors(model)
     _check_own(tensors, lay_out(config, vocab, choose_architecture(config)))
     try:
-        create_hf(folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes)
+        create_hf(
+            folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes, decoder_start=decoder_start
+        )
         fill_hf(folder, {name: whole(tensor) for name, tensor in tensors.items()}, config, vocab)
     except OSError as error:
         raise storage_error(error, folder) from error
@@ -84,14 +88,19 @@ def create_hf(
     *,
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
+    decoder_start: int | None = None,
 ) -> None:
     """All of `write_hf` but the values: every file is there at its full size. Raises OSError, StorageError."""
     folder.mkdir(parents=True, exist_ok=True)
-    layout = lay_out(config, vocab, choose_architecture(config))
+    architecture = choose_architecture(config)
+    layout = lay_out(config, vocab, architecture)
     create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)
     tokens = (
         special_ids(None) if tokenizer_dir is None else copy_tokenizer(tokenizer_dir, folder, config.position.length)
     )
+    if config.kind == "encoder_decoder":
+        usual = tokens[architecture.decoder_start if architecture and architecture.decoder_start else "pad_token_id"]
+        tokens |= {"decoder_start_token_id": usual if decoder_start is None else decoder_start}
     write_json(folder / "config.json", to_json(config, vocab, dtype=dtype, tokens=tokens))
     write_json(folder / "generation_config.json", tokens)
 

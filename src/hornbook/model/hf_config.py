@@ -82,7 +82,8 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str,
     if architecture.std:
         keys[architecture.std] = getattr(config.init, "std", 0.02)
     if architecture.decoder_start:
-        keys |= {"is_encoder_decoder": True, "decoder_start_token_id": keys.get(architecture.decoder_start)}
+        start = keys.get("decoder_start_token_id", keys.get(architecture.decoder_start))
+        keys |= {"is_encoder_decoder": True, "decoder_start_token_id": start}
     return keys
 
 

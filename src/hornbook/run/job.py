@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
+from hornbook.data.objective_parts import start_of
 from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
@@ -53,8 +54,17 @@ class Inputs:
     @property
     def model_spec(self) -> ModelSpec:
         """What checkpoints say about the model."""
-        recipe = self.recipe
-        return ModelSpec(recipe.model, self.vocab, self.corpus.root / "tokenizer", tuple(recipe.surgery))
+        recipe, tokenizer = self.recipe, self.corpus.root / "tokenizer"
+        steps = tuple(recipe.surgery)
+        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start)
+
+    @property
+    def decoder_start(self) -> int | None:
+        """The first token of the decoder's input in training; None where there is no encoder beside it."""
+        start, pad = start_of(self.recipe.data.objective), self.tokenizer.special.pad
+        if start is None:
+            return None
+        return self.tokenizer.end_id if start == "end" or pad is None else pad
 
 
 @dataclass(frozen=True)

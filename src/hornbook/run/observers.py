@@ -185,9 +185,8 @@ class Samples:
     def _continue(self, prompt: str, step: Step) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
-            start = getattr(recipe.data.objective, "start", "pad")
             text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
-            begun = begin(model, tokenizer, text, tokenizer.end_id if start == "end" else None)
+            begun = begin(model, tokenizer, text, self._job.inputs.decoder_start)
             made = generate(
                 model,
                 begun.tokens,

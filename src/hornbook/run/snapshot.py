@@ -65,7 +65,9 @@ class Snapshot:
     def create(self, folder: Path) -> None:
         """Make a Hugging Face directory (or an adapter's) and `trainer/` in the existing folder, all but the values."""
         spec = self.spec
-        create_operated(folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest)
+        create_operated(
+            folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest, spec.decoder_start
+        )
         (folder / MOMENTS).parent.mkdir()
         create_file(folder / MOMENTS, self.moment_shapes)
         (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")

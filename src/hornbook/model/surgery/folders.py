@@ -51,12 +51,13 @@ def create_operated(
     steps: Sequence[surgery.SurgeryStep],
     tokenizer: Path | None,
     base_digest: str,
+    decoder_start: int | None = None,
 ) -> None:
     """Make every file of a checkpoint's weights, without values yet. Raises OSError, StorageError."""
     if surgery.adapter_of(steps) is not None:
         create_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, base_digest), tokenizer)
         return
-    create_hf(folder, config, vocab, tokenizer)
+    create_hf(folder, config, vocab, tokenizer, decoder_start=decoder_start)
     if not steps:
         return
     keys = read_json(folder / "config.json")
@@ -120,6 +121,12 @@ class Operated:
     def build(self, device: torch.device | str = "cpu") -> Transformer:
         """The model on the device, in evaluation mode."""
         return fill(build_operated(self.config, self.vocab, self.steps), self.base, self.added, device=device)
+
+
+def decoder_start_of(folder: Path) -> int | None:
+    """The first token of an encoder-decoder's answers, by the config.json of a model; None where it says nothing."""
+    start = read_json((base_of(folder) if is_adapter(folder) else folder) / "config.json").get("decoder_start_token_id")
+    return start if isinstance(start, int) else None
 
 
 def read_merged(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:

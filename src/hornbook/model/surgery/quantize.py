@@ -89,14 +89,22 @@ def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
 
 
 def write_quantized(
-    folder: Path, model: Transformer, config: ModelConfig, vocab: int, step: Integers | Nf4, tokenizer: Path | None
+    folder: Path,
+    model: Transformer,
+    config: ModelConfig,
+    vocab: int,
+    step: Integers | Nf4,
+    tokenizer: Path | None,
+    decoder_start: int | None = None,
 ) -> None:
     """Write a quantized model. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     save_file({name: each.detach().cpu().contiguous() for name, each in tensors.items()}, folder / QUANTIZED)
     own = {"model": config.model_dump(mode="json"), "quantized": step.model_dump(mode="json")}
-    write_json(folder / "config.json", {"architectures": ["HornbookQuantized"], "vocab_size": vocab, "hornbook": own})
+    keys = {"architectures": ["HornbookQuantized"], "vocab_size": vocab, "hornbook": own}
+    start = {} if decoder_start is None else {"decoder_start_token_id": decoder_start}
+    write_json(folder / "config.json", keys | start)
     if tokenizer is not None:
         copy_tokenizer(tokenizer, folder, config.position.length)
 
