@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
+from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 
@@ -62,7 +63,18 @@ class PythonStep(EditConfig):
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
 
 
-AnyStep = Annotated[Normalize | PythonStep | DropEmpty | ExactDedup, Field(discriminator="kind")]
+AnyStep = Annotated[
+    Normalize
+    | PythonStep
+    | DropEmpty
+    | ExactDedup
+    | NearDedup
+    | Decontaminate
+    | LineDedup
+    | ParagraphDedup
+    | SpanDedup,
+    Field(discriminator="kind"),
+]
 
 
 Objective = Literal["causal", "prefix", "fim", "masked", "infill", "span", "ul2"]
@@ -184,6 +196,16 @@ class TextConfig(Config):
     """How text becomes tokens."""
     validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        odd = [step.label for step in self.steps if not isinstance(step, Normalize | DropEmpty | ExactDedup)]
+        if self.labels is not None and odd:
+            raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
+        named = [name for name, source in self.sources.items() if "text_field" in source.model_fields_set]
+        if self.labels is not None and named:
+            raise ValueError(f"source {named[0]!r} has a text_field: with text.labels, that section names the fields")
+        return self
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:

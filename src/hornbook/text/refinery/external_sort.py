@@ -42,7 +42,8 @@ def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarr
 def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[np.ndarray]:
     """Those of about `count` records whose keys occur more than once, and a few others; `chunks` is asked twice.
 
-    Keys are hashes: their last bits say which of many two-bit counters counts a key. These fit into the budget.
+    Keys are hashes, the last bit aside: their last bits say which of many two-bit counters counts a key. The counters
+    fit into the budget.
     """
     slots = 1 << 10
     while slots < 4 * count and slots <= 2 * budget:
@@ -60,7 +61,7 @@ def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[
 def _count(records: np.ndarray, counters: np.ndarray) -> None:
     mask = np.uint64(4 * counters.size - 1)
     for i in range(len(records)):
-        slot = records[i, 0] & mask
+        slot = (records[i, 0] >> np.uint64(1)) & mask
         shift = np.uint8(2 * (slot & np.uint64(3)))
         old = counters[slot >> np.uint64(2)]
         if (old >> shift) & 3 < 2:
@@ -71,7 +72,7 @@ def _count(records: np.ndarray, counters: np.ndarray) -> None:
 def _counted_twice(records: np.ndarray, counters: np.ndarray, found: np.ndarray) -> None:
     mask = np.uint64(4 * counters.size - 1)
     for i in range(len(records)):
-        slot = records[i, 0] & mask
+        slot = (records[i, 0] >> np.uint64(1)) & mask
         found[i] = (counters[slot >> np.uint64(2)] >> np.uint8(2 * (slot & np.uint64(3)))) & 3 > 1
 
 

@@ -17,14 +17,14 @@ _ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 
 
 @compiled
-def _line_end(data, place, stop):
-    """Where the line at `place` ends: at its line feed, or at `stop`."""
-    while place + 8 <= stop:
-        bytes_ = load64(data, place) ^ _LINE_ENDS
-        if (bytes_ - _ONES) & ~bytes_ & _HIGHS:  # one of the eight is 0
+def _line_end(data, place):
+    """Where the line at `place` ends: every text has a line feed after it. Eight bytes at a time."""
+    while True:
+        eight = load64(data, place) ^ _LINE_ENDS
+        if (eight - _ONES) & ~eight & _HIGHS:  # one of the eight is 0
             break
         place += 8
-    while place < stop and data[place] != _NEW_LINE:
+    while data[place] != _NEW_LINE:
         place += 1
     return place
 
@@ -54,11 +54,11 @@ def _write(units, count, data, text, row, span, least):
 def _find_lines(data, bounds, first, least, units):
     count = 0
     for document in range(len(bounds) - 1):
-        begin, stop = bounds[document], bounds[document + 1]
+        begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW
         place = begin
         while place < stop:
-            end = _line_end(data, place, stop)
+            end = _line_end(data, place)
             after = min(end + 1, stop)
             text = _trimmed(data, place, end)
             count = _write(units, count, data, text, row, (place - begin, after - begin), least)
@@ -70,12 +70,12 @@ def _find_lines(data, bounds, first, least, units):
 def _find_paragraphs(data, bounds, first, least, units):
     count = 0
     for document in range(len(bounds) - 1):
-        begin, stop = bounds[document], bounds[document + 1]
+        begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW
         start = place = text_start = text_end = begin
         ended = True  # by a blank line, or none has begun
         while place < stop:
-            end = _line_end(data, place, stop)
+            end = _line_end(data, place)
             left, right = _trimmed(data, place, end)
             if left < right:
                 if ended:
@@ -98,7 +98,7 @@ class LineDedup(Copies):
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [units, 3], see `spans`."""
         data, bounds = pack(document.text for document in documents)
-        units = np.empty((int(np.count_nonzero(data == _NEW_LINE)) + len(documents), 3), np.uint64)
+        units = np.empty((int(np.count_nonzero(data == _NEW_LINE)), 3), np.uint64)
         return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
 
 

@@ -1,4 +1,4 @@
-"""Texts of a batch in one array of bytes, as kernels read them; hashes of stretches of it."""
+"""Texts of a batch in one array of bytes, as kernels read them, and hashes of parts of it: bytes, words, windows."""
 
 from collections.abc import Iterable
 
@@ -9,14 +9,18 @@ from hornbook.text.compiled import compiled, load64
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ALL = np.uint64(2**64 - 1)
 
 
 def pack(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8 [bytes], int64 [texts + 1]): UTF-8 of all texts one after the other, and where each begins."""
+    """(uint8 [bytes + 16], int64 [texts + 1]): UTF-8 of texts with a line feed after each, and where each begins.
+
+    The last 16 bytes are zeros, so that kernels can read beyond the end of a word.
+    """
     parts = [text.encode() for text in texts]
     bounds = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=bounds[1:])
-    return np.frombuffer(b"".join(parts), np.uint8), bounds
+    np.cumsum([len(part) + 1 for part in parts], out=bounds[1:])
+    return np.frombuffer(b"\n".join([*parts, bytes(16)]), np.uint8), bounds
 
 
 @compiled
@@ -28,15 +32,45 @@ def mix(value):
 
 
 @compiled
+def _lowest(value, count):
+    """The lowest 0 to 8 bytes of a uint64, in two shifts because one by 64 is undefined."""
+    half = np.uint64(32 - 4 * count)
+    return value & ((_ALL >> half) >> half)
+
+
+@compiled
 def hash_bytes(data, start, end):
-    """A 64-bit hash of data[start:end]; 0 stands for nothing and is never given."""
+    """A 64-bit hash of data[start:end] in packed texts, never 0; words take no branch that depends on their length."""
     value = np.uint64(end - start) * _GOLDEN
     place = start
-    while place + 8 <= end:
+    while end - place > 16:
         value = (value ^ load64(data, place)) * _FIRST
         value ^= value >> np.uint64(32)
         place += 8
-    rest = np.uint64(0)
-    for i in range(end - 1, place - 1, -1):
-        rest = (rest << np.uint64(8)) | np.uint64(data[i])
-    return mix(value ^ rest) | np.uint64(1)
+    value = (value ^ _lowest(load64(data, place), min(end - place, 8))) * _FIRST
+    value ^= value >> np.uint64(32)
+    value = (value ^ _lowest(load64(data, place + 8), max(end - place - 8, 0))) * _FIRST
+    return (value ^ (value >> np.uint64(32))) | np.uint64(1)
+
+
+@compiled
+def hash_words(data, starts, ends):
+    """uint64 [words]: a hash of each word's bytes."""
+    hashes = np.empty(len(starts), np.uint64)
+    for i in range(len(starts)):
+        hashes[i] = hash_bytes(data, starts[i], ends[i])
+    return hashes
+
+
+@compiled
+def hash_windows(words, width, windows):
+    """Fill `windows` with a hash of words[i : i + width] for each i: a polynomial, rolled on in constant time."""
+    power = np.uint64(1)
+    value = np.uint64(0)
+    for i in range(width - 1):
+        value = value * _GOLDEN + words[i]
+        power *= _GOLDEN
+    for i in range(len(windows)):
+        value = value * _GOLDEN + words[i + width - 1]
+        windows[i] = mix(value) | np.uint64(1)
+        value -= power * words[i]

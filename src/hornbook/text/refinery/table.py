@@ -12,6 +12,11 @@ STEPS = {
     "python": ".python_step:PythonStep",
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
+    "near_dedup": ".near_dedup:NearDedup",
+    "decontaminate": ".decontaminate:Decontaminate",
+    "line_dedup": ".lines:LineDedup",
+    "paragraph_dedup": ".lines:ParagraphDedup",
+    "span_dedup": ".span_dedup:SpanDedup",
 }
 """Kind -> module (of this room, with a dot) and class; imported when a recipe has it, for many compile kernels."""
 

@@ -1,0 +1,102 @@
+"""Documents that hold items of test sets: n-grams of words that occur in both.
+
+Exact: any of an item's 13-grams (Brown et al. 2020, appendix C). Fuzzy: a share of one item's 5-grams, which finds
+items that were altered (Chowdhery et al. 2022 take 70 % of 8-grams).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import UsageError
+from hornbook.text.config_duplicates import Decontaminate as Config
+from hornbook.text.document import Document
+from hornbook.text.refinery.eval_items import read_items
+from hornbook.text.refinery.hashed_words import hashed_words
+from hornbook.text.refinery.ngram_table import NgramTable, count_hits, largest_share, ngram_table
+from hornbook.text.refinery.step import Columns, Decision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvalSets:
+    """All items that are sought."""
+
+    names: list[str]
+    exact: list[NgramTable]
+    """Of the full width, then one for each width of shorter items, which are sought as a whole."""
+    fuzzy: NgramTable
+
+
+class Overlap:
+    """Measures how much of test items is in documents."""
+
+    columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
+
+    def __init__(self, config: Config) -> None:
+        self.name = config.label
+        self._words = config.words
+        self._sets = _load(config.model_dump_json())
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Exact n-grams found; the largest share found of one item; which item that is, preferably an exact one."""
+        found = hashed_words((document.text for document in documents), self._words, plain=True)
+        hits, exact = np.zeros(len(documents), np.int64), np.full(len(documents), -1, np.int64)
+        for table in self._sets.exact:
+            count_hits(table, found.hashes, found.firsts, hits, exact)
+        share, nearest = largest_share(self._sets.fuzzy, found.hashes, found.firsts)
+        item = np.where(exact >= 0, exact, nearest)
+        names = np.array([self._sets.names[number] if number >= 0 else "" for number in item.tolist()], object)
+        return {"hits": hits, "share": share, "item": names}
+
+
+class Decontaminate(Decision):
+    """Drops a document with too many exact n-grams, or too large a share of one item."""
+
+    reasons = ("test item", "altered test item")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.measurers = (Overlap(config),)
+        self.needs = (f"{self.name}.hits", f"{self.name}.share")
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """1 for exact hits, 2 for a share."""
+        hits, share = (columns[name] for name in self.needs)
+        if self.config.action == "report":
+            return np.zeros(len(hits), np.uint8)
+        exact, altered = hits > self.config.max_hits, share > self.config.max_share
+        return np.where(exact, 1, np.where(altered, 2, 0)).astype(np.uint8)
+
+
+@lru_cache(maxsize=4)
+def _load(config: str) -> EvalSets:
+    """Read the test sets, and keep them for the tasks of a process."""
+    step = Config.model_validate_json(config)
+    names, words = _different_items(step)
+    by_width: dict[int, list[int]] = {}
+    for number, each in enumerate(words):
+        by_width.setdefault(min(len(each), step.ngram), []).append(number)
+    exact = [
+        ngram_table(width, [words[number] for number in numbers], len(words), numbers)
+        for width, numbers in sorted(by_width.items(), reverse=True)
+    ]
+    return EvalSets(names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words))))
+
+
+def _different_items(step: Config) -> tuple[list[str], list[np.ndarray]]:
+    """Names and hashes of words of the items that are long enough, those of the same words once."""
+    read = list(read_items(step.paths, step.fields))
+    found = hashed_words((text for _, text in read), step.words, plain=True)
+    items: dict[bytes, str] = {}
+    for (name, _), words in zip(read, np.split(found.hashes, found.firsts[1:-1]), strict=True):
+        if len(words) >= step.min_words:
+            items.setdefault(words.tobytes(), name)
+    if not items:
+        raise UsageError(
+            f"decontaminate: {', '.join(step.paths)} hold no item of {step.min_words} words or more; "
+            "see its fields and min_words"
+        )
+    return list(items.values()), [np.frombuffer(words, np.uint64) for words in items]

@@ -1,0 +1,104 @@
+"""Near duplicates: documents that share a band of their MinHash signatures hang together; one of each cluster stays."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.document import Document
+from hornbook.text.refinery.external_sort import repeated, sorted_records
+from hornbook.text.refinery.hashed_words import hashed_words
+from hornbook.text.refinery.minhash import band_keys, permutations
+from hornbook.text.refinery.spans import BUDGET, streamed
+from hornbook.text.refinery.step import Corpus, GlobalDecision
+
+
+class NearDedup(GlobalDecision):
+    """All but the longest or the first of each cluster."""
+
+    reasons = ("near duplicate",)
+    needs = ("bytes",)
+    budget = BUDGET
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._multipliers, self._offsets = permutations(config.bands * config.rows)
+
+    def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
+        """uint64 [documents, bands]."""
+        del first
+        config = self.config
+        keys = np.empty((len(documents), config.bands), np.uint64)
+        words = hashed_words((document.text for document in documents), config.words)
+        band_keys(words.hashes, words.firsts, config.shingle, config.rows, self._multipliers, self._offsets, keys)
+        return keys
+
+    def decide_all(self, corpus: Corpus) -> np.ndarray:
+        """1 for those that another document stands for."""
+        clusters = self.clusters(corpus)
+        if self.config.keep == "longest":
+            _stand_for(clusters, corpus.columns["bytes"])
+        return (clusters != np.arange(len(clusters))).astype(np.uint8)
+
+    def clusters(self, corpus: Corpus) -> np.ndarray:
+        """int64 [rows]: the first document of each document's cluster."""
+        chunks = partial(_band_records, corpus)
+        count = self.config.bands * len(corpus.alive)
+        candidates = repeated(chunks, count, self.budget // 3)
+        parents = np.arange(len(corpus.alive))
+        first = np.zeros(2, np.uint64)
+        for records in sorted_records(candidates, corpus.scratch / "bands.bin", 2 * self.budget // 3):
+            _unite(records, first, parents)
+        _flatten(parents)
+        return parents
+
+
+def _band_records(corpus: Corpus) -> Iterator[np.ndarray]:
+    """(key, row) of every band of documents that are alive and have words."""
+    for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
+        row = first
+        for keys in streamed(sketch):
+            alive = corpus.alive[row : row + len(keys)] & (keys[:, 0] != 0)
+            rows = np.flatnonzero(alive).astype(np.uint64) + np.uint64(row)
+            yield np.stack([keys[alive].ravel(), np.repeat(rows, keys.shape[1])], axis=1)
+            row += len(keys)
+
+
+@compiled
+def _root(parents, row):
+    """The first document of a row's cluster; halves the way there."""
+    while parents[row] != row:
+        parents[row] = parents[parents[row]]
+        row = parents[row]
+    return row
+
+
+@compiled
+def _unite(records, first, parents):
+    """Join rows of equal keys; `first` is the record that began the present key."""
+    for i in range(len(records)):
+        if records[i, 0] != first[0]:
+            first[:] = records[i]
+            continue
+        one, other = _root(parents, np.int64(first[1])), _root(parents, np.int64(records[i, 1]))
+        parents[max(one, other)] = min(one, other)
+
+
+@compiled
+def _flatten(parents):
+    """Parents stand before their children, so one pass makes every parent a root."""
+    for row in range(len(parents)):
+        parents[row] = parents[parents[row]]
+
+
+@compiled
+def _stand_for(clusters, sizes):
+    """Let the largest document of each cluster, the first of those, stand for it instead of the first."""
+    best = np.arange(len(clusters))
+    for row in range(len(clusters)):
+        if sizes[row] > sizes[best[clusters[row]]]:
+            best[clusters[row]] = row
+    for row in range(len(clusters)):
+        clusters[row] = best[clusters[row]]

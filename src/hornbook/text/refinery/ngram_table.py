@@ -1,0 +1,121 @@
+"""Which n-grams of test items occur in texts: a table in memory, and two searches in linear time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.packed import hash_windows
+
+TEMPLATE_ITEMS = 32
+"""What stands in more items than that is taken for the template of a test set."""
+
+_SHIFT = np.uint64(16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NgramTable:
+    """N-grams of one width, and the items in which each of them stands."""
+
+    width: int
+    slots: np.ndarray
+    """uint64 [2**k]: hashes at the place that their bits name, or after it; 0 where there is none."""
+    ids: np.ndarray
+    """int64 [2**k]: the number of the n-gram in each slot."""
+    firsts: np.ndarray
+    """int64 [n-grams + 1]: where its items begin."""
+    items: np.ndarray
+    """int64: items, n-gram after n-gram."""
+    sizes: np.ndarray
+    """int64 [all items]: how many different n-grams of the table each has."""
+
+
+def ngram_table(width: int, words: Sequence[np.ndarray], count: int, numbers: Sequence[int]) -> NgramTable:
+    """Of items given by the hashes of their words and their numbers among `count` items."""
+    grams = [_windows(each, width) for each in words]
+    keys = np.concatenate([np.zeros(0, np.uint64), *grams])
+    items = np.repeat(np.array(numbers, np.int64), [len(each) for each in grams])
+    keys, number, spread = np.unique(keys, return_inverse=True, return_counts=True)
+    rare = spread <= TEMPLATE_ITEMS
+    order = np.argsort(number, kind="stable")
+    order = order[rare[number[order]]]
+    keys, spread, items = keys[rare], spread[rare], items[order]
+    slots = np.zeros(1 << max(2 * len(keys), 1).bit_length(), np.uint64)
+    ids = np.zeros(len(slots), np.int64)
+    _insert(keys, slots, ids)
+    firsts = np.concatenate([[0], np.cumsum(spread)]).astype(np.int64)
+    return NgramTable(width, slots, ids, firsts, items, np.bincount(items, minlength=count))
+
+
+def _windows(words: np.ndarray, width: int) -> np.ndarray:
+    """The different n-grams of one item."""
+    keys = np.empty(max(len(words) - width + 1, 0), np.uint64)
+    hash_windows(words, width, keys)
+    return np.unique(keys)
+
+
+@compiled
+def _slot(key, slots):
+    """Where a key is, or the free slot where it would be; at least half of the slots are free."""
+    mask = np.uint64(slots.size - 1)
+    slot = (key >> _SHIFT) & mask
+    while slots[slot] != 0 and slots[slot] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@compiled
+def _insert(keys, slots, ids):
+    for i in range(len(keys)):
+        slot = _slot(keys[i], slots)
+        slots[slot], ids[slot] = keys[i], i
+
+
+def count_hits(table: NgramTable, words: np.ndarray, firsts: np.ndarray, hits: np.ndarray, item: np.ndarray) -> None:
+    """Add to `hits` [texts] how many windows are in the table; where `item` is -1, set it to that of the first one."""
+    _count_hits(table.width, table.slots, table.ids, table.firsts, table.items, words, firsts, hits, item)
+
+
+@compiled
+def _count_hits(width, slots, ids, gram_firsts, items, words, firsts, hits, item):
+    for text in range(len(hits)):
+        count = max(firsts[text + 1] - firsts[text] - width + 1, 0)
+        keys = np.empty(count, np.uint64)
+        hash_windows(words[firsts[text] : firsts[text + 1]], width, keys)
+        for key in keys:
+            slot = _slot(key, slots)
+            if slots[slot]:
+                hits[text] += 1
+                if item[text] < 0:
+                    item[text] = items[gram_firsts[ids[slot]]]
+
+
+def largest_share(table: NgramTable, words: np.ndarray, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(float64, int64) [texts]: the largest share of an item's n-grams that occur in each text, and that item or -1."""
+    share, item = np.zeros(len(firsts) - 1), np.full(len(firsts) - 1, -1, np.int64)
+    grams, seen = np.full(len(table.firsts), -1, np.int64), np.full(len(table.sizes), -1, np.int64)
+    found = np.zeros(len(table.sizes), np.int64)
+    arrays = (table.slots, table.ids, table.firsts, table.items, table.sizes)
+    _largest_share(table.width, *arrays, words, firsts, grams, seen, found, share, item)
+    return share, item
+
+
+@compiled
+def _largest_share(width, slots, ids, gram_firsts, items, sizes, words, firsts, grams, seen, found, share, item):
+    """`grams` and `seen` hold the last text in which an n-gram or an item was met, `found` counts within it."""
+    for text in range(len(share)):
+        count = max(firsts[text + 1] - firsts[text] - width + 1, 0)
+        keys = np.empty(count, np.uint64)
+        hash_windows(words[firsts[text] : firsts[text + 1]], width, keys)
+        for key in keys:
+            slot = _slot(key, slots)
+            if slots[slot] == 0 or grams[ids[slot]] == text:
+                continue
+            gram = ids[slot]
+            grams[gram] = text
+            for each in items[gram_firsts[gram] : gram_firsts[gram + 1]]:
+                found[each] = found[each] + 1 if seen[each] == text else 1
+                seen[each] = text
+                if found[each] > share[text] * sizes[each]:
+                    share[text], item[text] = found[each] / sizes[each], each
