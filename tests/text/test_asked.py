@@ -91,22 +91,38 @@ def test_a_pair_too_long_loses_of_the_longer_text(both) -> None:
 def test_words_are_found_where_their_first_pieces_are(both) -> None:
     theirs, ours = both
     words = ["The", "letters", ",", "Z\u00fcrich", "\u0000", "pages", "qq"]
-    tokens, places = ask_words(ours, words)
-    assert tokens == theirs.encode(" ".join(words)).ids
     text = " ".join(words)
+    (found,) = ask_words(ours, words)
+    assert found.tokens == theirs.encode(text).ids
     spans = [None, *ours.encode_offsets([text])[0][1], None]
     begin = 0
-    for word, place in zip(words, places, strict=True):
-        if place is not None:
-            span = spans[place]
+    for number, word in enumerate(words):
+        if number in found.places:
+            span = spans[found.places[number]]
             assert span is not None
             piece = text[span[0] : span[1]].strip()
             assert piece
             assert word.startswith(piece)
             assert begin <= span[1] <= begin + len(word)
         begin += len(word) + 1
-    assert None not in places[:4]
-    assert places[4] is None or ours.unknown_id is None  # a control character: dropped, or bytes as any other
+    assert found.places.keys() >= {0, 1, 2, 3, 5, 6}
+    assert (4 in found.places) == (ours.unknown_id is None)  # a control character is dropped, or bytes as any other
+
+
+def test_long_words_are_read_in_windows_each_word_in_one(both) -> None:
+    """The one with most on both sides of it: seen from there, all but the ends have at least half of what is shared."""
+    _, ours = both
+    words, longest, stride = CONTEXT.split(), 30, 12
+    (whole,) = ask_words(ours, words)
+    windows = list(ask_words(ours, words, longest, stride))
+    assert sorted(word for window in windows for word in window.places) == sorted(whole.places)
+    for number, window in enumerate(windows):
+        assert len(window.tokens) <= longest
+        assert (window.tokens[0], window.tokens[-1]) == (ours.delimiter_id, ours.end_id)
+        for word, place in window.places.items():
+            assert window.tokens[place] == whole.tokens[whole.places[word]]
+            assert number == 0 or place - 1 >= stride // 2
+            assert number == len(windows) - 1 or len(window.tokens) - 1 - place >= stride // 2
 
 
 def test_windows_are_those_of_the_library(both) -> None:

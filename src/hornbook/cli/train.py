@@ -31,7 +31,7 @@ def train(
     """Train a model. SIGTERM, SIGUSR1 and Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
     from hornbook.run.checkpoint_path import checkpoint_path
     from hornbook.run.launch import Start
-    from hornbook.run.origin import Origin, adopt_model
+    from hornbook.run.origin import import_origin
     from hornbook.rundir import RunDir
 
     if resume not in (None, "auto"):
@@ -43,8 +43,7 @@ def train(
         return run_job(resolved, run, Start("resume"), dry_run=dry_run, as_json=as_json)
     if from_ is None:
         return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
-    origin = Origin("import", checkpoint_path(from_))
-    resolved = adopt_model(resolved, origin.checkpoint)
+    resolved, origin = import_origin(resolved, checkpoint_path(from_))
     return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
 
 

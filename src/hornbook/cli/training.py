@@ -86,7 +86,7 @@ def summary_text(summary: dict[str, Any]) -> str:
     passes = ", ".join(f"{name} {count:.2f} times" for name, count in summary["epochs"].items())
     lines = [
         f"run          {summary['run']} ({summary['mode']})",
-        *([f"from         {summary['from']['checkpoint']} ({summary['from']['kind']})"] if summary["from"] else []),
+        *([f"from         {summary['from']['checkpoint']} ({_beginning(summary['from'])})"] if summary["from"] else []),
         *[f"change       {change}" for change in summary["changes"]],
         f"model        {summary['parameters']:,} parameters, vocabulary {summary['vocab']:,}, {summary['precision']}",
         *[f"surgery      {_surgery(step)}" for step in summary["surgery"]],
@@ -98,6 +98,10 @@ def summary_text(summary: dict[str, Any]) -> str:
         "would write  " + "\n             ".join(summary["files"]),
     ]
     return "\n".join(lines)
+
+
+def _beginning(origin: dict[str, Any]) -> str:
+    return f"{origin['kind']}, with a new head" if origin.get("new_head") else origin["kind"]
 
 
 def _surgery(step: dict[str, Any]) -> str:

@@ -142,6 +142,13 @@ LABEL_HEADS = (ClassificationHead, TokenClassificationHead, RegressionHead, Span
 """Heads that are trained on labels instead of text."""
 
 
+def describe_head(head: LMHead | MaskedHead | LabelHeadConfig) -> str:
+    """Its kind and its labels, for people."""
+    labels = getattr(head, "labels", [])
+    more = [f"{len(labels) - 6} more"] if len(labels) > 6 else []
+    return f"{head.kind}: {', '.join([*labels[:6], *more])}" if labels else head.kind
+
+
 def num_outputs(head: LabelHeadConfig) -> int:
     """Outputs of a head for each token."""
     if isinstance(head, ClassificationHead | TokenClassificationHead):

@@ -8,7 +8,7 @@ order, another mesh, a part of the model alone give the same ones.
 import difflib
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model import config, config_init
-from hornbook.model.build import parameter_roles
+from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_init import Distribution
 from hornbook.model.init_schemes import Matrix, distribution
@@ -33,17 +33,27 @@ def initialize(model: nn.Module, cfg: ModelConfig, seed: int) -> None:
             model.get_parameter(name).copy_(value)
 
 
-def initial_values(model: nn.Module, cfg: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+def initial_values(model: nn.Module, cfg: ModelConfig, seed: int, under: str = "") -> Iterator[tuple[str, Tensor]]:
     """Name and initial values (float32, CPU) of every parameter, one at a time; the model may be on meta or cut.
 
-    Raises UsageError if an override is about no parameter of a whole model.
+    under: only of names that begin so. Raises UsageError if an override is about no parameter of a whole model.
     """
     roles, shapes = parameter_roles(model), {name: tuple(each.shape) for name, each in model.named_parameters()}
     check_overrides(cfg, shapes)
     for name, shape in shapes.items():
+        if not name.startswith(under):
+            continue
         module, _, own = name.rpartition(".")
         given: Mapping[str, Own] = getattr(model.get_submodule(module), "initial", {})
         yield name, initial_value(name, roles[name], shape, cfg, seed, given.get(own))
+
+
+def with_new_head(
+    base: Iterable[tuple[str, Tensor]], cfg: ModelConfig, vocab: int, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of another model of the same stack, but that those of the head have first values for `cfg`."""
+    yield from ((name, tensor) for name, tensor in base if not name.startswith("head."))
+    yield from initial_values(build_model(cfg, vocab, "meta"), cfg, seed, under="head.")
 
 
 def initial_value(

@@ -29,6 +29,8 @@ class LabelHead(Head):
     def __init__(self, width: int, cfg: config_head.LabelHeadConfig, transform: nn.Module | None) -> None:
         super().__init__(config_head.num_outputs(cfg), width, None, transform, cfg.bias)
         self.dropout = Dropout(cfg.dropout, 0, _SITE)
+        self.apart = False
+        """Whether its values lie with an adapter, which trains it whole, and not with the adapter's base."""
         # Under every scheme: those are about language models, and large values here would spoil a trained stack.
         self.initial = {"weight": NormalValues(std=0.02)}
 

@@ -12,7 +12,7 @@ from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.hf import read_hf, write_hf
-from hornbook.model.init import initial_values
+from hornbook.model.init import initial_values, with_new_head
 from hornbook.model.surgery.adapter_files import base_of, check_base, is_adapter, read_meta, tensors_digest
 from hornbook.run.checkpoint_path import newest_verified
 from hornbook.run.job import Job
@@ -48,6 +48,10 @@ def _publish(job: Job, origin: Origin | None, base: Path) -> None:
             shutil.rmtree(litter, ignore_errors=True)
         if origin is None:
             _write_initial(job, stage)
+        elif origin.new_head:  # the head that the adapters belong to is not in the checkpoint
+            model, vocab = job.inputs.recipe.model, job.inputs.vocab
+            values = with_new_head(read_hf(origin.checkpoint)[2], model, vocab, job.inputs.recipe.seed)
+            write_hf(stage, values, model, vocab, job.inputs.corpus.root / "tokenizer")
         else:
             source = base_of(origin.checkpoint) if is_adapter(origin.checkpoint) else origin.checkpoint
             stage.mkdir()
@@ -68,8 +72,7 @@ def _write_initial(job: Job, stage: Path) -> None:
     inputs = job.inputs
     plain = build_model(inputs.recipe.model, inputs.vocab, "meta")
     values = initial_values(plain, inputs.recipe.model, inputs.recipe.seed)
-    tokenizer, start = inputs.corpus.root / "tokenizer", inputs.decoder_start
-    write_hf(stage, values, inputs.recipe.model, inputs.vocab, tokenizer, decoder_start=start)
+    write_hf(stage, values, inputs.recipe.model, inputs.vocab, inputs.corpus.root / "tokenizer")
 
 
 def _sync(folder: Path) -> None:

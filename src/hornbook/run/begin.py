@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hornbook.data.loader import repetition_warnings
+from hornbook.data.loader import Loader, repetition_warnings
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
+from hornbook.model.config_head import describe_head
 from hornbook.model.init import initial_values
 from hornbook.model.lsuv import scale_to_unit_variance
 from hornbook.model.surgery.config import adapter_of
@@ -21,7 +22,7 @@ from hornbook.run.base import keep_base
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
-from hornbook.run.origin import origin_of
+from hornbook.run.origin import Origin, origin_of
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
 from hornbook.schema import dotted
@@ -30,19 +31,19 @@ from hornbook.schema import dotted
 def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Callable[[str], None]] = ()) -> None:
     """Fill the state, write the ledger's first record of this attempt, and tell people."""
     past = job.ledger.past if job.mode == "resume" else Monotone()
-    origin = job.origin or origin_of(past.origin)
     restored = saves.restore(state)
+    origin = None if restored is not None else job.origin or origin_of(past.origin)
     if restored is None and past.saved:
         raise IntegrityError(
             f"{job.run.checkpoints} holds no checkpoint, though the ledger says that one was saved: put them back, "
             "or start anew in another folder"
         )
-    if restored is None and origin is not None:
+    if origin is not None:
         origin.give(state)
     elif restored is None:
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
-        keep_base(job, state, None if restored is not None else origin)
+        keep_base(job, state, origin)
     environment = _environment(job, mesh)
     fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
     windows = list(past.windows)
@@ -62,10 +63,10 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     if job.changes:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     saves.pass_on_notes(state)
-    for line in _lines(job, state, environment, restored or (origin.checkpoint if origin is not None else None)):
+    for line in _lines(job, state, environment, restored, origin):
         for say in tell:
             say(line)
-    if restored is None and origin is not None:
+    if origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
 
 
@@ -79,10 +80,14 @@ def _initialize(job: Job, state: State) -> None:
         state.loader.seek(0)
 
 
-def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | None) -> Iterator[str]:
+def _lines(
+    job: Job, state: State, environment: dict[str, Any], restored: Path | None, origin: Origin | None
+) -> Iterator[str]:
     """What people should know before the first step."""
-    if source is not None:
+    if (source := restored or (origin and origin.checkpoint)) is not None:
         yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
+    if origin is not None and origin.new_head:
+        yield f"the head ({describe_head(job.recipe.model.head)}) is new: its values are drawn, all others were read"
     yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.changes)
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
@@ -90,10 +95,19 @@ def _lines(job: Job, state: State, environment: dict[str, Any], source: Path | N
         trained, total = state.engine.num_trained, state.engine.num_parameters
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
     loader = job.inputs.loader
+    if len(loader.sources) > 1:
+        yield f"data: {_mixture(loader, job.inputs.horizon.tokens)}"
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     yield from (f"warning: {note}" for note in loader.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
+
+
+def _mixture(loader: Loader, tokens: int) -> str:
+    """How many tokens of each source the run will read, and how often."""
+    epochs = loader.epochs(tokens)
+    read = {name: round(epochs[name] * size) for name, size in loader.source_tokens.items()}
+    return ", ".join(f"{name} {count:,} tokens ({epochs[name]:.2f} epochs)" for name, count in read.items())
 
 
 def _environment(job: Job, mesh: Mesh) -> dict[str, Any]:

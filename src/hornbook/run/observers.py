@@ -19,6 +19,7 @@ from hornbook.data.validation import validation_batches
 from hornbook.errors import StorageError
 from hornbook.evals.loss import Score, evaluate
 from hornbook.journal import Appender
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.generate import generate
 from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
@@ -169,13 +170,15 @@ class Samples:
     def __init__(self, job: Job, engine: Engine, show: Sequence[Console]) -> None:
         self._job, self._engine, self._show = job, engine, show
         self._every = job.recipe.eval.sample_every or job.recipe.eval.every
+        labelled = isinstance(job.recipe.model.head, LabelHeadConfig)  # such a model says labels, not text
+        self._prompt = "" if labelled else job.recipe.eval.prompt
 
     def __call__(self, step: Step) -> None:
-        if self._job.recipe.eval.prompt and (step.final or is_due(step.step, self._every)):
+        if self._prompt and (step.final or is_due(step.step, self._every)):
             self._sample(step)
 
     def _sample(self, step: Step) -> None:
-        prompt = self._job.recipe.eval.prompt
+        prompt = self._prompt
         text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
         self._job.write(self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n")
@@ -186,7 +189,8 @@ class Samples:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
             text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
-            begun = begin(model, tokenizer, text, self._job.inputs.decoder_start)
+            start = getattr(recipe.data.objective, "start", "pad")
+            begun = begin(model, tokenizer, text, tokenizer.end_id if start == "end" else None)
             made = generate(
                 model,
                 begun.tokens,

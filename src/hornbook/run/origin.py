@@ -5,7 +5,7 @@ at the same place under other settings. Both need the same model and the same to
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,10 @@ from typing import Any, Literal
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.journal import read_records
 from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import HeadConfig, LabelHeadConfig
 from hornbook.model.hf import read_hf
 from hornbook.model.surgery.adapter_files import is_adapter
-from hornbook.recipe import Recipe
+from hornbook.recipe import Recipe, cross_check
 from hornbook.resolve import Resolved, leaves
 from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.ledger import replay
@@ -36,17 +37,20 @@ class Origin:
     checkpoint: Path
     windows: tuple[tuple[int, int], ...] = ()
     """Samples that the parent skipped, where the new run reads the same order of data."""
+    new_head: bool = False
+    """Whether the head is another than the checkpoint's and begins with values of its own."""
 
-    def record(self) -> dict[str, str]:
+    def record(self) -> dict[str, Any]:
         """As the ledger holds it."""
-        return {"kind": self.kind, "checkpoint": str(self.checkpoint.resolve())}
+        found: dict[str, Any] = {"kind": self.kind, "checkpoint": str(self.checkpoint.resolve())}
+        return found | ({"new_head": True} if self.new_head else {})
 
     def give(self, state: State) -> None:
         """Read the checkpoint into the state of a new run. UsageError if it is gone, IntegrityError if damaged."""
         if not self.checkpoint.is_dir():
             raise UsageError(f"{self.checkpoint}, which this run starts from, is not there")
         if self.kind == "import":
-            state.read_weights(self.checkpoint)
+            state.read_weights(self.checkpoint, new_head=self.new_head)
             return
         verify_folder(self.checkpoint)
         state.read(self.checkpoint)
@@ -54,7 +58,9 @@ class Origin:
 
 def origin_of(record: Mapping[str, Any] | None) -> Origin | None:
     """Inverse of `Origin.record`."""
-    return None if record is None else Origin(record["kind"], Path(record["checkpoint"]))
+    if record is None:
+        return None
+    return Origin(record["kind"], Path(record["checkpoint"]), new_head=record.get("new_head", False))
 
 
 def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Origin:
@@ -71,8 +77,18 @@ def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Orig
     return Origin("fork", checkpoint, tuple(windows))
 
 
+def import_origin(resolved: Resolved, checkpoint: Path) -> tuple[Resolved, Origin]:
+    """The recipe with the model of the checkpoint, and the checkpoint as a run's origin. Errors: as `adopt_model`."""
+    adopted = adopt_model(resolved, checkpoint)
+    stored = read_hf(checkpoint)[0].head
+    return adopted, Origin("import", checkpoint, new_head=_untrained(adopted.recipe.model.head) != _untrained(stored))
+
+
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
-    """The recipe with the model of the checkpoint. A model.* setting that someone gave must agree with it."""
+    """The recipe with the model of the checkpoint. A model.* setting that someone gave must agree with it.
+
+    Only a head for labels stays the recipe's: it can stand on any stack. UsageError where the two do not go together.
+    """
     if is_adapter(checkpoint):
         raise UsageError(
             f"{checkpoint} is an adapter, and a run starts from whole weights: merge it first with "
@@ -80,13 +96,21 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
         )
     config, vocab, _ = read_hf(checkpoint)
     recipe, label = resolved.recipe, str(checkpoint)
-    adopted = config.model_copy(
-        update={"vocab": vocab, **{part: getattr(recipe.model, part) for part in TRAINING_ONLY}}
-    )
-    origins = {key: origin for key, origin in resolved.origins.items() if not _from_checkpoint(key)}
+    own = (*TRAINING_ONLY, "head") if isinstance(recipe.model.head, LabelHeadConfig) else TRAINING_ONLY
+    adopted = config.model_copy(update={"vocab": vocab, **{part: getattr(recipe.model, part) for part in own}})
+    origins = {key: origin for key, origin in resolved.origins.items() if not _from_checkpoint(key, own)}
     _refuse_other_model(resolved, adopted, label)
-    origins |= {key: label for key in _model_keys(adopted) if _from_checkpoint(key)}
-    return Resolved(recipe.model_copy(update={"model": adopted}), origins)
+    origins |= {key: label for key in _model_keys(adopted) if _from_checkpoint(key, own)}
+    found = recipe.model_copy(update={"model": adopted})
+    if problems := cross_check(found) if own != TRAINING_ONLY else []:
+        lines = [f"  {key}: {text}" for key, text in problems]
+        raise UsageError("\n".join([f"the recipe does not go together with the model of {label}:", *lines]))
+    return Resolved(found, origins)
+
+
+def _untrained(head: HeadConfig) -> dict[str, Any]:
+    """What its weights depend on."""
+    return head.model_dump(exclude=set(TRAINING_ONLY))
 
 
 def _refuse_other_model(resolved: Resolved, adopted: ModelConfig, label: str) -> None:
@@ -104,9 +128,9 @@ def _model_keys(model: ModelConfig) -> dict[str, Any]:
     return {".".join(["model", *map(str, path)]): value for path, value in leaves(model)}
 
 
-def _from_checkpoint(key: str) -> bool:
+def _from_checkpoint(key: str, own: Sequence[str] = TRAINING_ONLY) -> bool:
     parts = key.split(".")
-    return parts[0] == "model" and parts[1] not in TRAINING_ONLY
+    return parts[0] == "model" and parts[1] not in own
 
 
 def refuse_other_shape(old: Recipe, new: Recipe) -> None:

@@ -19,6 +19,7 @@ from hornbook.data.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.model.config import ModelConfig
 from hornbook.model.hf import view_hf
+from hornbook.model.init import with_new_head
 from hornbook.model.rectangles import Rectangle
 from hornbook.model.safetensors_folder import Reader, read_header
 from hornbook.model.surgery.adapter_files import base_of, is_adapter
@@ -47,8 +48,6 @@ class ModelSpec:
     """What was done to the model."""
     base_digest: str = ""
     """Of the frozen base that an adapter belongs to; the leader knows it."""
-    decoder_start: int | None = None
-    """The first token of an encoder-decoder's answers."""
 
 
 class State:
@@ -117,9 +116,12 @@ class State:
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
 
-    def read_weights(self, folder: Path) -> None:
-        """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read."""
-        self._read_base(folder, None)
+    def read_weights(self, folder: Path, *, new_head: bool = False) -> None:
+        """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
+
+        new_head: its head is another one, and ours begins with first values.
+        """
+        self._read_base(folder, None, new_head=new_head)
 
     def _read_saved(self, folder: Path) -> None:
         """The weights of a checkpoint, and what surgery added to them."""
@@ -131,12 +133,13 @@ class State:
             raise IntegrityError(f"{folder} was made by other surgery than this run's: {list(steps)}")
         self._read_base(base_of(folder), added)
 
-    def _read_base(self, folder: Path, added: dict[str, Tensor] | None) -> None:
+    def _read_base(self, folder: Path, added: dict[str, Tensor] | None, *, new_head: bool = False) -> None:
         """The weights of a folder, and what surgery adds: as stored, else first values."""
         _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
-        self.fill(((name, view) for name, view, _ in views), added)  # of each, only this rank's part is read
+        stream = ((name, view) for name, view, _ in views)  # of each, only this rank's part is read
+        self.fill(with_new_head(stream, self.spec.config, vocab, self.seed) if new_head else stream, added)
 
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
         """Give every parameter its value: the base's, and what surgery added (None: first values)."""

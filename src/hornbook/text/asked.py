@@ -26,6 +26,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class WordWindow:
+    """Some words as the model reads them."""
+
+    tokens: list[int]
+    places: dict[int, int]
+    """Number of a word -> place of its first piece among the tokens, for the words that are asked about here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """A question and a part of its context as the model reads them."""
 
@@ -46,22 +55,36 @@ def ask_text(tokenizer: Tokenizer, text: str, pair: str | None = None, longest: 
     return Asked(*joined(tokenizer, parts), truncated=excess > 0)
 
 
-def ask_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[list[int], list[int | None]]:
-    """(tokens of the words as one text with blanks between, place of each word's first token).
+def ask_words(
+    tokenizer: Tokenizer, words: Sequence[str], longest: int | None = None, stride: int = 128
+) -> Iterator[WordWindow]:
+    """The words as one text with blanks between, in windows of at most `longest` tokens that share `stride` of them.
 
-    A word of characters that the tokenizer drops has no token: None.
+    Each word is asked about in the window where most is seen on both sides of it. One of characters that the tokenizer
+    drops has no token, and is in none.
     """
     ((ids, spans),) = tokenizer.encode_offsets([" ".join(words)])
-    places: list[int | None] = []
-    end = number = 0
-    for word in words:
+    places = dict(_first_pieces(words, spans))
+    parts = list(_windows(len(ids), None if longest is None else longest - len(joined(tokenizer, [[]])[0]), stride))
+    homes: list[dict[int, int]] = [{} for _ in parts]
+    for word, place in places.items():
+        inside = [number for number, part in enumerate(parts) if place in part]
+        home = max(inside, key=lambda number: min(place - parts[number].start, parts[number].stop - place))
+        homes[home][word] = 1 + place - parts[home].start
+    for part, home in zip(parts, homes, strict=True):
+        yield WordWindow(joined(tokenizer, [ids[part.start : part.stop]])[0], home)
+
+
+def _first_pieces(words: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
+    """(number of a word, number of its first piece) of the words that have one."""
+    end = piece = 0
+    for number, word in enumerate(words):
         begin, end = end, end + len(word) + 1
         # A piece may begin with the blank before its word, or span several words: it is of the word it ends in.
-        while number < len(spans) and spans[number][1] <= begin:
-            number += 1
-        inside = number < len(spans) and spans[number][1] < end
-        places.append(number + 1 if inside else None)
-    return joined(tokenizer, [ids])[0], places
+        while piece < len(spans) and spans[piece][1] <= begin:
+            piece += 1
+        if piece < len(spans) and spans[piece][1] < end:
+            yield number, piece
 
 
 def ask_question(
@@ -69,20 +92,25 @@ def ask_question(
 ) -> Iterator[Window]:
     """Windows of at most `longest` tokens over the context, each behind the whole question.
 
-    Neighbours share `stride` tokens of the context (half a window at most), so that an answer as long as that is whole
-    in one of them. Raises UsageError where the question leaves no room.
+    Neighbours share `stride` tokens of the context, so that an answer as long as that is whole in one of them. Raises
+    UsageError where the question leaves no room.
     """
     (asked, _), (ids, spans) = tokenizer.encode_offsets([question, context])
-    around = len(joined(tokenizer, [asked, []])[0])
-    room = len(ids) if longest is None else longest - around
-    if room < 1 and ids:
+    room = None if longest is None else longest - len(joined(tokenizer, [asked, []])[0])
+    if room is not None and room < 1:
         raise UsageError(f"a question of {len(asked)} tokens leaves no room for a context within {longest}")
-    step, before = max(room - stride, room // 2, 1), 1 + len(asked) + tokenizer.ends_between
-    begin = 0
-    while True:
-        tokens, types = joined(tokenizer, [asked, ids[begin : begin + room]])
-        known = [*[None] * before, *spans[begin : begin + room]]
+    before = 1 + len(asked) + tokenizer.ends_between
+    for part in _windows(len(ids), room, stride):
+        tokens, types = joined(tokenizer, [asked, ids[part.start : part.stop]])
+        known = [*[None] * before, *spans[part.start : part.stop]]
         yield Window(tokens, types, [*known, *[None] * (len(tokens) - len(known))])
-        if begin + room >= len(ids):
-            return
-        begin += step
+
+
+def _windows(count: int, room: int | None, stride: int) -> Iterator[range]:
+    """Ranges of at most `room` that cover `count` and share `stride`, or half of themselves; at least one."""
+    room = count if room is None else room
+    begin = 0
+    while begin + room < count:
+        yield range(begin, begin + room)
+        begin += max(room - stride, room // 2, 1)
+    yield range(begin, count)

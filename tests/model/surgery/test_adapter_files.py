@@ -10,11 +10,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.build import parameter_roles
-from hornbook.model.hf import read_hf
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
+from hornbook.model.config_head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
+from hornbook.model.config_mlp import MLP
+from hornbook.model.config_position import LearnedPositions
+from hornbook.model.hf import read_hf, write_hf
+from hornbook.model.init import initialize
+from hornbook.model.label_answers import text_place
 from hornbook.model.load import load_model
 from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, tensors_digest, write_adapter
+from hornbook.model.surgery.build import build_operated, fill
 from hornbook.model.surgery.config import Bottleneck, Dora, Lora, Nf4, Prompt, SurgeryStep
+from hornbook.model.surgery.folders import read_merged
 from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
@@ -190,3 +198,72 @@ def test_dora_on_a_part_of_a_fused_matrix_is_refused(
     step = Dora(targets=["*.query"])
     with pytest.raises(UsageError, match=r"c_attn.weight is one matrix in transformers: take .*key.weight"):
         written(tmp_path / "adapter", bases["gpt2"], operated("gpt2", step), step)
+
+
+BERT_LIKE = ModelConfig(
+    kind="encoder",
+    layers=2,
+    width=32,
+    heads=4,
+    attention=FullAttention(bias=True, out_bias=True),
+    mlp=MLP(activation="gelu"),
+    norm=LayerNorm(eps=1e-12),
+    block=PostNorm(),
+    position=LearnedPositions(length=64),
+    embedding=EmbeddingConfig(norm=True, types=2),
+)
+ROBERTA_POSITIONS = LearnedPositions(length=62, offset=2)
+HEADS = {
+    "gpt2": ("AutoModelForSequenceClassification", ClassificationHead(labels=["a", "b", "c"], bias=False)),
+    "llama": ("AutoModelForTokenClassification", TokenClassificationHead(labels=["a", "b", "c"])),
+    "bert": ("AutoModelForSequenceClassification", RegressionHead(transform=DenseTransform())),
+    "roberta": (
+        "AutoModelForSequenceClassification",
+        ClassificationHead(labels=["a", "b"], transform=DenseTransform()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_for_labels_is_trained_whole_as_pefts_modules_to_save(tmp_path: Path, name: str) -> None:
+    """Trained beside LoRA, kept with it, loaded by peft, and read back when peft has written it."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    auto, head = HEADS[name]
+    encoder = BERT_LIKE if name == "bert" else BERT_LIKE.model_copy(update={"position": ROBERTA_POSITIONS})
+    config = CONFIGS.get(name, encoder).model_copy(update={"head": head})
+    base, folder, step = tmp_path / "base", tmp_path / "adapter", Lora(rank=4, targets=["*.out", "*.mlp.*"])
+    whole = build_model(config, 96, "cpu")
+    initialize(whole, config, 1)
+    write_hf(base, spoil(whole), config, 96, None)
+    model = spoil(fill(build_operated(config, 96, [step]), read_hf(base)[2], None), size=0.05)
+    assert {each for each, p in model.named_parameters() if p.requires_grad and ".adapter." not in each} == {
+        each for each, _ in model.named_parameters() if each.startswith("head.")
+    }
+    written(folder, base, model, step)
+    wanted = logits(model, ids())
+    assert torch.equal(logits(load_model(folder).model, ids()), wanted)
+    theirs = getattr(transformers, auto).from_pretrained(base, attn_implementation="eager").eval()
+    theirs.config.pad_token_id = -1
+    theirs = peft.PeftModel.from_pretrained(theirs, str(folder))
+    with torch.no_grad():
+        found = theirs(input_ids=ids()).logits
+        assert_close_to(wanted if found.dim() == 3 else wanted[:, text_place(config.kind)], found)
+    theirs.save_pretrained(tmp_path / "theirs")
+    back = load_model(tmp_path / "theirs").model
+    assert_close_to(logits(back, ids()), wanted.detach())
+    for each, parameter in model.head.named_parameters():
+        assert torch.equal(back.get_parameter(f"head.{each}"), parameter)
+    merged = dict(read_merged(folder)[2])
+    write_hf(tmp_path / "merged", merged, config, 96, None)
+    assert_close_to(logits(load_model(tmp_path / "merged").model, ids()), wanted.detach())
+
+
+def test_an_adapter_with_a_head_is_refused_for_a_base_without(tmp_path: Path, bases: dict[str, Path], operated) -> None:
+    folder = written(tmp_path / "adapter", bases["llama"], operated("llama", Lora(rank=4)), Lora(rank=4))
+    save_file(
+        load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.safetensors"
+    )  # without our notes
+    keys = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(keys | {"modules_to_save": ["score"]}))
+    with pytest.raises(UsageError, match=r"modules_to_save is \['score'\]; expected is none, for its base has no head"):
+        load_model(folder)

@@ -18,6 +18,7 @@ from torch import Tensor
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
 from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import lay_out
 from hornbook.model.hf_tokenizer import copy_tokenizer
@@ -25,13 +26,29 @@ from hornbook.model.rectangles import Rectangle, Writer, create_file, whole
 from hornbook.model.safetensors_folder import read_header, read_json, write_json
 from hornbook.model.surgery import config as surgery
 from hornbook.model.surgery.build import added_shapes
-from hornbook.model.surgery.lora_layout import PREFIX, Place, TheirModule, lora_places, short_names, their_modules
+from hornbook.model.surgery.lora_layout import (
+    PREFIX,
+    Place,
+    TheirModule,
+    head_modules,
+    head_places,
+    lora_places,
+    short_names,
+    their_modules,
+)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "hornbook"
 """Key of the metadata, and of what peft does not know."""
 TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder_decoder": "SEQ_2_SEQ_LM"}
 """peft's names of the families; it has none for masked models."""
+LABEL_TASKS = {
+    "classification": "SEQ_CLS",
+    "regression": "SEQ_CLS",
+    "token_classification": "TOKEN_CLS",
+    "span": "QUESTION_ANS",
+}
+"""peft's names of what heads for labels do."""
 _STEPS = TypeAdapter(list[surgery.SurgeryStep])
 
 
@@ -63,7 +80,8 @@ def places(spec: AdapterSpec) -> dict[str, Place]:
     """Where each of the added tensors lies in adapter_model.safetensors."""
     shapes, step = added_shapes(spec.config, spec.vocab, spec.steps), spec.adapter
     if isinstance(step, surgery.Lora):
-        return lora_places(_modules(spec, step, shapes), step)
+        head = head_places(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
+        return lora_places(_modules(spec, step, shapes), step) | head
     names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.Prompt) else {}
     return {
         name: Place(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape)) for name, shape in shapes.items()
@@ -105,7 +123,7 @@ def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
     if isinstance(step, surgery.Prompt):
         return common | {
             "peft_type": "PROMPT_TUNING",
-            "task_type": "CAUSAL_LM",
+            "task_type": LABEL_TASKS.get(spec.config.head.kind, "CAUSAL_LM"),
             "num_virtual_tokens": step.length,
             "token_dim": spec.config.width,
             "num_transformer_submodules": 1,
@@ -126,7 +144,7 @@ def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:
     growth = {name: count if step.scaling == "rank" else count**0.5 for name, count in fused.items()}
     return {
         "peft_type": "LORA",
-        "task_type": TASKS[spec.config.kind],
+        "task_type": LABEL_TASKS.get(spec.config.head.kind, TASKS[spec.config.kind]),
         "r": step.rank,
         "lora_alpha": step.alpha,
         "lora_dropout": 0.0,
@@ -137,6 +155,7 @@ def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:
         "target_modules": targets,
         "rank_pattern": {names[name]: step.rank * count for name, count in fused.items()},
         "alpha_pattern": {names[name]: step.alpha * growth[name] for name in fused},
+        **({"modules_to_save": head_modules(layout)} if isinstance(spec.config.head, LabelHeadConfig) else {}),
     }
 
 

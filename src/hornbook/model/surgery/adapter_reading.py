@@ -8,17 +8,17 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import lay_out
 from hornbook.model.safetensors_folder import Entry, Reader, named, read_header, read_json
 from hornbook.model.surgery import config as surgery
 from hornbook.model.surgery.adapter_files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
-from hornbook.model.surgery.lora_layout import PREFIX, Place, layer_of, lora_places, their_module
+from hornbook.model.surgery.lora_layout import PREFIX, Place, head_places, layer_of, lora_places, their_module
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),
-    "modules_to_save": (None, []),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
     "layer_replication": (None,),
@@ -77,7 +77,9 @@ def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lor
     if keys.get("rank_pattern") or keys.get("alpha_pattern"):
         raise UsageError(f"{folder / CONFIG}: rank_pattern or alpha_pattern is set; only one rank for all is read")
     modules, layout = [], lay_out(config, vocab, choose_architecture(config))
-    for module in sorted({_module_of(name) for name in read_header(folder / WEIGHTS)}):
+    head = _saved_head(folder, keys, config, vocab)
+    whole = {place.theirs for place in head.values()}
+    for module in sorted({_module_of(name) for name in read_header(folder / WEIGHTS) if name not in whole}):
         if f"{module}.weight" not in layout:
             raise IntegrityError(f"{folder}: {module} is no layer of its base, which has {named(layout, 3)}")
         modules.append(their_module(f"{module}.weight", layout[f"{module}.weight"]))
@@ -85,7 +87,16 @@ def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lor
     kind = surgery.Dora if keys.get("use_dora") else surgery.Lora
     scaling = "root_rank" if keys.get("use_rslora") else "rank"
     step = kind(targets=targets, rank=int(keys["r"]), alpha=float(keys["lora_alpha"]), scaling=scaling)
-    return step, lora_places(modules, step, shared=True)
+    return step, lora_places(modules, step, shared=True) | head
+
+
+def _saved_head(folder: Path, keys: Mapping[str, Any], config: ModelConfig, vocab: int) -> dict[str, Place]:
+    """Where the head for labels lies that was trained whole."""
+    saved, labelled = keys.get("modules_to_save") or [], isinstance(config.head, LabelHeadConfig)
+    if labelled == bool(saved):
+        return head_places(config, vocab) if labelled else {}
+    expected = "the head for labels of its base" if labelled else "none, for its base has no head for labels"
+    raise UsageError(f"{folder / CONFIG}: modules_to_save is {saved!r}; expected is {expected}")
 
 
 def _module_of(name: str) -> str:

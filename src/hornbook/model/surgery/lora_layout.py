@@ -108,6 +108,21 @@ def lora_places(modules: Sequence[TheirModule], step: Lora, *, shared: bool = Fa
     return places
 
 
+def head_places(config: ModelConfig, vocab: int) -> dict[str, Place]:
+    """The parameters of a head for labels, by our names, in an adapter's file: whole, under their own names."""
+    layout = lay_out(config, vocab, choose_architecture(config))
+    parts = ((theirs, parts[0]) for theirs, parts in layout.items() if parts[0].name.startswith("head."))
+    return {part.name: Place(PREFIX + theirs, part.shape, part.shape, (0,) * len(part.shape)) for theirs, part in parts}
+
+
+def head_modules(layout: Layout) -> list[str]:
+    """The modules of transformers that are a head for labels: the largest that hold nothing else."""
+    of_head = {theirs.rpartition(".")[0]: parts[0].name.startswith("head.") for theirs, parts in layout.items()}
+    others = {name.partition(".")[0] for name, head in of_head.items() if not head}
+    tops = {name: name.partition(".")[0] for name, head in of_head.items() if head}
+    return sorted({name if top in others else top for name, top in tops.items()})
+
+
 def short_names(names: Sequence[str], layout: Layout) -> list[str]:
     """Names of modules as peft matches them: without the layers' numbers where every layer has them."""
     everywhere = {theirs.removesuffix(".weight") for theirs in layout if theirs.endswith(".weight")}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from hornbook.errors import UsageError
+from hornbook.model.label_heads import LabelHead
 from hornbook.model.surgery import config
 from hornbook.model.surgery.bottleneck import add_bottleneck
 from hornbook.model.surgery.fake_quant import add_fake_quant
@@ -30,9 +31,18 @@ def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:
         if isinstance(step, config.AdapterStep):
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
+            _train_head(model)
         STEPS[type(step)](model, step)
     if steps and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("surgery: nothing is left to train")
+
+
+def _train_head(model: nn.Module) -> None:
+    """A head for labels is trained whole beside an adapter: what it has to say was not known to the model."""
+    head = getattr(model, "head", None)
+    if isinstance(head, LabelHead):
+        head.apart = True
+        head.requires_grad_(True)
 
 
 def freeze(model: nn.Module, step: config.Freeze) -> None:

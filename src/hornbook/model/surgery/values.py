@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError
+from hornbook.model.label_heads import LabelHead
 from hornbook.model.linear import Linear
 from hornbook.model.safetensors_folder import named
 from hornbook.model.surgery.added import Added
@@ -19,13 +20,16 @@ Stream = Iterable[tuple[str, Tensor]]
 
 
 def added_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that surgery added, by name."""
-    return {
+    """Parameters that surgery added, by name; under an adapter a head for labels, which it trains whole, too."""
+    added = {
         f"{prefix}.{name}": parameter
         for prefix, module in model.named_modules()
         if isinstance(module, Added) and not isinstance(model.get_submodule(prefix.rpartition(".")[0]), Added)
         for name, parameter in module.named_parameters()
     }
+    head = getattr(model, "head", None)
+    apart = head.named_parameters(prefix="head") if isinstance(head, LabelHead) and head.apart else ()
+    return added | {name: parameter for name, parameter in apart if name not in added}
 
 
 def with_added(
@@ -39,7 +43,8 @@ def with_added(
     if stored is not None:
         _check_stored(model, stored)
     parts = dict(model.named_modules())
-    for name, tensor in base:
+    for name, given in base:
+        tensor = given if stored is None else stored.get(name, given)
         layer = parts.get(name.rpartition(".")[0]) if name.endswith(".weight") else None
         if not isinstance(layer, Linear):
             yield name, tensor
