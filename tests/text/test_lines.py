@@ -1,7 +1,9 @@
 """Bytes to lines and pieces: every byte is accounted for, memory is bounded."""
 
+import bz2
 import gzip
 import io
+import lzma
 
 import pytest
 import zstandard
@@ -85,10 +87,15 @@ def _read_all(data: bytes, compression: str) -> bytes:
     return b"".join(parts)
 
 
-PACK = {"gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}
+PACK = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("compression", PACK)
 def test_compressed_streams_of_one_and_of_many_members(compression: str):
     raw = bytes(range(256)) * 5000
     packed = PACK[compression](raw)
@@ -97,7 +104,7 @@ def test_compressed_streams_of_one_and_of_many_members(compression: str):
     assert _read_all(PACK[compression](b""), compression) == b""
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("compression", PACK)
 def test_every_truncation_of_a_compressed_stream_is_noticed(compression: str):
     packed = PACK[compression](b"some text that is compressed\n" * 20)
     for length in range(1, len(packed)):
@@ -105,7 +112,7 @@ def test_every_truncation_of_a_compressed_stream_is_noticed(compression: str):
             _read_all(packed[:length], compression)
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+@pytest.mark.parametrize("compression", PACK)
 def test_what_is_not_compressed_is_noticed(compression: str):
     with pytest.raises(DamagedStream):
         _read_all(b"plain text, whatever its name says", compression)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hornbook.text import readers
@@ -88,9 +88,16 @@ def test_invalid_utf8_is_named_with_its_line(tmp_path: Path):
     assert row.excerpt.isascii()
 
 
-def test_utf16_is_recognised(tmp_path: Path):
-    (tmp_path / "a.txt").write_bytes("hello".encode("utf-16"))
-    assert "UTF-16" in rejected(tmp_path / "a.txt").reason
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("text", ["", "h", "hello \U0001f600\n" * 70_000])
+def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str, text: str):
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert texts(rows_of(tmp_path / "a.txt")) == [text]
+
+
+def test_damaged_utf16_is_named(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfea\x00\x00\xd8b\x00")
+    assert rejected(tmp_path / "a.txt").reason.startswith("invalid utf-16: near byte 4")
 
 
 def test_only_the_damaged_piece_of_a_long_file_is_lost(tmp_path: Path):
@@ -347,6 +354,7 @@ ROWS = st.one_of(
 @given(st.lists(ROWS, max_size=12), st.booleans(), st.sampled_from(["jsonl", "jsonl.gz", "jsonl.zst"]))
 def test_fuzz_every_line_is_a_document_or_rejected(tmp_path: Path, lines: list[bytes], ended: bool, ending: str):
     data = b"\n".join(lines) + (b"\n" if ended and lines else b"")
+    assume(not data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")))  # these say UTF-16 or UTF-32
     pack = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstandard.ZstdCompressor().compress}[ending]
     path = tmp_path / f"fuzz.{ending}"
     path.write_bytes(pack(data))

@@ -15,9 +15,36 @@ import fsspec
 from hornbook.errors import UsageError
 from hornbook.text.config import SourceConfig
 
-FORMATS = {".txt": "text", ".md": "text", ".py": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-SUPPORTED = ".txt .md .py .jsonl (each also .gz and .zst) and .parquet"
+CODE = "c cc cpp cs go h hpp java jl js kt lua m php pl py r rb rs scala sh sql swift ts"
+"""Endings of source code, which is read as it is."""
+
+FORMATS = {
+    **dict.fromkeys((".txt", ".md", ".rst", *(f".{ending}" for ending in CODE.split())), "text"),
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    **dict.fromkeys((".warc", ".wet"), "warc"),
+    ".tex": "latex",
+    ".xml": "xml",
+    ".tar": "tar",
+    ".zip": "zip",
+}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
+AT_RANDOM = ("parquet", "arrow", "zip")
+"""Formats that are read at random places, so they cannot be compressed or lie in an archive."""
+NAMED_ONLY = ("json", "xml")
+"""Formats with many other uses: such files are read where a path or a glob names them, not found in folders."""
+ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
+"""With the layout "arxiv" an archive is a paper or many, and so is a `.gz` that says no more."""
+SUPPORTED = (
+    ".txt .md .rst, code, .html .tex .jsonl .json .csv .tsv .warc .wet .xml .tar (each also .gz .bz2 .xz .zst), "
+    ".parquet .arrow .zip"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +66,20 @@ class InputFile:
         return self.path.encode("utf-8", "backslashreplace").decode()
 
 
-def format_of(path: str) -> tuple[str, str | None] | None:
-    """(format, compression) by the ending of a name, or None where it is not one of ours."""
+def format_of(path: str, layout: str = "auto") -> tuple[str, str | None] | None:
+    """(format, compression) by the ending of a name and the layout of the source; None where it is not one of ours."""
     stem, ending = os.path.splitext(path.lower())
+    if ending in SHORT_ENDINGS:
+        stem, ending = os.path.splitext(stem + SHORT_ENDINGS[ending])
     compression = COMPRESSIONS.get(ending)
     if compression:
         ending = os.path.splitext(stem)[1]
     kind = FORMATS.get(ending)
-    if kind is None or (compression and kind == "parquet"):
+    if layout == "arxiv" and (kind or compression == "gzip"):
+        kind = ARXIV.get(kind, kind)
+    elif layout == "gutenberg" and kind == "text":
+        kind = "gutenberg"
+    if kind is None or (compression and kind in AT_RANDOM):
         return None
     return kind, compression
 
@@ -63,17 +96,17 @@ def list_inputs(source: str, config: SourceConfig) -> list[InputFile]:
     """
     found: dict[str, InputFile] = {}
     for path in config.paths:
-        files = list(_list_url(source, path) if is_url(path) else _list_local(source, path))
+        files = list((_list_url if is_url(path) else _list_local)(source, path, config.layout))
         if not files:
             raise UsageError(f"source {source!r}: {path} holds no file that can be read ({SUPPORTED})")
         found.update((file.path, file) for file in files)
     return [found[path] for path in sorted(found)]
 
 
-def _list_local(source: str, path: str) -> Iterator[InputFile]:
+def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
     expanded = os.path.expanduser(path)
     if os.path.lexists(expanded):
-        yield from _local_entry(source, expanded)
+        yield from _local_entry(source, expanded, layout)
         return
     if not any(char in expanded for char in "*?["):
         raise UsageError(f"source {source!r}: {path} does not exist")
@@ -82,9 +115,9 @@ def _list_local(source: str, path: str) -> Iterator[InputFile]:
         raise UsageError(f"source {source!r}: no file matches {path}")
     for match in matches:
         if os.path.isdir(match):
-            yield from _walk(source, match, ())
-        elif format_of(match):
-            yield _local_file(source, match)
+            yield from _walk(source, match, layout)
+        elif format_of(match, layout):
+            yield _local_file(source, match, layout)
 
 
 def _glob(pattern: str) -> list[str]:
@@ -93,12 +126,12 @@ def _glob(pattern: str) -> list[str]:
     return glob.glob(pattern, recursive=True)
 
 
-def _local_entry(source: str, path: str) -> Iterator[InputFile]:
+def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:
     """A path that a person named: anything wrong with it is an error, not a row."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            yield from _walk(source, path, ())
+            yield from _walk(source, path, layout)
             return
         if stat.S_ISREG(mode):
             with open(path, "rb"):
@@ -107,12 +140,12 @@ def _local_entry(source: str, path: str) -> Iterator[InputFile]:
         raise UsageError(f"source {source!r}: cannot read {path}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"source {source!r}: {path} is not a regular file")
-    if format_of(path) is None:
+    if format_of(path, layout) is None:
         raise UsageError(f"source {source!r}: cannot tell what {path} is by its ending; {SUPPORTED} are read")
-    yield _local_file(source, path)
+    yield _local_file(source, path, layout)
 
 
-def _walk(source: str, folder: str, parents: tuple[tuple[int, int], ...]) -> Iterator[InputFile]:
+def _walk(source: str, folder: str, layout: str, parents: tuple[tuple[int, int], ...] = ()) -> Iterator[InputFile]:
     """Files below a folder. A linked folder is followed unless it leads back to one we are in."""
     try:
         status = os.stat(folder)
@@ -130,13 +163,13 @@ def _walk(source: str, folder: str, parents: tuple[tuple[int, int], ...]) -> Ite
             continue
         path = os.path.join(folder, entry.name)
         if os.path.isdir(path):
-            yield from _walk(source, path, (*parents, me))
-        elif format_of(path):
-            yield _local_file(source, path)
+            yield from _walk(source, path, layout, (*parents, me))
+        elif (known := format_of(path, layout)) and known[0] not in NAMED_ONLY:
+            yield _local_file(source, path, layout)
 
 
-def _local_file(source: str, path: str) -> InputFile:
-    kind, compression = format_of(path) or ("text", None)
+def _local_file(source: str, path: str, layout: str) -> InputFile:
+    kind, compression = format_of(path, layout) or ("text", None)
     try:
         status = os.stat(path)
     except OSError as error:
@@ -146,7 +179,7 @@ def _local_file(source: str, path: str) -> InputFile:
     return InputFile(source, path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", kind, compression)
 
 
-def _list_url(source: str, url: str) -> Iterator[InputFile]:
+def _list_url(source: str, url: str, layout: str) -> Iterator[InputFile]:
     try:
         system, path = fsspec.core.url_to_fs(url)
         names = _url_names(system, path)
@@ -154,11 +187,12 @@ def _list_url(source: str, url: str) -> Iterator[InputFile]:
         raise UsageError(f"source {source!r}: cannot list {url}: {error}") from error
     if not names:
         raise UsageError(f"source {source!r}: {url} does not exist or matches nothing")
+    folder = system.isdir(path)
     for name in names:
-        kind = format_of(name)
-        if kind is None:
-            if len(names) == 1 and not system.isdir(path):
-                raise UsageError(f"source {source!r}: cannot tell what {url} is by its ending; {SUPPORTED} are read")
+        kind = format_of(name, layout)
+        if kind is None and len(names) == 1 and not folder:
+            raise UsageError(f"source {source!r}: cannot tell what {url} is by its ending; {SUPPORTED} are read")
+        if kind is None or (folder and kind[0] in NAMED_ONLY):
             continue
         info = system.info(name)
         size = int(info.get("size") or 0)

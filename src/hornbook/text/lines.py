@@ -1,5 +1,8 @@
 """Bytes of an input file, decompressed and cut into lines or pieces, with bounded memory."""
 
+import bz2
+import codecs
+import lzma
 import os
 import re
 import stat
@@ -18,7 +21,9 @@ CHUNK = 1 << 18
 _BEGINNING = 512
 _EMPTY_LINES = re.compile(rb"\n+")
 BOM = b"\xef\xbb\xbf"
-_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Byte order marks of other encodings than UTF-8; those that begin with another stand before it."""
+_XZ_MEMORY = 2**28
 
 
 class DamagedStream(Exception):
@@ -36,12 +41,12 @@ class Stream(Protocol):
 class HashingFile:
     """Passes reads through and keeps the xxh3_128 of all bytes, so that an input is read only once."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Stream) -> None:
         self._file = file
         self._hash = xxhash.xxh3_128()
         self.closed = False
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         """Read and hash."""
         data = self._file.read(size)
         self._hash.update(data)
@@ -74,7 +79,7 @@ def open_input(file: InputFile) -> Iterator[IO[bytes]]:
 class _Decompressed:
     """A compressed stream, read in small pieces so that little is lost before the damage; bombs stay bounded."""
 
-    def __init__(self, file: HashingFile, compression: str) -> None:
+    def __init__(self, file: Stream, compression: str) -> None:
         self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression)
         self._name = compression
 
@@ -85,9 +90,76 @@ class _Decompressed:
             raise DamagedStream(f"damaged {self._name}: {error}") from error
 
 
-def decompressed(file: HashingFile, compression: str | None) -> Stream:
+class _Members:
+    """A stream of bz2 or xz, or several one after the other, decompressed with bounded memory."""
+
+    def __init__(self, file: Stream, compression: str) -> None:
+        self._file, self._rest, self._name = file, b"", compression
+        self._decoder: lzma.LZMADecompressor | bz2.BZ2Decompressor | None = None
+
+    def _new(self) -> lzma.LZMADecompressor | bz2.BZ2Decompressor:
+        return bz2.BZ2Decompressor() if self._name == "bz2" else lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            if self._decoder is None or self._decoder.needs_input:
+                self._rest = self._rest or self._file.read(CHUNK)
+                if not self._rest and self._decoder is None:
+                    return b""
+                if not self._rest:
+                    raise DamagedStream(f"damaged {self._name}: it ends early")
+            try:
+                self._decoder = self._decoder or self._new()
+                data, self._rest = self._decoder.decompress(self._rest, min(size, 1 << 16)), b""
+            except (lzma.LZMAError, OSError, ValueError) as error:
+                raise DamagedStream(f"damaged {self._name}: {error}") from error
+            if self._decoder.eof:
+                self._rest, self._decoder = self._decoder.unused_data, None
+            if data:
+                return data
+
+
+def decompressed(file: Stream, compression: str | None) -> Stream:
     """The plain bytes of a file. Reading raises DamagedStream where a compressed stream is damaged."""
-    return file if compression is None else _Decompressed(file, compression)
+    if compression is None:
+        return file
+    return (_Members if compression in ("bz2", "xz") else _Decompressed)(file, compression)
+
+
+class _Utf8:
+    """A text as UTF-8: UTF-16 and UTF-32 that begin with a byte order mark are turned into it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._begun = stream, False
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._name, self._place = "", 0
+
+    def read(self, size: int, /) -> bytes:
+        data = self._stream.read(size)
+        if not self._begun:
+            self._begun = True
+            while len(data) < 4 and (more := self._stream.read(4)):
+                data += more
+            self._name = next((name for mark, name in _WIDE.items() if data.startswith(mark)), "")
+            self._decoder = codecs.getincrementaldecoder(self._name)() if self._name else None
+        return data if self._decoder is None else self._recode(data, size)
+
+    def _recode(self, data: bytes, size: int) -> bytes:
+        assert self._decoder is not None
+        while True:
+            try:
+                text = self._decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise DamagedStream(f"invalid {self._name}: near byte {self._place + error.start}") from error
+            self._place += len(data)
+            if text or not data:
+                return text.encode()
+            data = self._stream.read(size)
+
+
+def plain_text(file: Stream, compression: str | None) -> Stream:
+    """The text of a file as UTF-8, whatever it is stored as. Reading raises DamagedStream."""
+    return _Utf8(decompressed(file, compression))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +247,17 @@ def _cut(buffer: bytearray, limit: int) -> int:
 
 
 def why_not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
-    """The reason for people: which byte, and whether it looks like UTF-16."""
-    if data.startswith(_WIDE_BOMS):
-        return "invalid UTF-8: the file looks like UTF-16; save it as UTF-8"
+    """The reason for people: which byte."""
     return f"invalid UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+
+
+def read_whole(stream: Stream, limit: int) -> tuple[bytes | None, int]:
+    """(all bytes, their number) of a stream; of a longer one than `limit` only the number, and nothing is held."""
+    parts, size = [], 0
+    while chunk := stream.read(CHUNK):
+        size += len(chunk)
+        if size <= limit:
+            parts.append(chunk)
+        else:
+            parts.clear()
+    return (b"".join(parts), size) if size <= limit else (None, size)

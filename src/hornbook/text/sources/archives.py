@@ -1,0 +1,127 @@
+"""tar and zip files of any files that are read: every member as if it lay in a folder, nothing unpacked to disk.
+
+Nothing is written, so a path that leads outside cannot harm; it is refused all the same, for nobody packs one in good
+faith. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
+"""
+
+from collections.abc import Iterator
+
+from hornbook.text.document import Rejected
+from hornbook.text.inputs import AT_RANDOM, InputFile, format_of
+from hornbook.text.lines import DamagedStream, HashingFile, Stream, decompressed, open_input
+from hornbook.text.readers import reader_of
+from hornbook.text.rows import ReadOptions, Row
+from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.tar import Member, tar_members
+from hornbook.text.sources.zip import ZipMember, zip_members
+
+EXPANSION, FREE = 200, 2**28
+"""An archive may expand to so many times its size; the first so many bytes are free."""
+_ARCHIVES = ("tar", "zip", "arxiv")
+_PART = "!/"
+"""Between the path of an archive and the name of a member."""
+
+
+class Budget:
+    """Counts what comes out of an archive, over all members, and stops a bomb."""
+
+    def __init__(self, size: int) -> None:
+        self._limit, self._done = max(FREE, EXPANSION * size), 0
+
+    def spend(self, size: int) -> None:
+        """Raises DamagedStream beyond the limit."""
+        self._done += size
+        if self._done > self._limit:
+            raise DamagedStream(self.excess)
+
+    @property
+    def excess(self) -> str:
+        """Why reading stopped; empty while it need not."""
+        reason = (
+            f"archive bomb: it expands to more than {self._limit} bytes, the larger of {FREE} and {EXPANSION} times"
+        )
+        return f"{reason} its size" if self._done > self._limit else ""
+
+
+class Bounded:
+    """A stream whose bytes are counted."""
+
+    def __init__(self, stream: Stream, budget: Budget) -> None:
+        self._stream, self._budget = stream, budget
+
+    def read(self, size: int, /) -> bytes:
+        """Raises DamagedStream where the budget is spent."""
+        data = self._stream.read(size)
+        self._budget.spend(len(data))
+        return data
+
+
+def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The rows of all members, as they come."""
+    stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
+    opened = rows = 0
+    try:
+        for member in tar_members(stream):
+            opened += 1
+            for row in _member_rows(file, member, member, options):
+                rows += 1
+                yield row
+    except DamagedStream as error:
+        rows += 1
+        yield Rejected(file.name, opened, str(error), file.source)
+    yield from _nothing(file, rows)
+
+
+def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The rows of all members, in the order of the directory."""
+    del raw  # zip is read at random places
+    budget, opened, rows = Budget(file.size), 0, 0
+    with open_input(file) as handle:
+        try:
+            for member in zip_members(handle):
+                opened += 1
+                for row in _member_rows(file, member, Bounded(member, budget), options):
+                    rows += 1
+                    yield row
+                if budget.excess:
+                    raise DamagedStream(budget.excess)
+        except DamagedStream as error:
+            rows += 1
+            yield Rejected(file.name, opened, str(error), file.source)
+    yield from _nothing(file, rows)
+
+
+def _nothing(file: InputFile, rows: int) -> Iterator[Row]:
+    if not rows:
+        yield Rejected(file.name, 0, "empty archive: it holds no file that can be read", file.source, damaged=False)
+
+
+def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, options: ReadOptions) -> Iterator[Row]:
+    """As in folders: hidden names and unknown endings are passed over."""
+    path = f"{file.path}{_PART}{member.name}"
+    problem = _problem(member)
+    known = format_of(member.name, options.layout)
+    if member.kind == "folder" or (not problem and (known is None or _is_hidden(member.name))):
+        return
+    inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
+    if problem or inner.format in _ARCHIVES:
+        reason = problem or "archive in an archive: unpack it first"
+        yield Rejected(inner.name, 0, reason, file.source)
+    elif inner.format in AT_RANDOM:
+        reason = f"{inner.format} in an archive: it is read at random places, so unpack it first"
+        yield Rejected(inner.name, 0, reason, file.source)
+    else:
+        yield from reader_of(inner.format)(inner, HashingFile(stream), options)
+
+
+def _problem(member: Member | ZipMember) -> str:
+    parts = member.name.replace("\\", "/").split("/")
+    if member.kind not in ("file", "folder"):
+        return f"not a plain file in the archive: {member.kind}"
+    if ".." in parts or not parts[0] or ":" in parts[0] or "\0" in member.name:
+        return "unsafe name in the archive: it leads outside"
+    return ""
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part != "." for part in name.split("/"))

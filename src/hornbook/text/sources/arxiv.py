@@ -1,0 +1,147 @@
+"""arXiv's layout: one document per paper, from its LaTeX source.
+
+Read are the monthly archives of the bulk access (a tar whose members are papers, each `.gz`: a tar or one file of
+LaTeX), single papers (`.tar.gz`, `.gz`) and `.tex`.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+
+from hornbook.text.document import Document, Rejected
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import DamagedStream, HashingFile, Stream, decompressed, read_whole, why_not_utf8
+from hornbook.text.rows import ReadOptions, Row, too_long
+from hornbook.text.sources.archives import Bounded, Budget
+from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.latex import MOST_LATEX
+from hornbook.text.sources.latex_markup import strip_comments, strip_latex
+from hornbook.text.sources.tar import Member, tar_members
+
+_BLOCK, _MAGIC = 512, slice(257, 262)
+_NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")
+_OLD = re.compile(r"([a-z-]+(?:\.[A-Z]{2})?)(\d{2})(\d{2})(\d{3})(?:v\d+)?")
+_INPUT = re.compile(r"\\(?:input|include|subfile)\s{0,4}\{?\s{0,4}([^{}\s\\%]{1,200})\s{0,4}\}?")
+_LATIN = re.compile(rb"\\(?:usepackage|inputencoding)\s{0,4}(?:\[|\{)(?:latin1|latin9|cp1252|ansinew)(?:\]|\})")
+_MAIN = re.compile(r"^[^%\n]{0,200}\\(?:begin\{document\}|documentstyle)", re.MULTILINE)
+_DEEPEST = 8
+
+
+class _Unfit(Exception):
+    """A paper that is no document; `dropped` where nothing is wrong with it."""
+
+    def __init__(self, reason: str, dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
+
+
+def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """A row per paper."""
+    stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
+    opened = papers = 0
+    own = _Sources()
+    try:
+        if stream.peek(_BLOCK)[_MAGIC] != b"ustar":
+            yield _paper(file, file.path, 0, stream, options)
+            return
+        for member in tar_members(stream):
+            opened += 1
+            if member.kind == "file" and member.name.endswith((".gz", ".pdf")) and not own.files:
+                papers += 1
+                packed = "gzip" if member.name.endswith(".gz") else None
+                inside = Bounded(decompressed(HashingFile(member), packed), Budget(member.size))
+                yield _paper(file, member.name, opened, Buffered(inside), options)
+            else:
+                own.keep(member)
+        if own.files or not papers:
+            yield _document(file, file.path, 0, own, options)
+    except (DamagedStream, _Unfit) as error:
+        yield Rejected(file.name, opened, str(error), file.source)
+
+
+class _Sources:
+    """The LaTeX files of one paper, by path."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self._size = 0
+
+    def keep(self, member: Member) -> None:
+        """Read a member if it is LaTeX. Raises _Unfit, DamagedStream."""
+        if member.kind == "file" and member.name.endswith(".tex"):
+            self.add(posixpath.normpath(member.name), member)
+
+    def add(self, name: str, stream: Stream) -> None:
+        """Read a file of LaTeX. Raises _Unfit, DamagedStream."""
+        data, size = read_whole(stream, MOST_LATEX - self._size)
+        self._size += size
+        if data is None:
+            raise _Unfit(f"row longer than the limit: more than {MOST_LATEX} bytes of LaTeX in one paper")
+        self.files[name] = _decoded(data)
+
+    def whole(self) -> str:
+        """The main file with the others where it includes them, each once."""
+        mains = [name for name in sorted(self.files) if _MAIN.search(self.files[name])]
+        if not mains and len(self.files) != 1:
+            raise _Unfit("no LaTeX: no file of the paper begins a document", dropped=True)
+        return self._included((mains or list(self.files))[0], set(), 0)
+
+    def _included(self, name: str, seen: set[str], depth: int) -> str:
+        seen.add(name)
+
+        def include(match: re.Match[str]) -> str:
+            wanted = posixpath.normpath(match.group(1))
+            found = next((each for each in (wanted, wanted + ".tex") if each in self.files and each not in seen), None)
+            return match.group() if found is None or depth == _DEEPEST else self._included(found, seen, depth + 1)
+
+        return _INPUT.sub(include, strip_comments(self.files[name]))
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if _LATIN.search(data):
+            return data.decode("cp1252", "replace")
+        raise _Unfit(why_not_utf8(data, error)) from None
+
+
+def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: ReadOptions) -> Row:
+    """A paper from its own stream: a tar, or one file of LaTeX."""
+    sources = _Sources()
+    try:
+        head = stream.peek(_BLOCK)
+        if head.startswith(b"%PDF"):
+            raise _Unfit("no source: the paper is a PDF", dropped=True)
+        if head[_MAGIC] == b"ustar":
+            for member in tar_members(stream):
+                sources.keep(member)
+        else:
+            sources.add("paper.tex", stream)
+        return _document(file, name, number, sources, options)
+    except DamagedStream as error:
+        return Rejected(file.name, number, str(error), file.source)
+    except _Unfit as why:
+        return Rejected(file.name, number, str(why), file.source, damaged=not why.dropped)
+
+
+def _document(file: InputFile, name: str, number: int, sources: _Sources, options: ReadOptions) -> Row:
+    text = strip_latex(sources.whole())
+    size = len(text.encode())
+    if size > options.max_bytes:
+        return too_long(file, number, size, options)
+    origin = f"{file.name}:{number}" if number else file.name
+    paper, date = _identity(posixpath.basename(name))
+    metadata = {"url": f"https://arxiv.org/abs/{paper}", "date": date} if paper else {}
+    return Document(text, paper or origin, file.source, metadata, origin)
+
+
+def _identity(name: str) -> tuple[str, str]:
+    """(arXiv's identifier, year and month) by the name of a file; empty where it is not named by it."""
+    stem = re.sub(r"(?:\.tar)?\.(?:gz|tex|tar|tgz)$", "", name)
+    if new := _NEW.fullmatch(stem):
+        return stem, f"20{new.group(1)}-{new.group(2)}"
+    if old := _OLD.fullmatch(stem):
+        archive, year, month, number = old.groups()
+        return f"{archive}/{year}{month}{number}", f"{'19' if year > '90' else '20'}{year}-{month}"
+    return "", ""

@@ -1,0 +1,64 @@
+"""Reading a stream of bytes by lines, lengths and marks, with bounded memory."""
+
+from hornbook.text.lines import CHUNK, Stream
+
+
+class Buffered:
+    """A stream with what was read ahead of it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._buffer, self._start = stream, bytearray(), 0
+
+    def _fill(self) -> bool:
+        chunk = self._stream.read(CHUNK)
+        if self._start:
+            del self._buffer[: self._start]
+            self._start = 0
+        self._buffer += chunk
+        return bool(chunk)
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes, fewer at the end; they stay."""
+        while len(self._buffer) - self._start < size and self._fill():
+            pass
+        return bytes(self._buffer[self._start : self._start + size])
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty at the end."""
+        if self._start == len(self._buffer) and not self._fill():
+            return b""
+        data = bytes(self._buffer[self._start : self._start + size])
+        self._start += len(data)
+        return data
+
+    def take(self, size: int, limit: int) -> tuple[bytes | None, int]:
+        """(the next `size` bytes, how many there were); beyond `limit` they are passed over and not held."""
+        parts: list[bytes] = []
+        done = 0
+        while done < size and (data := self.read(min(size - done, CHUNK))):
+            done += len(data)
+            if size <= limit:
+                parts.append(data)
+        return (b"".join(parts) if size <= limit else None), done
+
+    def until(self, mark: bytes, limit: int) -> tuple[bytes, int, bool]:
+        """(the bytes through the next `mark`, how many there were, whether it came); at most about `limit` are held."""
+        parts: list[bytes] = []
+        size = 0
+
+        def pass_over(end: int) -> None:
+            nonlocal size
+            if size < limit:
+                parts.append(bytes(self._buffer[self._start : end]))
+            size += end - self._start
+            self._start = end
+
+        while True:
+            place = self._buffer.find(mark, self._start)
+            if place >= 0:
+                pass_over(place + len(mark))
+                return b"".join(parts), size, True
+            pass_over(max(self._start, len(self._buffer) - len(mark) + 1))
+            if not self._fill():
+                pass_over(len(self._buffer))
+                return b"".join(parts), size, False

@@ -1,0 +1,158 @@
+"""Web pages: decoded as they declare, then the main content as plain text (resiliparse, extra `web`)."""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from hornbook.errors import UsageError
+from hornbook.text.document import Document, Rejected, excerpt
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import BOM, DamagedStream, HashingFile, decompressed, read_whole
+from hornbook.text.rows import ReadOptions, Row, short, too_long
+
+_HEAD_BYTES = 4096
+_META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\w:.-]{1,40})""", re.IGNORECASE)
+_XML = re.compile(rb"""<\?xml\s[^>]{0,200}?encoding\s{0,8}=\s{0,8}["']([\w:.-]{1,40})""", re.IGNORECASE)
+_MARKS = {BOM: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+
+MOST_NESTED = 256
+"""How many elements may be open at once: extraction takes time that grows with the square of the depth."""
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+_CLOSED_BY_OTHERS = (
+    "area base br col embed hr img input link meta param source track wbr "
+    "p li dt dd option optgroup tr td th tbody thead tfoot colgroup rb rp rt rtc html head body"
+)
+_UNCOUNTED = frozenset(_CLOSED_BY_OTHERS.split())
+
+
+def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """One document per file."""
+    try:
+        data, size = read_whole(decompressed(raw, file.compression), options.max_bytes)
+    except DamagedStream as error:
+        yield Rejected(file.name, 0, str(error), file.source)
+        return
+    if data is None:
+        yield too_long(file, 0, size, options)
+        return
+    page = page_text(data)
+    if isinstance(page, str):
+        yield Rejected(file.name, 0, page, file.source, excerpt(data), len(data))
+        return
+    text, metadata = page
+    yield Document(text, file.name, file.source, metadata, file.name)
+
+
+def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | str:
+    """(text, metadata) of a page, or why it cannot be read. `declared`: the charset of the transport.
+
+    A byte order mark goes before the transport, and that before what the page itself says (HTML standard, 13.2.3.2).
+    Raises UsageError where resiliparse is not installed.
+    """
+    tools = extractor()
+    name = declared_charset(data, declared)
+    encoding = tools.map_encoding(name) or "utf-8"
+    try:
+        text = _decode(data, encoding)
+    except UnicodeDecodeError as error:
+        return f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}"
+    except LookupError:
+        return f"unknown charset: {encoding[:40]!a}"
+    if nesting(text) > MOST_NESTED:
+        return f"nested too deep: more than {MOST_NESTED} elements are open at once"
+    try:
+        tree = tools.parse(text)
+        metadata = _metadata(tree)
+        extracted = tools.extract(tree, main_content=True)
+    except (ValueError, RuntimeError) as error:
+        return f"HTML cannot be read: {short(error)}"
+    return extracted.encode("utf-8", "replace").decode(), metadata
+
+
+def declared_charset(data: bytes, declared: str) -> str:
+    """The name by which a page is to be decoded."""
+    mark = next((name for start, name in _MARKS.items() if data.startswith(start)), "")
+    if mark or declared:
+        return mark or declared
+    found = _XML.match(data[:_HEAD_BYTES]) or _META.search(data[:_HEAD_BYTES])
+    name = found.group(1).decode("ascii", "replace") if found else "utf-8"
+    return "utf-8" if name.lower().startswith("utf-16") else name  # what is read as ASCII is not UTF-16
+
+
+def _decode(data: bytes, encoding: str) -> str:
+    """As the web does: bytes that windows-1252 leaves open are control characters."""
+    data = data.removeprefix(BOM) if encoding == "utf-8" else data
+    if encoding == "cp1252":
+        return data.decode("cp1252", "hornbook-c1")
+    return data.decode(encoding).removeprefix("\ufeff")
+
+
+def _as_control(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(map(chr, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error("hornbook-c1", _as_control)
+
+
+def nesting(html: str) -> int:
+    """An upper bound of how many elements are open at once; those that others close are not counted."""
+    opened: Counter[str] = Counter()
+    depth = deepest = 0
+    for match in _TAG.finditer(html):
+        name = match.group(2).lower()
+        if name in _UNCOUNTED:
+            continue
+        if not match.group(1):
+            opened[name] += 1
+            depth += 1
+            deepest = max(deepest, depth)
+        elif opened[name]:
+            opened[name] -= 1
+            depth -= 1
+    return deepest
+
+
+def _metadata(tree: Any) -> dict[str, Any]:
+    """What a page says of itself: its address and its licence (`rel=license`)."""
+    found: dict[str, Any] = {}
+    document = tree.document
+    for name, selector in (("url", "link[rel=canonical]"), ("licence", "[rel~=license][href]")):
+        node = document.query_selector(selector)
+        value = node.getattr("href") if node is not None else None
+        if value:
+            found[name] = value
+    return found
+
+
+class _Extractor:
+    """The parts of resiliparse that are used."""
+
+    def __init__(self) -> None:
+        from resiliparse.extract.html2text import (  # pyright: ignore[reportMissingModuleSource]
+            extract_plain_text,
+        )
+        from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
+            map_encoding_to_html5,
+        )
+        from resiliparse.parse.html import HTMLTree
+
+        self.extract = extract_plain_text
+        self.map_encoding = map_encoding_to_html5
+        self.parse = HTMLTree.parse
+
+
+@cache
+def extractor() -> _Extractor:
+    """Raises UsageError where resiliparse is not installed."""
+    try:
+        return _Extractor()
+    except ImportError as error:
+        raise UsageError(
+            "web pages need resiliparse, which is not installed: pip install 'hornbook[web]', or leave .html and "
+            ".warc files out of the paths (.wet files need nothing)"
+        ) from error

@@ -1,0 +1,116 @@
+"""`.json`: an array of rows, read row by row; or, as many corpora name it, one object per line."""
+
+import codecs
+import json
+from collections.abc import Iterator
+
+from hornbook.text.document import Rejected, excerpt
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import BOM, CHUNK, DamagedStream, HashingFile, Stream, plain_text, read_lines
+from hornbook.text.readers import json_row, unique_keys
+from hornbook.text.rows import ReadOptions, Row, json_name, row_document, short, too_long
+from hornbook.text.sources.buffered import Buffered
+
+_BLANK = " \t\r\n"
+
+
+def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Rows are counted from 1; after a row that is no JSON the rest of an array cannot be told apart."""
+    stream = Buffered(plain_text(raw, file.compression))
+    number = 0
+    try:
+        start = stream.peek(CHUNK).removeprefix(BOM).lstrip()[:1]
+        if start != b"[":
+            for line in read_lines(stream, options.max_bytes):
+                number = line.number
+                yield json_row(file, line, options)
+            return
+        for row in _rows(file, _Text(stream), options):
+            number += 1
+            yield row
+    except DamagedStream as error:
+        yield Rejected(file.name, number + 1, str(error), file.source)
+
+
+class _Text:
+    """The characters of a stream, as far as they were asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self.characters, self.place = stream, "", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.ended = False
+
+    def extend(self, least: int) -> None:
+        """Forget what is behind the place; have at least so many characters, or all there are."""
+        parts, size = [self.characters[self.place :]], len(self.characters) - self.place
+        while size < least and not self.ended:
+            chunk = self._stream.read(CHUNK)
+            self.ended = not chunk
+            try:
+                parts.append(self._decoder.decode(chunk, final=self.ended))
+            except UnicodeDecodeError as error:
+                raise DamagedStream(f"invalid UTF-8: byte 0x{error.object[error.start]:02x} in the array") from error
+            size += len(parts[-1])
+        self.characters, self.place = "".join(parts), 0
+
+    def next(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        while True:
+            while self.place < len(self.characters) and self.characters[self.place] in _BLANK:
+                self.place += 1
+            if self.place < len(self.characters) or self.ended:
+                return self.characters[self.place : self.place + 1]
+            self.extend(1)
+
+
+def _rows(file: InputFile, text: _Text, options: ReadOptions) -> Iterator[Row]:
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
+    number, expected = 0, "["
+    while (mark := text.next()) == expected or (mark == "]" and expected == ","):
+        text.place += 1
+        if mark == "]":
+            if text.next():
+                yield Rejected(file.name, number + 1, "invalid JSON: something follows the array", file.source)
+            return
+        ahead = text.next()
+        if not ahead or (expected == "[" and ahead == "]"):
+            expected = ","
+            continue
+        number, expected = number + 1, ","
+        row = _value(decoder, file, number, text, options)
+        if isinstance(row, Rejected):
+            yield row
+            return
+        value, size = row
+        if isinstance(value, dict):
+            yield row_document(file, number, value, options, size)
+        else:
+            yield Rejected(file.name, number, f"not an object: the row is a JSON {json_name(value)}", file.source)
+    shown = f"instead of {expected!r} there is {mark!a}" if mark else "the array is not closed"
+    yield Rejected(file.name, number + 1, f"invalid JSON: {shown}", file.source)
+
+
+def _value(
+    decoder: json.JSONDecoder, file: InputFile, number: int, text: _Text, options: ReadOptions
+) -> tuple[object, bytes] | Rejected:
+    """(the value at the place, its text); what cannot be read is read on for, up to the limit: it may be half a row."""
+    text.next()
+    size = CHUNK
+    while True:
+        text.extend(size)
+        try:
+            value, end = decoder.raw_decode(text.characters)
+        except (ValueError, RecursionError) as error:
+            if not text.ended and size <= options.max_bytes:
+                size *= 4
+                continue
+            if len(text.characters) > options.max_bytes:
+                return too_long(file, number, len(text.characters), options, text.characters[:512].encode())
+            reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
+            shown = excerpt(text.characters[:512].encode("utf-8", "replace"))
+            return Rejected(file.name, number, f"invalid JSON: {reason}", file.source, shown)
+        text.place = end
+        if end < len(text.characters) or text.ended:
+            return value, text.characters[:end].encode("utf-8", "replace")
+        size *= 4
+        text.place = 0

@@ -1,0 +1,30 @@
+"""LaTeX files: one document per file."""
+
+from collections.abc import Iterator
+
+from hornbook.text.document import Document, Rejected, excerpt
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import DamagedStream, HashingFile, plain_text, read_whole, why_not_utf8
+from hornbook.text.rows import ReadOptions, Row, too_long
+from hornbook.text.sources.latex_markup import strip_latex
+
+MOST_LATEX = 2**22
+"""Bytes of LaTeX that are one paper: its braces are paired in memory."""
+
+
+def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The text of the file without what steers LaTeX."""
+    try:
+        data, size = read_whole(plain_text(raw, file.compression), min(MOST_LATEX, options.max_bytes))
+    except DamagedStream as error:
+        yield Rejected(file.name, 0, str(error), file.source)
+        return
+    if data is None:
+        yield too_long(file, 0, size, options)
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield Rejected(file.name, 0, why_not_utf8(data, error), file.source, excerpt(data), size)
+        return
+    yield Document(strip_latex(text), file.name, file.source, {}, file.name)

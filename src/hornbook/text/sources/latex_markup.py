@@ -1,0 +1,301 @@
+"""LaTeX to text in linear time: prose and formulas stay, what steers the layout goes.
+
+Comments, the preamble, the bibliography, figures and definitions go; commands around words leave the words; headings
+become lines; macros without arguments are expanded once, within a budget. Formulas stay as they are written.
+"""
+
+import re
+
+_TOKENS = re.compile(r"\\[a-zA-Z@]+\*?|\\.|[{}\[\]$%~]|\n|&", re.DOTALL)
+_COMMENT_LINE = re.compile(r"^[ \t]*%[^\n]*\n", re.MULTILINE)
+_COMMENT = re.compile(r"(?<!\\)((?:\\\\){0,50})%[^\n]*")
+_BODY = "\\begin{document}"
+_ENDS = ("\\end{document}", "\\begin{thebibliography}", "\\bibliography{", "\\printbibliography")
+_MACRO = re.compile(
+    r"\\(?:newcommand|renewcommand|providecommand|def)\*?\s{0,4}\{?(\\[a-zA-Z]{1,30})\}?\s{0,4}\{((?:[^{}]|\{[^{}]{0,60}\}){0,100})\}"
+)
+_DROPPED = frozenset(
+    [
+        "label",
+        "ref",
+        "eqref",
+        "cref",
+        "Cref",
+        "autoref",
+        "pageref",
+        "cite",
+        "citep",
+        "citet",
+        "citealp",
+        "citeauthor",
+        "citeyear",
+        "nocite",
+        "includegraphics",
+        "vspace",
+        "hspace",
+        "vskip",
+        "hskip",
+        "input",
+        "include",
+        "bibliographystyle",
+        "usepackage",
+        "documentclass",
+        "setlength",
+        "addtolength",
+        "setcounter",
+        "addtocounter",
+        "thispagestyle",
+        "pagestyle",
+        "pagenumbering",
+        "newtheorem",
+        "theoremstyle",
+        "newenvironment",
+        "renewenvironment",
+        "newcommand",
+        "renewcommand",
+        "providecommand",
+        "def",
+        "let",
+        "thanks",
+        "affiliation",
+        "address",
+        "email",
+        "date",
+        "keywords",
+        "hypersetup",
+        "graphicspath",
+        "index",
+        "markboth",
+        "color",
+        "definecolor",
+        "bibitem",
+        "footnotemark",
+        "linespread",
+        "rule",
+        "phantom",
+    ]
+)
+_HEADINGS = frozenset(
+    ["title", "part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph", "caption"]
+)
+_DROPPED_ENVIRONMENTS = frozenset(
+    [
+        "figure",
+        "figure*",
+        "table",
+        "table*",
+        "tikzpicture",
+        "tabular",
+        "tabular*",
+        "wrapfigure",
+        "thebibliography",
+        "comment",
+        "filecontents",
+        "lstlisting",
+        "picture",
+    ]
+)
+_FORMULAS = frozenset(
+    [
+        "equation",
+        "equation*",
+        "align",
+        "align*",
+        "eqnarray",
+        "eqnarray*",
+        "gather",
+        "gather*",
+        "multline",
+        "multline*",
+        "displaymath",
+        "math",
+        "alignat",
+        "alignat*",
+        "flalign",
+        "flalign*",
+    ]
+)
+_CHARACTERS = {"\\%": "%", "\\&": "&", "\\$": "$", "\\#": "#", "\\_": "_", "\\{": "{", "\\}": "}", "\\ ": " "}
+_CHARACTERS |= {"\\\\": "\n", "\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\/": "", "\\-": "", "\\@": ""}
+_WORDS = {"\\ldots": "...", "\\dots": "...", "\\LaTeX": "LaTeX", "\\TeX": "TeX", "\\par": "\n\n", "\\item": "\n- "}
+_WORDS |= {"\\newline": "\n", "\\ss": "\u00df", "\\ae": "\u00e6", "\\o": "\u00f8", "\\l": "\u0142", "\\S": "\u00a7"}
+_ACCENTS = {"`": "\u0300", "'": "\u0301", "^": "\u0302", "~": "\u0303", '"': "\u0308", "c": "\u0327", "v": "\u030c"}
+_ACCENT = re.compile(r"\\(?:([`'^~\"])\s?|([cv])(?=[\s{])\s?)\{?([a-zA-Z])\}?")
+_BLANKS = re.compile(r"[ \t]+")
+_LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
+_NAME = re.compile(r"\\[a-zA-Z]{1,30}(?:#[1-9]){0,9}(?=[{\[])")
+_GROWTH = 2
+"""How many times its size macros may add to a text."""
+_LONGEST_FORMULA = 4000
+
+
+def strip_latex(text: str) -> str:
+    """The text of a paper or of a part of one."""
+    text = strip_comments(text)
+    macros = dict(_MACRO.findall(text))
+    title = _title(text)
+    start = text.find(_BODY)
+    body = text[start + len(_BODY) :] if start >= 0 else text
+    ends = [place for mark in _ENDS if (place := body.find(mark)) >= 0]
+    body = body[: min(ends)] if ends else body
+    stripped = _Stripper(_expand(body, macros)).strip()
+    lines = "\n".join(_BLANKS.sub(" ", line).strip() for line in stripped.split("\n"))
+    return _LINES.sub("\n\n", title + lines).strip()
+
+
+def strip_comments(text: str) -> str:
+    """LaTeX without comments; lines that are nothing else go with their end."""
+    return _COMMENT.sub(r"\1", _COMMENT_LINE.sub("", text))
+
+
+def _title(text: str) -> str:
+    """A title that stands in the preamble."""
+    start, body = text.find("\\title{"), text.find(_BODY)
+    if not 0 <= start < body:
+        return ""
+    end = _matching(text[start : start + 2000]).get(6)
+    return "" if end is None else _Stripper(text[start + 7 : start + end]).strip().strip() + "\n\n"
+
+
+def _expand(text: str, macros: dict[str, str]) -> str:
+    """Replace macros without arguments by what they stand for, once, while the budget lasts."""
+    if not macros:
+        return text
+    budget = _GROWTH * len(text)
+
+    def meaning(match: re.Match[str]) -> str:
+        nonlocal budget
+        found = macros.get(match.group())
+        if found is None or budget < len(found):
+            return match.group()
+        budget -= len(found)
+        return found
+
+    return re.sub(r"\\[a-zA-Z]{1,30}", meaning, text)
+
+
+def _matching(text: str) -> dict[int, int]:
+    """Place of each brace and bracket that is closed -> place of what closes it; brackets pair within braces."""
+    pairs: dict[int, int] = {}
+    braces: list[int] = []
+    brackets: list[int] = []
+    for match in _TOKENS.finditer(text):
+        mark, place = match.group(), match.start()
+        if mark == "{":
+            braces.append(place)
+        elif mark == "[":
+            brackets.append(place)
+        elif mark == "}" and braces:
+            opening = braces.pop()
+            pairs[opening] = place
+            while brackets and brackets[-1] > opening:
+                brackets.pop()
+        elif mark == "]" and brackets and brackets[-1] > (braces[-1] if braces else -1):
+            pairs[brackets.pop()] = place
+    return pairs
+
+
+class _Stripper:
+    def __init__(self, text: str) -> None:
+        self._text, self._pairs = text, _matching(text)
+        self._parts: list[str] = []
+        self._headings: set[int] = set()
+        """Places of braces that end a heading."""
+        self._found: dict[str, int] = {}
+        """Where a mark was found last, so that nobody looks twice; the length where there is none."""
+
+    def strip(self) -> str:
+        place = 0
+        while (match := _TOKENS.search(self._text, place)) is not None:
+            self._parts.append(self._text[place : match.start()])
+            place = self._token(match.group(), match.start(), match.end())
+        self._parts.append(self._text[place:])
+        return "".join(self._parts)
+
+    def _token(self, mark: str, start: int, end: int) -> int:
+        """Write what a token stands for; returns where to go on."""
+        if mark in "{}[]~&\n":
+            self._parts.append(
+                {"{": "", "}": "\n" if start in self._headings else "", "~": " ", "&": " "}.get(mark, mark)
+            )
+            return end
+        if mark == "$" or mark in ("\\(", "\\["):
+            return self._formula(mark, start, end)
+        if (accent := _ACCENT.match(self._text, start)) is not None:
+            self._parts.append(accent.group(3) + _ACCENTS[accent.group(1) or accent.group(2)])
+            return accent.end()
+        if not mark[1:2].isalpha():
+            self._parts.append(_CHARACTERS.get(mark, ""))
+            return self._past_options(end) if mark == "\\\\" else end
+        return self._command(mark.rstrip("*"), end)
+
+    def _formula(self, mark: str, start: int, end: int) -> int:
+        closing = {"$": "$", "\\(": "\\)", "\\[": "\\]"}[mark]
+        if self._text.startswith("$$", start):
+            closing, end = "$$", start + 2
+        place = self._next(closing, end)
+        while closing == "$" and 0 < place < len(self._text) and self._text[place - 1] == "\\":
+            place = self._text.find("$", place + 1)
+            place = len(self._text) if place < 0 else place
+        if place >= len(self._text) or place - end > _LONGEST_FORMULA:
+            return end
+        self._parts.append(self._text[start : place + len(closing)])
+        return place + len(closing)
+
+    def _next(self, mark: str, place: int) -> int:
+        """Where a mark stands next at or after a place; the length where nowhere."""
+        known = self._found.get(mark, -1)
+        if known < place:
+            known = self._text.find(mark, place)
+            self._found[mark] = known = len(self._text) if known < 0 else known
+        return known
+
+    def _command(self, mark: str, end: int) -> int:
+        name = mark[1:]
+        if name in ("begin", "end"):
+            return self._environment(name, end)
+        if mark in _WORDS:
+            self._parts.append(_WORDS[mark])
+            return self._past_blank(end)
+        if name in _DROPPED:
+            return self._past_arguments(end)
+        opening = self._past_options(end)
+        if name in _HEADINGS and opening in self._pairs and self._text[opening] == "{":
+            self._parts.append("\n\n")
+            self._headings.add(self._pairs[opening])
+            return opening
+        return opening if opening in self._pairs and self._text[opening] == "{" else self._past_blank(end)
+
+    def _past_blank(self, place: int) -> int:
+        return place + 1 if self._text[place : place + 1] == " " else place
+
+    def _past_options(self, place: int) -> int:
+        """Past `[...]` that belongs to a command."""
+        if self._text[place : place + 1] == "[" and place in self._pairs:
+            return self._pairs[place] + 1
+        return place
+
+    def _past_arguments(self, place: int) -> int:
+        """Past all `[...]` and `{...}`, and a macro's name that stands between."""
+        while True:
+            if self._text[place : place + 1] in ("[", "{") and place in self._pairs:
+                place = self._pairs[place] + 1
+            elif (name := _NAME.match(self._text, place)) is not None:
+                place = name.end()
+            else:
+                return place
+
+    def _environment(self, kind: str, place: int) -> int:
+        closed = self._pairs.get(place)
+        if closed is None:
+            return place
+        name, end = self._text[place + 1 : closed], closed + 1
+        if kind == "begin" and name in _DROPPED_ENVIRONMENTS | _FORMULAS:
+            closing = f"\\end{{{name}}}"
+            found = self._next(closing, end)
+            if found < len(self._text):
+                if name in _FORMULAS:
+                    self._parts.append("\n" + self._text[place - len("\\begin") : found + len(closing)] + "\n")
+                return found + len(closing)
+        self._parts.append("\n")
+        return self._past_options(end)

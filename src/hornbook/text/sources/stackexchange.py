@@ -1,0 +1,103 @@
+"""StackExchange dumps, Posts.xml: one document per question, with its best answers.
+
+An answer stands after its question, but anywhere after it, so the posts are joined in a temporary database on disk
+(it is deleted with the file handle; SQLITE_TMPDIR or TMPDIR says where): memory does not grow with the dump.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from xml.etree import ElementTree
+
+from hornbook.text.document import Document, Rejected
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import DamagedStream, Line, read_lines
+from hornbook.text.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
+from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.plain_html import plain_html
+
+BEST_ANSWERS = 3
+"""The accepted answer, then those of the highest positive scores."""
+_QUESTION, _ANSWER = "1", "2"
+_SITE = re.compile(r"(?:^|/)([a-z0-9.-]+\.(?:com|net|org))(?:-Posts\.xml|/)", re.IGNORECASE)
+_FRAME = ("<?xml", "<posts", "</posts")
+_TABLES = """
+    CREATE TABLE question (id INTEGER, line INTEGER, title TEXT, body TEXT, accepted TEXT, date TEXT, licence TEXT);
+    CREATE TABLE answer (id TEXT, line INTEGER, question INTEGER, score INTEGER, body TEXT);
+"""
+_BEST = """
+    SELECT body FROM answer WHERE question = ? AND (id = ? OR score > 0)
+    ORDER BY id = ? DESC, score DESC, line LIMIT ?
+"""
+_ORPHANS = "SELECT line, length(body) FROM answer WHERE question NOT IN (SELECT id FROM question) ORDER BY line"
+
+
+def read_posts(file: InputFile, stream: Buffered, options: ReadOptions) -> Iterator[Row]:
+    """First what is no post, in the order of the file; then the questions; then answers whose question is not there."""
+    number = 0
+    with closing(sqlite3.connect("", isolation_level=None)) as posts:
+        posts.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_TABLES}")
+        try:
+            for line in read_lines(stream, options.max_bytes):
+                number = line.number
+                row = _keep(posts, file, line, options)
+                if row is not None:
+                    yield row
+        except DamagedStream as error:
+            yield Rejected(file.name, number + 1, str(error), file.source)
+        posts.execute("CREATE INDEX answers ON answer (question)")
+        posts.execute("CREATE INDEX questions ON question (id)")
+        site = _SITE.search(file.name)
+        for post in posts.execute("SELECT * FROM question ORDER BY line"):
+            yield _thread(posts, file, post, site.group(1) if site else "", options)
+        for line, size in posts.execute(_ORPHANS):
+            yield Rejected(file.name, line, "answer without its question", file.source, "", size, damaged=False)
+
+
+def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadOptions) -> Row | None:
+    """Put a post into the database; a row where the line is none."""
+    text = line.data.strip()
+    if not text or text.decode("ascii", "replace").startswith(_FRAME):
+        return None
+    if line.overlong:
+        return too_long(file, line.number, line.size, options, line.data)
+    try:
+        post = ElementTree.fromstring(text).attrib
+    except (ElementTree.ParseError, ValueError) as error:
+        return bad_line(file, line, f"invalid XML: {short(error)}")
+    kind, number = post.get("PostTypeId"), post.get("Id", "")
+    if kind not in (_QUESTION, _ANSWER):
+        reason = f"neither question nor answer: post type {str(kind)[:12]!a}"
+        return Rejected(file.name, line.number, reason, file.source, "", line.size, damaged=kind is None)
+    try:
+        _insert(posts, line.number, int(number), post)
+    except (ValueError, OverflowError) as error:
+        return bad_line(file, line, f"invalid post: {short(error)}")
+    return None
+
+
+def _insert(posts: sqlite3.Connection, line: int, number: int, post: dict[str, str]) -> None:
+    body = post.get("Body", "")
+    if post["PostTypeId"] == _ANSWER:
+        values: tuple[Any, ...] = (str(number), line, int(post.get("ParentId", "")), int(post.get("Score", "0")), body)
+        posts.execute("INSERT INTO answer VALUES (?, ?, ?, ?, ?)", values)
+        return
+    named = (post.get(name, "") for name in ("AcceptedAnswerId", "CreationDate", "ContentLicense"))
+    posts.execute(
+        "INSERT INTO question VALUES (?, ?, ?, ?, ?, ?, ?)", (number, line, post.get("Title", ""), body, *named)
+    )
+
+
+def _thread(posts: sqlite3.Connection, file: InputFile, post: tuple[Any, ...], site: str, options: ReadOptions) -> Row:
+    number, line, title, body, accepted, date, licence = post
+    answers = posts.execute(_BEST, (number, accepted, accepted, BEST_ANSWERS)).fetchall()
+    parts = [title, plain_html(body), *(f"Answer:\n{plain_html(answer)}" for (answer,) in answers)]
+    text = "\n\n".join(part for part in parts if part)
+    if not is_valid_unicode(text):
+        return Rejected(file.name, line, "lone surrogate: the text is not valid Unicode", file.source)
+    if len(text) > options.max_bytes:
+        return too_long(file, line, len(text), options)
+    metadata = {"date": date, "licence": licence, "url": f"https://{site}/q/{number}" if site else ""}
+    return Document(text, str(number), file.source, metadata, f"{file.name}:{line}")

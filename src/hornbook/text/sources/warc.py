@@ -1,0 +1,224 @@
+"""Web archives, WARC 1.0 and 1.1 (ISO 28500): pages through extraction, WET's conversions as text.
+
+A row is a response, a resource or a conversion; other records say nothing that is text. Rows are counted from 1.
+"""
+
+import codecs
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hornbook.text.document import Document, Rejected, excerpt
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import DamagedStream, HashingFile, decompressed
+from hornbook.text.rows import ReadOptions, Row, identifier, text_document, too_long
+from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.html import page_text
+
+_MAGIC = b"WARC/"
+_HEAD_LIMIT = 2**16
+_PAGES = ("text/html", "application/xhtml+xml")
+_NOT_ON_THE_WEB = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined")
+"""Codecs of Python that no page has; some take quadratic time."""
+_ROWS = ("response", "resource", "conversion")
+
+
+class _Unfit(Exception):
+    """A record that is no document; `dropped` where nothing is wrong with it."""
+
+    def __init__(self, reason: str, dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    number: int
+    headers: Mapping[str, str]
+    size: int
+    """Bytes of its block as they were found."""
+    block: bytes | None
+    """None where it is longer than the limit."""
+    problem: str = ""
+
+
+def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """One row per record that holds a page or text."""
+    number = 0
+    try:
+        for record in _records(Buffered(decompressed(raw, file.compression)), options.max_bytes):
+            number = record.number
+            yield _row(file, record, options)
+    except DamagedStream as error:
+        yield Rejected(file.name, number + 1, str(error), file.source)
+
+
+def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
+    number = 0
+    while _skip_line_ends(stream):
+        if stream.peek(5) != _MAGIC:
+            number += 1
+            yield _Record(number, {}, _find_record(stream), b"", "not a WARC record: garbage between records")
+            continue
+        head, size, whole = stream.until(b"\r\n\r\n", _HEAD_LIMIT)
+        headers = parse_headers(head) if whole and size <= _HEAD_LIMIT else {}
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 19):
+            number += 1
+            yield _Record(number, {}, size, head[:_HEAD_LIMIT], "not a WARC record: its header cannot be read")
+            _find_record(stream)
+            continue
+        block, found = stream.take(int(length), limit)
+        if headers.get("warc-type") not in _ROWS and found == int(length):
+            continue
+        number += 1
+        problem = ""
+        if found < int(length):
+            problem = f"truncated record: {found} of {length} bytes"
+        elif stream.peek(4) not in (b"\r\n\r\n", b""):
+            problem = "a record is longer than it says: its Content-Length is wrong"
+        yield _Record(number, headers, found, block, problem)
+        if problem:
+            _find_record(stream)
+
+
+def _skip_line_ends(stream: Buffered) -> bool:
+    """Pass over what stands between records; False at the end."""
+    while (ahead := stream.peek(2)) == b"\r\n" or ahead[:1] == b"\n":
+        stream.read(2 if ahead == b"\r\n" else 1)
+    return bool(ahead)
+
+
+def _find_record(stream: Buffered) -> int:
+    """After damage: go on where a line looks like the beginning of a record; how many bytes were passed over."""
+    passed = 0
+    while stream.peek(5) != _MAGIC:
+        _, size, found = stream.until(b"\n", 0)
+        passed += size
+        if not found:
+            break
+    return passed
+
+
+def parse_headers(head: bytes) -> dict[str, str]:
+    """Header lines by lower-case name, the first of each; bytes that are not UTF-8 are replaced."""
+    found: dict[str, str] = {}
+    for line in head.decode("utf-8", "replace").splitlines()[1:]:
+        name, colon, value = line.partition(":")
+        if colon and name.strip():
+            found.setdefault(name.strip().lower(), value.strip())
+    return found
+
+
+def _row(file: InputFile, record: _Record, options: ReadOptions) -> Row:
+    if record.problem:
+        reason, data = record.problem, record.block or b""
+        return Rejected(file.name, record.number, reason, file.source, excerpt(data), record.size)
+    if record.block is None:
+        return too_long(file, record.number, record.size, options)
+    try:
+        return _document(file, record, record.block, options)
+    except _Unfit as why:
+        data = record.block
+        return Rejected(
+            file.name, record.number, str(why), file.source, excerpt(data), len(data), damaged=not why.dropped
+        )
+
+
+def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptions) -> Row:
+    headers = record.headers
+    kind, charset = content_type(headers.get("content-type", ""))
+    if kind == "application/http":
+        kind, charset, block = _payload(block, options.max_bytes)
+    known = {"url": headers.get("warc-target-uri", "").strip("<>"), "date": headers.get("warc-date", "")}
+    metadata: dict[str, Any] = {name: value for name, value in known.items() if value}
+    name = headers.get("warc-record-id", "").strip("<>")
+    if kind in _PAGES:
+        page = page_text(block, charset)
+        if isinstance(page, str):
+            raise _Unfit(page)
+        text, own = page
+        origin = f"{file.name}:{record.number}"
+        return Document(text, identifier(name, origin), file.source, own | metadata, origin)
+    if kind != "text/plain":
+        raise _Unfit(f"not a page: {kind[:60]!a}", dropped=True)
+    if charset and charset.lower() not in ("utf-8", "utf8"):
+        block = _recoded(block, charset)
+    return text_document(file, record.number, block, name, metadata)
+
+
+def _recoded(block: bytes, charset: str) -> bytes:
+    try:
+        if codecs.lookup(charset).name in _NOT_ON_THE_WEB:
+            raise LookupError
+        return block.decode(charset).encode("utf-8", "replace")
+    except UnicodeDecodeError as error:
+        raise _Unfit(f"invalid {error.encoding}: byte {error.start} is 0x{block[error.start]:02x}") from error
+    except LookupError:
+        raise _Unfit(f"unknown charset: {charset[:40]!a}") from None
+
+
+def content_type(value: str) -> tuple[str, str]:
+    """(media type, charset) of a Content-Type."""
+    kind, _, rest = value.partition(";")
+    charset = ""
+    for part in rest.split(";"):
+        name, _, given = part.partition("=")
+        if name.strip().lower() == "charset":
+            charset = given.strip().strip("\"'")
+    return kind.strip().lower(), charset
+
+
+def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
+    """(media type, charset, body) of an HTTP response, decoded as its headers say."""
+    end = block.find(b"\r\n\r\n", 0, _HEAD_LIMIT)
+    if not block.startswith(b"HTTP/") or end < 0:
+        raise _Unfit("not an HTTP response: its header cannot be read")
+    head, body = block[:end], block[end + 4 :]
+    status = head.split(b" ", 2)[1:2]
+    if not status or not status[0][:3].startswith(b"2"):
+        raise _Unfit(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
+    headers = parse_headers(head)
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        body = _unchunked(body)
+    kind, charset = content_type(headers.get("content-type", ""))
+    return kind, charset, _uncompressed(body, headers.get("content-encoding", "").strip().lower(), limit)
+
+
+def _unchunked(body: bytes) -> bytes:
+    """Join the chunks; archives that joined them already keep the header, so what is not chunked stays."""
+    parts, place = [], 0
+    while (end := body.find(b"\r\n", place, place + 32)) >= 0:
+        digits = body[place:end].partition(b";")[0].strip()
+        try:
+            size = int(digits, 16)
+        except ValueError:
+            break
+        if size == 0:
+            return b"".join(parts)
+        parts.append(body[end + 2 : end + 2 + size])
+        place = end + 2 + size + 2
+    if not parts:
+        return body
+    raise _Unfit("truncated chunks: the page ends early")
+
+
+def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise _Unfit(f"content encoding: {encoding[:40]!a} is not read")
+    if encoding != "deflate" and not body.startswith(b"\x1f\x8b"):
+        return body  # decoded by who archived it
+    for bits in (47, -15):  # with a header of gzip or zlib, or without
+        decoder = zlib.decompressobj(bits)
+        try:
+            data = decoder.decompress(body, limit + 1)
+        except zlib.error:
+            continue
+        if len(data) > limit:
+            raise _Unfit(f"row longer than the limit: its page is compressed, max_document_bytes is {limit}")
+        if decoder.eof:
+            return data
+    raise _Unfit("damaged content encoding: the page cannot be decompressed")

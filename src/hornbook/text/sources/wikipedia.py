@@ -1,0 +1,92 @@
+"""MediaWiki dumps (export schema 0.10 and 0.11): one document per article, its markup stripped.
+
+A dump is cut at `<page>` and `</page>`, which text cannot contain: memory holds one page, a damaged page is one row.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from hornbook.text.document import Document, Rejected, excerpt
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import DamagedStream
+from hornbook.text.rows import ReadOptions, Row, identifier, short, too_long
+from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.wiki_markup import DROPPED_LINKS, strip_markup
+
+_HEAD_LIMIT = 2**20
+_MARKUP_ROOM = 2**16
+_BASE = re.compile(rb"<base>([^<]{1,500})</base>")
+_NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,6})"[^>/]{0,100}>([^<]{1,100})</namespace>')
+_FILES = (b"6", b"14")
+"""Namespaces of media and categories: links there are no words of the article."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiki:
+    base: str
+    """The address of a page without its title; empty where the dump does not say."""
+    dropped: frozenset[str]
+    """Lower-case prefixes of links that are not text, in English and in the wiki's language."""
+
+
+def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Iterator[Row]:
+    """Redirects and pages of other namespaces are dropped with their reason."""
+    line, number = 1, 0
+    wiki: _Wiki | None = None
+    limit = options.max_bytes + _MARKUP_ROOM
+    while True:
+        try:
+            before, _, found = stream.until(b"<page>", _HEAD_LIMIT)
+            wiki = wiki or _wiki(before)
+            line += before.count(b"\n")
+            if not found:
+                if not before.rstrip().endswith(b"</mediawiki>"):
+                    yield Rejected(file.name, line, "truncated dump: it ends without </mediawiki>", file.source)
+                return
+            page, size, found = stream.until(b"</page>", limit)
+        except DamagedStream as error:
+            yield Rejected(file.name, line, str(error), file.source)
+            return
+        number += 1
+        if not found:
+            yield Rejected(file.name, line, "truncated page: it has no </page>", file.source, excerpt(page), size)
+            return
+        yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)
+        line += page.count(b"\n")
+
+
+def _wiki(head: bytes) -> _Wiki:
+    base = _BASE.search(head)
+    address = base.group(1).decode("utf-8", "replace").rpartition("/")[0] + "/" if base else ""
+    own = {name.decode("utf-8", "replace").lower() for key, name in _NAMESPACE.findall(head) if key in _FILES}
+    return _Wiki(address, DROPPED_LINKS | own)
+
+
+def _page(file: InputFile, line: int, data: bytes, wiki: _Wiki) -> Row:
+    def rejected(reason: str, damaged: bool = True) -> Rejected:
+        return Rejected(file.name, line, reason, file.source, excerpt(data), len(data), damaged=damaged)
+
+    try:
+        page = ElementTree.fromstring(b"<page>" + data)
+    except (ElementTree.ParseError, ValueError) as error:
+        return rejected(f"invalid XML: {short(error)}")
+    title, space = page.findtext("title", ""), page.findtext("ns", "0")
+    if space != "0":
+        return rejected(f"not an article: namespace {space[:12]!a}", damaged=False)
+    if page.find("redirect") is not None:
+        return rejected("redirect", damaged=False)
+    revision = page.find("revision[last()]")
+    text = None if revision is None else revision.findtext("text")
+    if revision is None or text is None:
+        return rejected("missing text: the page has no <text>")
+    origin = f"{file.name}:{line}"
+    metadata = {"title": title, "date": revision.findtext("timestamp", "")}
+    if wiki.base:
+        metadata["url"] = wiki.base + quote(title.replace(" ", "_"), safe="/:@!$*(),;~'")
+    body = strip_markup(text, wiki.dropped)
+    return Document(
+        f"{title}\n\n{body}" if body else "", identifier(page.findtext("id"), origin), file.source, metadata, origin
+    )

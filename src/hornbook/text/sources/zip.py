@@ -1,0 +1,143 @@
+"""Members of a zip file, one entry of its directory at a time: memory does not grow with their number."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from hornbook.text.lines import CHUNK, DamagedStream
+
+_END, _ENTRY, _LOCAL = b"PK\x05\x06", b"PK\x01\x02", b"PK\x03\x04"
+_END64, _LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
+_LONGEST_COMMENT = 2**16
+_STORED, _DEFLATED = 0, 8
+_ENCRYPTED, _UTF8 = 0x1, 0x800
+_LINK = 0o120000
+_TYPE = 0o170000
+
+
+@dataclass(slots=True)
+class ZipMember:
+    """A member; reading it does not depend on the others."""
+
+    name: str
+    kind: str
+    """"file", "folder", or what else it is, in words."""
+    method: int
+    crc: int
+    packed: int
+    size: int
+    place: int
+    handle: IO[bytes]
+    _left: int = -1
+    _check: int = 0
+    _decoder: "zlib._Decompress | None" = field(default=None)
+    _done: bool = False
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes. Raises DamagedStream where the member is damaged, its checksum too."""
+        if self._left < 0:
+            self._begin()
+        size = min(size, CHUNK)
+        data = b""
+        while not data and not self._done:
+            data = self._inflate(size) if self.method == _DEFLATED else self._stored(size)
+        if not data and self._check != self.crc:
+            raise DamagedStream("damaged zip: the checksum of the member is wrong")
+        self._check = zlib.crc32(data, self._check)
+        return data
+
+    def _begin(self) -> None:
+        self.handle.seek(self.place)
+        header = self.handle.read(30)
+        if len(header) < 30 or not header.startswith(_LOCAL):
+            raise DamagedStream("damaged zip: the member is not where the directory says")
+        name, extra = struct.unpack("<HH", header[26:30])
+        self.place += 30 + name + extra
+        self._left = self.packed
+        self._decoder = zlib.decompressobj(-15) if self.method == _DEFLATED else None
+
+    def _stored(self, size: int) -> bytes:
+        self.handle.seek(self.place)
+        data = self.handle.read(min(size, self._left))
+        self.place, self._left = self.place + len(data), self._left - len(data)
+        if not data and self._left:
+            raise DamagedStream("truncated archive: the member's end is missing")
+        self._done = not data
+        return data
+
+    def _inflate(self, size: int) -> bytes:
+        assert self._decoder is not None
+        rest = self._decoder.unconsumed_tail or self._stored(CHUNK)
+        try:
+            data = self._decoder.decompress(rest, size) if rest else self._decoder.flush()
+        except zlib.error as error:
+            raise DamagedStream(f"damaged zip: {error}") from error
+        if not rest and not self._decoder.eof:
+            raise DamagedStream("damaged zip: the member ends early")
+        self._done = self._decoder.eof
+        return data
+
+
+def zip_members(handle: IO[bytes]) -> Iterator[ZipMember]:
+    """All entries of the directory in order. Raises DamagedStream."""
+    place, size, count = _directory(handle)
+    end = place + size
+    for _ in range(count):
+        handle.seek(place)
+        entry = handle.read(46)
+        if len(entry) < 46 or not entry.startswith(_ENTRY) or place + 46 > end:
+            raise DamagedStream("damaged zip: its directory ends early")
+        flags, method = struct.unpack("<HH", entry[8:12])
+        crc, packed, size, *lengths = struct.unpack("<IIIHHH", entry[16:34])
+        attributes, local = struct.unpack("<II", entry[38:46])
+        name, extra = handle.read(lengths[0]), handle.read(lengths[1])
+        place += 46 + sum(lengths)
+        packed, size, local = _wide(extra, packed, size, local)
+        text = name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
+        yield ZipMember(text, _kind(text, flags, method, attributes), method, crc, packed, size, local, handle)
+
+
+def _kind(name: str, flags: int, method: int, attributes: int) -> str:
+    if name.endswith("/"):
+        return "folder"
+    if attributes >> 16 & _TYPE == _LINK:
+        return "a symbolic link"
+    if flags & _ENCRYPTED:
+        return "encrypted"
+    return "file" if method in (_STORED, _DEFLATED) else f"compressed by method {method}"
+
+
+def _directory(handle: IO[bytes]) -> tuple[int, int, int]:
+    """(place, bytes, entries) of the directory."""
+    length = handle.seek(0, 2)
+    start = max(0, length - _LONGEST_COMMENT - 22)
+    handle.seek(start)
+    tail = handle.read()
+    found = tail.rfind(_END)
+    if found < 0 or len(tail) - found < 22:
+        raise DamagedStream("damaged zip: it has no directory at its end")
+    count, size, place = struct.unpack("<HII", tail[found + 10 : found + 20])
+    locator = tail[found - 20 : found] if found >= 20 else b""
+    if locator.startswith(_LOCATOR):
+        handle.seek(min(struct.unpack("<Q", locator[8:16])[0], length))
+        wide = handle.read(56)
+        if len(wide) == 56 and wide.startswith(_END64):
+            count, size, place = struct.unpack("<QQQ", wide[32:56])
+    if place + size > length:
+        raise DamagedStream("damaged zip: its directory lies outside of it")
+    return place, size, count
+
+
+def _wide(extra: bytes, packed: int, size: int, place: int) -> tuple[int, int, int]:
+    """Sizes and place of an entry, from its zip64 field where they do not fit into 32 bits."""
+    values = {"size": size, "packed": packed, "place": place}
+    while len(extra) >= 4:
+        kind, length = struct.unpack("<HH", extra[:4])
+        data, extra = extra[4 : 4 + length], extra[4 + length :]
+        for name, value in values.items():
+            if kind == 1 and value == 0xFFFFFFFF and len(data) >= 8:
+                values[name] = struct.unpack("<Q", data[:8])[0]
+                data = data[8:]
+    return values["packed"], values["size"], values["place"]

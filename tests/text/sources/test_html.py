@@ -1,0 +1,103 @@
+"""Web pages: main content, declared encodings, pages that cost too much."""
+
+import builtins
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hornbook.errors import UsageError
+from hornbook.text.document import Document, Rejected
+from hornbook.text.sources import html
+
+ARTICLE = "<article><h1>On walls</h1><p>A wall of stone stands longer than {} of clay, they say.</p></article>"
+
+
+@pytest.fixture(autouse=True)
+def _extra() -> None:
+    pytest.importorskip("resiliparse", reason="web pages need the extra `web`")
+
+
+def page(inside: str, head: str = "") -> str:
+    return f"<html><head>{head}</head><body><nav><a href=/>Home</a></nav>{inside}<footer>(c) us</footer></body></html>"
+
+
+def test_the_main_content_is_kept_and_says_where_it_is_from(read_bytes: Any):
+    head = '<link rel=canonical href="https://a.b/c"><link rel="license" href="https://cc.org/by/4.0/">'
+    (row,) = read_bytes("a.html", page(ARTICLE.format("one"), head).encode())
+    assert isinstance(row, Document)
+    assert row.text == "On walls\n\nA wall of stone stands longer than one of clay, they say."
+    assert row.metadata == {"url": "https://a.b/c", "licence": "https://cc.org/by/4.0/"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"),
+    [
+        ('<meta charset="iso-8859-1">', "latin-1"),
+        ('<meta http-equiv="Content-Type" content="text/html; charset=Shift_JIS">', "shift_jis"),
+        ("<meta charset=windows-1251>", "cp1251"),
+        ("", "utf-8"),
+        ("", "utf-8-sig"),
+        ("", "utf-16"),
+    ],
+)
+def test_a_page_is_decoded_as_it_declares(read_bytes: Any, declared: str, encoding: str):
+    word = {"shift_jis": "\u65e5\u672c", "cp1251": "\u0441\u0442\u0435\u043d\u0430"}.get(encoding, "caf\u00e9")
+    (row,) = read_bytes("a.htm", page(ARTICLE.format(word), declared).encode(encoding))
+    assert isinstance(row, Document)
+    assert f"longer than {word} of clay" in row.text
+
+
+def test_bytes_that_windows_1252_leaves_open_are_no_damage(read_bytes: Any):
+    (row,) = read_bytes("a.html", page(ARTICLE.format("x\u0081y"), "<meta charset=latin1>").encode("latin-1"))
+    assert isinstance(row, Document)
+
+
+def test_a_wrong_encoding_is_named_with_its_byte(read_bytes: Any):
+    (row,) = read_bytes("a.html", b"<p>caf\xe9 au lait")
+    assert isinstance(row, Rejected)
+    assert row.reason == "invalid utf-8: byte 6 is 0xe9"
+
+
+@pytest.mark.parametrize(
+    ("opened", "good"), [(html.MOST_NESTED, True), (html.MOST_NESTED + 1, False), (100_000, False)]
+)
+def test_deep_pages_are_refused_before_they_cost_time(read_bytes: Any, opened: int, good: bool):
+    (row,) = read_bytes("a.html", b"<div>" * opened + b"text")
+    assert isinstance(row, Document) is good
+    assert good or row.reason.startswith("nested too deep")
+
+
+@pytest.mark.parametrize("tag", ["p", "li", "td", "br", "img src=x"])
+def test_elements_that_others_close_do_not_count_as_nested(read_bytes: Any, tag: str):
+    (row,) = read_bytes("a.html", (f"<{tag}>word " * 2000).encode())
+    assert isinstance(row, Document)
+
+
+def test_a_page_beyond_the_limit_is_not_read(read_bytes: Any):
+    (row,) = read_bytes("a.html", b"<p>" + b"x" * 5000, max_bytes=4096)
+    assert (row.kind, row.bytes) == ("row longer than the limit", 5003)
+
+
+def test_without_the_extra_the_remedy_is_named(read_bytes: Any, monkeypatch: pytest.MonkeyPatch):
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name.startswith("resiliparse"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    html.extractor.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(UsageError, match=r"pip install 'hornbook\[web\]'"):
+        read_bytes("a.html", b"<p>x")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([b"<p>", b"<", b"&#x", b"\xff", b"<meta charset=utf-16>", b"a", b"]]>", b"<!--", b"\0"]))
+)
+def test_fuzz_a_page_is_one_row(read_bytes: Any, parts: list[bytes]):
+    (row,) = read_bytes("a.html", b"".join(parts))
+    assert isinstance(row, Rejected) or row.text.encode() is not None
