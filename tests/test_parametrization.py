@@ -43,3 +43,8 @@ def test_parts_without_a_place_for_a_factor_are_refused() -> None:
 def test_data_dependent_values_need_one_process() -> None:
     with pytest.raises(ConfigError, match=r"model.init.kind  lsuv looks at data with one process"):
         resolve("tiny", ["model.init.kind=lsuv", "parallel.data=2"], environ={})
+    words = ["model.init.kind=lsuv", "surgery=lora"]
+    with pytest.raises(
+        ConfigError, match=r"the base of an adapter is kept before that: train it without surgery first"
+    ):
+        resolve("tiny", words, environ={})

@@ -15,7 +15,7 @@ from hornbook.evals.config import EvalConfig
 from hornbook.fields import Config, Count
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_checks import model_problems
-from hornbook.model.surgery.config import Prompt, Surgery, surgery_problems
+from hornbook.model.surgery.config import Prompt, Surgery, adapter_of, surgery_problems
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parametrization import unfit_for_mup
@@ -94,6 +94,12 @@ def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
+    if adapter_of(recipe.surgery) is not None and recipe.model.init.kind == "lsuv":
+        text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
+        yield (
+            "model.init.kind",
+            f"{text}: train it without surgery first, then `train --from` that run with another init",
+        )
     prompt = sum(step.length for step in recipe.surgery if isinstance(step, Prompt))
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"

@@ -51,6 +51,7 @@ def generate(
     A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
     Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
     """
+    from hornbook.model.config_head import LabelHeadConfig
     from hornbook.model.load import load_model
     from hornbook.model.sampling import Sampling
     from hornbook.parallel.mesh import choose_device
@@ -60,6 +61,8 @@ def generate(
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
         raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
+    if isinstance(loaded.config.head, LabelHeadConfig):
+        raise UsageError(f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says labels: use predict")
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             _fill(loaded, each, as_json=as_json)
@@ -169,15 +172,17 @@ def _tokens(
 ) -> Iterator[int]:
     from hornbook.model.beam import beam_search
     from hornbook.model.generate import generate as generate_ids
+    from hornbook.model.surgery.prompt import prompt_length
 
     assert loaded.tokenizer is not None
     vocab = loaded.tokenizer.vocab_size
     if beam.beams > 1 and max_tokens:
+        room = loaded.config.position.length - len(begun.tokens) - prompt_length(loaded.model)
         best, *_ = beam_search(
             loaded.model,
             begun.tokens,
             **dataclasses.asdict(beam),
-            max_tokens=min(max_tokens, max(loaded.config.position.length - len(begun.tokens), 1)),
+            max_tokens=min(max_tokens, max(room, 1)),
             stop=stop,
             memory=begun.memory,
             vocab=vocab,

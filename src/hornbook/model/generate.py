@@ -15,6 +15,7 @@ from hornbook.errors import UsageError
 from hornbook.model.cache import KVCache
 from hornbook.model.context import Memory
 from hornbook.model.sampling import REMOVED, Sampling, choose_token
+from hornbook.model.surgery.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer import Tokenizer
 
@@ -80,10 +81,10 @@ def _continue(
     agree: Callable[[int], int] | None,
     memory: Memory | None,
 ) -> Iterator[int]:
-    cache, pending = KVCache(len(model.blocks)), history
+    cache, pending, ahead = KVCache(len(model.blocks)), history, prompt_length(model)
     for index in range(max_tokens):
-        if room is not None and cache.length + len(pending) > room:
-            cache, pending = KVCache(len(model.blocks)), history[-max(room // 2, 1) :]
+        if room is not None and (cache.length or ahead) + len(pending) > room:  # the cache holds a soft prompt too
+            cache, pending = KVCache(len(model.blocks)), history[-max((room - ahead) // 2, 1) :]
         logits = next_logits(model, pending, cache, memory)
         if vocab is not None:
             logits[vocab:] = REMOVED

@@ -30,6 +30,7 @@ class SoftPrompt(Added):
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
+        self.length = length
         self.weight = nn.Parameter(torch.empty(length, width))
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
@@ -74,6 +75,12 @@ def add_prompt(model: nn.Module, step: config.Prompt) -> None:
         embedding.add_module("prompt", SoftPrompt(step.length, weight.shape[1]))
     embedding.forward = functools.partial(_embed, embedding, embedding.forward)
     model.forward = functools.partial(_forward, model.forward, step.length)
+
+
+def prompt_length(model: nn.Module) -> int:
+    """Positions that a soft prompt takes before every text; 0 where there is none."""
+    prompt = getattr(model.get_submodule("embedding"), "prompt", None)
+    return prompt.length if isinstance(prompt, SoftPrompt) else 0
 
 
 def _embed(
