@@ -1,7 +1,7 @@
 """One task of tokenize: a shard of documents to a shard of tokens for each split."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
+from hornbook.text.config_labels import LabelsConfig, outputs_of
+from hornbook.text.label_tokens import Labelled, label_tokens
+from hornbook.text.labelling import Labelling
 from hornbook.text.sample import is_validation
 from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
 from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
@@ -20,6 +23,7 @@ VERSION = 1
 
 SPLITS = ("train", "validation")
 _BATCH_BYTES = 2**20
+_COLUMNS = ("id", "text", "origin", "cluster", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,10 @@ class EncodeTask:
     tokenizer_digest: str
     validation: float
     dtype: str
+    labels: LabelsConfig | None = None
+    """Of labelled sets: what the documents' labels are."""
+    split: str | None = None
+    """Where all documents go; None: each by its cluster."""
 
     @property
     def size(self) -> int:
@@ -50,9 +58,9 @@ class EncodeTask:
 
     def key(self) -> str:
         """Changes when the result would."""
-        return digest_of(
-            [VERSION, self.source, self.number, self.digest, self.tokenizer_digest, self.validation, self.dtype]
-        )
+        labels = [] if self.labels is None else [self.labels.model_dump()]
+        place = [self.source, self.number, self.digest]
+        return digest_of([VERSION, *place, self.tokenizer_digest, self.validation, self.dtype, *labels, self.split])
 
     def shard(self, split: str) -> Path:
         """Where the tokens go, without ending."""
@@ -109,23 +117,37 @@ def _encode(task: EncodeTask) -> tuple[list[str], int]:
     unknown = 0
     with ExitStack() as stack:
         writers: dict[str, ShardWriter] = {}
-        for batch in _batches(path):
-            encoded = tokenizer.encode_arrays([row["text"] for row in batch])
-            for row, ids in zip(batch, encoded, strict=True):
-                split = SPLITS[is_validation(row["cluster"], task.validation)]
+        for batch in _batches(path, task.labels is not None):
+            for row, each in zip(batch, _encoded(task, tokenizer, batch), strict=True):
+                split = task.split or SPLITS[is_validation(row["cluster"], task.validation)]
                 if split not in writers:
-                    writers[split] = stack.enter_context(writing_shard(task.shard(split), task.dtype))
-                writers[split].add(ids, row["id"], row["origin"], row["bytes"])
+                    writers[split] = stack.enter_context(_writing(task, split))
+                writers[split].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
-                    unknown += int(np.count_nonzero(ids == tokenizer.unknown_id))
+                    unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
     return [split for split in SPLITS if split in writers], unknown
 
 
-def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+def _writing(task: EncodeTask, split: str) -> AbstractContextManager[ShardWriter]:
+    outputs = 0 if task.labels is None else outputs_of(task.labels)
+    answered = task.labels is not None and task.labels.kind == "span"
+    return writing_shard(task.shard(split), task.dtype, outputs, answered=answered)
+
+
+def _encoded(task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[Labelled]:
+    """The tokens of documents, with their labels if they have some."""
+    if task.labels is None:
+        yield from (Labelled(ids) for ids in tokenizer.encode_arrays([row["text"] for row in rows]))
+        return
+    for row in rows:
+        yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))
+
+
+def _batches(path: Path, labelled: bool) -> Iterator[list[dict[str, Any]]]:
     """Rows of a document shard, about 1 MiB of text at a time."""
     batch: list[dict[str, Any]] = []
     filled = 0
-    for rows in read_batches(path, ["id", "text", "origin", "cluster", "bytes"]):
+    for rows in read_batches(path, [*_COLUMNS, *(["labels"] if labelled else [])]):
         for row in rows.to_pylist():
             batch.append(row)
             filled += row["bytes"]

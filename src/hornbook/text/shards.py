@@ -1,11 +1,11 @@
 """Token shards on disk: what one is, how it is written, how it is checked (docs/architecture.md, "text").
 
 A shard is `NAME.bin` (tokens), `NAME.idx` (END offset of each document), `NAME.docs.parquet` (who the documents are)
-and `NAME.json` (counts and digests), which is written last.
+and `NAME.json` (counts and digests), which is written last. Of labelled sets there is also `NAME.labels`.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import xxhash
+from jaxtyping import Float32
 
 from hornbook.errors import IntegrityError
 from hornbook.text.store import TableWriter, digest_file, read_json, write_json, writing
@@ -21,8 +22,12 @@ BLOCK_BYTES = 1 << 20
 """Bytes of .bin per checksum."""
 
 FILES = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
+LABELS = ".labels"
+"""float32, little endian: `outputs` numbers for each token, NaN where it has no label."""
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _DOCUMENTS = pa.schema([("id", pa.string()), ("origin", pa.string()), ("bytes", pa.int64())])
+ANSWERED = (("context", pa.large_string()), ("answers", pa.list_(pa.string())))
+"""More columns of `.docs.parquet` where questions are answered: what the answer is in, and all right ones."""
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 
 
@@ -46,19 +51,23 @@ class ShardInfo:
     """UTF-8 bytes of the documents."""
     digest: str
     """xxh3_128 of .bin, as hex."""
+    labels: str = ""
+    """xxh3_128 of .labels, as hex; empty where there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """As in the index."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "labels" or value}
 
 
 class ShardWriter:
     """Adds documents to a shard; memory holds one block of tokens and 8 bytes per document."""
 
-    def __init__(self, path: Path, dtype: str, tokens: BinaryIO, documents: TableWriter) -> None:
+    def __init__(
+        self, path: Path, dtype: str, tokens: BinaryIO, documents: TableWriter, labels: BinaryIO | None = None
+    ) -> None:
         self.path = path
         self._dtype = DTYPES[dtype]
-        self._tokens = tokens
+        self._tokens, self._labels = tokens, labels
         self._documents = documents
         self._pending = bytearray()
         self._whole = xxhash.xxh3_128()
@@ -66,13 +75,28 @@ class ShardWriter:
         self.ends: list[int] = []
         self.bytes = 0
 
-    def add(self, ids: Sequence[int] | np.ndarray, name: str, origin: str, size: int) -> None:
-        """Add a document: its tokens as stored, its id, its origin and the UTF-8 bytes of its text."""
+    def add(
+        self,
+        ids: Sequence[int] | np.ndarray,
+        name: str,
+        origin: str,
+        size: int,
+        labels: Float32[np.ndarray, "tokens outputs"] | None = None,
+        facts: tuple[Any, ...] = (),
+    ) -> None:
+        """Add a document: its tokens as stored, its id, its origin and the UTF-8 bytes of its text.
+
+        `labels` and `facts` (the columns `ANSWERED`) are those of a labelled set.
+        """
         tokens = np.asarray(ids, dtype=np.uint32)
+        if self._labels is not None:
+            assert labels is not None
+            assert len(labels) == len(tokens)
+            self._labels.write(labels.astype("<f4").tobytes())
         assert not len(tokens) or int(tokens.max()) <= np.iinfo(self._dtype).max
         self._pending += tokens.astype(self._dtype).tobytes()
         self.ends.append((self.ends[-1] if self.ends else 0) + len(ids))
-        self._documents.add((name, origin, size), len(name) + len(origin))
+        self._documents.add((name, origin, size, *facts), len(name) + len(origin) + size * len(facts))
         self.bytes += size
         while len(self._pending) >= BLOCK_BYTES:
             self._flush(BLOCK_BYTES)
@@ -92,14 +116,19 @@ class ShardWriter:
 
 
 @contextmanager
-def writing_shard(path: Path, dtype: str) -> Iterator[ShardWriter]:
-    """Write the shard `path` (without ending); its files appear when the block ends well, `.json` last."""
+def writing_shard(path: Path, dtype: str, outputs: int = 0, *, answered: bool = False) -> Iterator[ShardWriter]:
+    """Write the shard `path` (without ending); its files appear when the block ends well, `.json` last.
+
+    `outputs`: numbers that label each token, 0 for plain text. `answered`: documents have the columns `ANSWERED`.
+    """
+    schema = pa.schema([*_DOCUMENTS, *ANSWERED]) if answered else _DOCUMENTS
     with (
         writing(path.with_name(path.name + FILES["bin"])) as tokens,
         writing(path.with_name(path.name + FILES["docs"])) as docs,
+        writing(path.with_name(path.name + LABELS)) if outputs else nullcontext() as labels,
     ):
-        with TableWriter(docs, _DOCUMENTS) as table:
-            writer = ShardWriter(path, dtype, tokens, table)
+        with TableWriter(docs, schema) as table:
+            writer = ShardWriter(path, dtype, tokens, table, labels)
             yield writer
         digest = writer.finish()
     with writing(path.with_name(path.name + FILES["idx"])) as index:
@@ -115,6 +144,8 @@ def writing_shard(path: Path, dtype: str) -> Iterator[ShardWriter]:
         "digests": digests,
         "blocks": writer.blocks,
     }
+    if outputs:
+        sidecar["outputs"], digests["labels"] = outputs, digest_file(path.with_name(path.name + LABELS))
     write_json(path.with_name(path.name + ".json"), sidecar)
 
 
@@ -125,7 +156,8 @@ def describe_shard(data: Path, split: str, source: str, number: int) -> ShardInf
     if not isinstance(sidecar, dict):
         raise IntegrityError(f"{data / name}.json: cannot be read: {_REMEDY}")
     counts = (sidecar["tokens"], sidecar["documents"], sidecar["bytes"])
-    return ShardInfo(name, split, source, *counts, sidecar["digests"]["bin"])
+    digests = sidecar["digests"]
+    return ShardInfo(name, split, source, *counts, digests["bin"], digests.get("labels", ""))
 
 
 def verify_shard(path: Path) -> None:
@@ -136,10 +168,12 @@ def verify_shard(path: Path) -> None:
     sidecar = read_json(path.with_name(path.name + ".json"))
     if not isinstance(sidecar, dict) or not {"digests", "blocks", "dtype", "tokens", "documents"} <= sidecar.keys():
         raise IntegrityError(f"{path}.json: missing or damaged: {_REMEDY}")
-    files = {name: path.with_name(path.name + ending) for name, ending in FILES.items()}
+    endings = FILES | ({"labels": LABELS} if "outputs" in sidecar else {})
+    files = {name: path.with_name(path.name + ending) for name, ending in endings.items()}
     sizes = {
         "bin": sidecar["tokens"] * DTYPES[sidecar["dtype"]].itemsize,
         "idx": 8 * sidecar["documents"],
+        "labels": 4 * sidecar["tokens"] * sidecar.get("outputs", 0),
     }
     for name, file in files.items():
         if not file.is_file():

@@ -1,0 +1,98 @@
+"""From labelled texts to labelled tokens: what the shards of a labelled set hold.
+
+Texts become tokens by `hornbook.text.asked`, as they do for predictions. A label of a whole text stands at the
+document's first token, whichever token will carry it in training.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from hornbook.text.asked import ask_question, ask_text, ask_words
+from hornbook.text.config_labels import LabelsConfig, outputs_of
+from hornbook.text.labelling import Labelling
+from hornbook.text.tokenizer import Tokenizer
+
+START, END, CHOOSABLE = 1, 2, 4
+"""Bits of a token's label where answers are places: it begins, it ends, it might do so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A document as stored."""
+
+    tokens: np.ndarray
+    labels: Float32[np.ndarray, "tokens outputs"] | None = None
+    facts: tuple[Any, ...] = ()
+    """More columns about it."""
+
+
+def label_tokens(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
+    """Tokens of a labelled text, a label or NaN for each, and what is to be known of the document."""
+    return _KINDS[config.kind](tokenizer, config, text, labels)
+
+
+def _unlabelled(tokens: list[int], outputs: int = 1) -> Float32[np.ndarray, "tokens outputs"]:
+    return np.full((len(tokens), outputs), math.nan, np.float32)
+
+
+def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
+    first, *second = (text[begin:end] for begin, end in labels.parts)
+    tokens = ask_text(tokenizer, first, second[0] if second else None).tokens
+    found = _unlabelled(tokens, outputs_of(config))
+    found[0] = labels.values
+    return Labelled(np.array(tokens, np.uint32), found)
+
+
+def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
+    del config
+    (window,) = ask_words(tokenizer, [text[begin:end] for begin, end, _ in labels.stretches])
+    found = _unlabelled(window.tokens)
+    for word, place in window.places.items():
+        found[place] = labels.stretches[word][2]
+    return Labelled(np.array(window.tokens, np.uint32), found)
+
+
+def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
+    """Choosable are the context's tokens, and the first of all, which is where an answer is that is not there."""
+    del config
+    question, context = (text[begin:end] for begin, end in labels.parts)
+    (window,) = ask_question(tokenizer, question, context)
+    first = labels.parts[1][0]
+    marks = np.array([0 if span is None else CHOOSABLE for span in window.spans])
+    marks[0] = CHOOSABLE
+    places = [(begin - first, end - first) for begin, end, _ in labels.stretches]
+    touched = [
+        number for begin, end in places for number, span in enumerate(window.spans) if span and _meet(span, begin, end)
+    ] or [0]
+    marks[touched[0]] |= START
+    marks[touched[-1]] |= END
+    return Labelled(np.array(window.tokens, np.uint32), marks[:, None].astype(np.float32), (context, labels.answers))
+
+
+def _meet(span: tuple[int, int], begin: int, end: int) -> bool:
+    return span[0] < end and begin < span[1]
+
+
+def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
+    """The prompt and its answer, one behind the other; what is to be written, the end too, is labelled 1."""
+    del config
+    prompt, answer = (tokenizer.encode(text[begin:end]) for begin, end in labels.parts)
+    last = [] if tokenizer.end_id == tokenizer.delimiter_id else [tokenizer.end_id]
+    tokens = [tokenizer.delimiter_id, *prompt, *answer, *last]
+    found = _unlabelled(tokens)
+    found[1 + len(prompt) :] = 1.0
+    return Labelled(np.array(tokens, np.uint32), found)
+
+
+_KINDS: dict[str, Callable[[Tokenizer, LabelsConfig, str, Labelling], Labelled]] = {
+    "classification": _whole,
+    "regression": _whole,
+    "token_classification": _words,
+    "span": _question,
+    "answer": _prompted,
+}

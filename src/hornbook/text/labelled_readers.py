@@ -1,0 +1,258 @@
+"""Readers of labelled sets: rows of `.jsonl`, `.parquet`, `.tsv` and `.json` (SQuAD's too), sentences of `.conll`.
+
+As with plain text, no row is lost: what cannot be learned from is yielded as `Rejected`, with file, line and reason.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from hornbook.errors import UsageError
+from hornbook.text.config import SourceConfig
+from hornbook.text.config_labels import LabelsConfig, SpanLabels, TagLabels
+from hornbook.text.document import Document, Rejected
+from hornbook.text.inputs import InputFile, is_url, list_inputs
+from hornbook.text.label_rows import UnfitRow, fields_of, label_row
+from hornbook.text.lines import DamagedStream, HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
+from hornbook.text.readers import json_object, read_file
+from hornbook.text.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
+
+FORMATS = {".tsv": "tsv", ".json": "json", ".conll": "conll"}
+"""Endings that only labelled sets have; such files are named (globs may do it), not looked for in folders."""
+MOST_JSON = 2**30
+"""Bytes of a `.json` file, which is held as a whole."""
+_BATCH_ROWS = 256
+
+
+def list_labelled(source: str, config: SourceConfig) -> list[InputFile]:
+    """As `list_inputs`, and files of the formats that only labelled sets have."""
+    ours = [path for path in config.paths if not is_url(path) and Path(path).suffix.lower() in FORMATS]
+    others = [path for path in config.paths if path not in ours]
+    found = list_inputs(source, config.model_copy(update={"paths": others})) if others else []
+    for path in ours:
+        names = sorted(glob.glob(os.path.expanduser(path), recursive=True)) or [os.path.expanduser(path)]
+        found += [_named_file(source, name) for name in names]
+    return sorted({file.path: file for file in found}.values(), key=lambda file: file.path)
+
+
+def _named_file(source: str, path: str) -> InputFile:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UsageError(f"source {source!r}: cannot read {path}: {error.strerror}") from error
+    if not os.path.isfile(path):
+        raise UsageError(f"source {source!r}: {path} is not a regular file")
+    stamp = f"{status.st_size}-{status.st_mtime_ns}"
+    return InputFile(source, path, status.st_size, stamp, FORMATS[Path(path).suffix.lower()], None)
+
+
+def read_labelled(
+    file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None
+) -> Iterator[Row]:
+    """As `read_file`, where each row has labels as `options.labels` says."""
+    return read_file(file, options, on_digest, _READERS)
+
+
+def _labels(options: ReadOptions) -> LabelsConfig:
+    assert options.labels is not None
+    return options.labels
+
+
+def _document(file: InputFile, number: int, row: Mapping[str, Any], options: ReadOptions) -> Row:
+    """A row with its labels, or why it has none."""
+    origin = f"{file.name}:{number}"
+    try:
+        text, labels = label_row(_labels(options), row)
+    except UnfitRow as error:
+        return Rejected(file.name, number, str(error), file.source, ascii(dict(row))[:160])
+    size = len(text.encode())
+    if size > options.max_bytes:
+        reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
+        return Rejected(file.name, number, reason, file.source, ascii(text)[:160], size)
+    return Document(text, identifier(row.get(options.id_field), origin), file.source, {}, origin, labels)
+
+
+def _lines(
+    file: InputFile, raw: HashingFile, options: ReadOptions, read: Callable[[Line], Row | None]
+) -> Iterator[Row]:
+    """What `read` makes of each line that is sound; None for nothing."""
+    number = 0
+    try:
+        for line in read_lines(plain_text(raw, file.compression), options.max_bytes):
+            number = line.number
+            row = read(line)
+            if row is not None:
+                yield row
+    except DamagedStream as error:
+        yield Rejected(file.name, number + 1, str(error), file.source)
+
+
+def _blank(file: InputFile, line: Line) -> Rejected:
+    return Rejected(file.name, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
+
+
+def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    def read(line: Line) -> Row:
+        row = json_object(file, line, options)
+        return row if isinstance(row, Rejected) else _document(file, line.number, row, options)
+
+    return _lines(file, raw, options, read)
+
+
+def _read_tsv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Columns between tabs, named by the first line; quotation marks mean nothing (GLUE)."""
+    header: list[str] = []
+
+    def read(line: Line) -> Row | None:
+        if not line.data.strip():
+            return _blank(file, line)
+        cells = _decoded(file, line, options)
+        if isinstance(cells, Rejected):
+            return cells
+        if not header:
+            header.extend(cells.split("\t"))
+            return None
+        values = cells.split("\t")
+        if len(values) != len(header):
+            return bad_line(file, line, f"wrong number of columns: {len(values)}, the first line names {len(header)}")
+        return _document(file, line.number, dict(zip(header, values, strict=True)), options)
+
+    return _lines(file, raw, options, read)
+
+
+def _decoded(file: InputFile, line: Line, options: ReadOptions) -> str | Rejected:
+    if line.overlong:
+        reason = f"row longer than the limit: {line.size} bytes, max_document_bytes is {options.max_bytes}"
+        return bad_line(file, line, reason)
+    try:
+        return line.data.decode().removesuffix("\r")
+    except UnicodeDecodeError as error:
+        return bad_line(file, line, why_not_utf8(line.data, error))
+
+
+def _read_conll(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """A word a line, its tag in the last column; a blank line ends a sentence (CoNLL 2003)."""
+    config = _labels(options)
+    if not isinstance(config, TagLabels):
+        yield Rejected(file.name, 0, f"words with tags: text.labels.kind is {config.kind}", file.source)
+        return
+    words: list[str] = []
+    tags: list[str] = []
+    first = 0
+    problem: Row | None = None
+
+    def sentence() -> Row | None:
+        nonlocal problem
+        row = problem
+        if words and problem is None:
+            row = _document(file, first, {config.words: [*words], config.tags: [*tags]}, options)
+        words.clear()
+        tags.clear()
+        problem = None
+        return row
+
+    def read(line: Line) -> Row | None:
+        nonlocal first, problem
+        text = _decoded(file, line, options)
+        if isinstance(text, str) and (not text.strip() or text.startswith("-DOCSTART-")):
+            return sentence()
+        first = first if words or problem else line.number
+        columns = text.split() if isinstance(text, str) else []
+        if isinstance(text, Rejected) or len(columns) < 2:
+            problem = problem or (text if isinstance(text, Rejected) else bad_line(file, line, "a word without a tag"))
+            return None
+        words.append(columns[0])
+        tags.append(columns[-1])
+        return None
+
+    yield from _lines(file, raw, options, read)
+    last = sentence()
+    if last is not None:
+        yield last
+
+
+def _read_json(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """A list of rows, or SQuAD's articles of paragraphs of questions."""
+    if file.size > MOST_JSON:
+        reason = f"row longer than the limit: {file.size} bytes of one JSON value, {MOST_JSON} are read; use .jsonl"
+        yield Rejected(file.name, 0, reason, file.source, "", file.size)
+        return
+    try:
+        data = json.loads(raw.read().decode("utf-8-sig"))
+        rows = _rows(data, _labels(options), options.id_field)
+    except (ValueError, RecursionError) as error:
+        yield Rejected(file.name, 0, f"invalid JSON: {short(error)}", file.source)
+    except (KeyError, TypeError) as error:
+        yield Rejected(file.name, 0, f"neither rows nor SQuAD's layout: {short(error)}", file.source)
+    else:
+        for number, row in enumerate(rows, 1):
+            if isinstance(row, Mapping):
+                yield _document(file, number, row, options)
+            else:
+                yield Rejected(file.name, number, f"not an object: {ascii(row)[:60]}", file.source)
+
+
+def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
+    if isinstance(data, list) or not isinstance(config, SpanLabels):
+        return data if isinstance(data, list) else data["data"]
+    return [
+        {
+            id_field: question.get("id"),
+            config.question: question["question"],
+            config.context: paragraph["context"],
+            config.answers: question["answers"],
+        }
+        for article in data["data"]
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Row group by row group; a damaged one is one `Rejected` that counts all of its rows."""
+    del raw  # parquet is read at random places
+    with open_input(file) as handle:
+        try:
+            table = pq.ParquetFile(handle)
+            columns, rows = table.schema_arrow.names, table.metadata.num_rows
+        except DAMAGE as error:
+            yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source)
+            return
+        for key, name in fields_of(_labels(options)).items():
+            if name not in columns:
+                reason = f"missing {key}: no column {name!r} (columns: {ascii(', '.join(columns))[:100]})"
+                yield Rejected(file.name, 0, reason, file.source, rows=max(rows, 1))
+                return
+        done = 0
+        for group in range(table.num_row_groups):
+            end = done + table.metadata.row_group(group).num_rows
+            try:
+                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
+                    for row in batch.to_pylist():
+                        done += 1
+                        yield _document(file, done, row, options)
+            except DAMAGE as error:
+                reason = f"damaged parquet: row group {group}, {short(error)}"
+                yield Rejected(file.name, done + 1, reason, file.source, rows=end - done)
+            done = end
+
+
+def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    del raw, options
+    endings = ".jsonl (also .gz, .zst) .parquet .tsv .json .conll"
+    yield Rejected(file.name, 0, f"no labels in plain text: labelled sets are {endings}", file.source)
+
+
+_READERS: dict[str, Reader] = {
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+    "tsv": _read_tsv,
+    "json": _read_json,
+    "conll": _read_conll,
+    "text": _read_text,
+}
