@@ -56,6 +56,20 @@ def test_an_adapter_from_the_command_line(
     assert "is an adapter, and a run starts from whole weights" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", ['[{kind="bottleneck", width=4}]', "prompt"])
+def test_what_cannot_be_merged_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_settings: tuple[str, ...], step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run said that it would be exported."""
+    run, out = tmp_path / "run", ["--out", str(tmp_path / "out")]
+    assert main(["train", "--out", str(run), *tiny_settings, f"surgery={step}", "train.tokens=128"]) == Exit.DONE
+    for words in ([], ["-n"], ["-n", "--quantize", "int8"]):
+        assert main(["export", str(run), *out, *words]) == Exit.USAGE
+        assert "cannot be merged" in capsys.readouterr().err
+    assert main(["export", str(run), *out, "--to", "peft", "-n"]) == Exit.DONE
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("int4-group16", 0.12), ("int8-tensor", 0.02)])
 def test_codes_instead_of_weights(
     tmp_path: Path, checkpoint: Path, form: str, most: float, capsys: pytest.CaptureFixture[str]

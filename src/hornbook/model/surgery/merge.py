@@ -14,10 +14,14 @@ from hornbook.model.surgery.lora import LowRank, Magnitude
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, float32 tensor) of every parameter of the plain model that computes what `model` does.
 
-    Rounded and 4-bit weights become the values they stand for, LoRA and DoRA are added. UsageError where the model
-    has parts that no plain model has (bottlenecks, soft prompts).
+    Rounded and 4-bit weights become the values they stand for, LoRA and DoRA are added. UsageError, at once, where the
+    model has parts that no plain model has (bottlenecks, soft prompts).
     """
     _refuse_others(model)
+    return _merged(model)
+
+
+def _merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             yield f"{name}.weight", merged_weight(module)
@@ -39,7 +43,8 @@ def _refuse_others(model: nn.Module) -> None:
         mergeable = isinstance(module, LowRank | Magnitude) or name.endswith(".code")
         if isinstance(module, Added) and not mergeable:
             kind = type(module).__name__
-            raise UsageError(f"{name} ({kind}) cannot be merged into the weights: it is no linear update of a matrix")
+            text = f"{name} ({kind}) cannot be merged into the weights: it is no linear update of a matrix"
+            raise UsageError(f"{text}; `hornbook export --to peft` writes the adapter alone")
 
 
 @torch.no_grad()
