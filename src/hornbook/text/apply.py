@@ -31,11 +31,12 @@ DOCUMENTS = pa.schema(
         ("source", pa.string()),
         ("origin", pa.string()),
         *((name, pa.string()) for name in FIELDS),
+        ("labels", pa.string()),
         ("cluster", pa.string()),
         ("bytes", pa.int64()),
     ]
 )
-OWN = ("text", "hash", "edited_out")
+OWN = ("text", "labels", "hash", "edited_out")
 """Columns of the measured table that are not among the signals: `cluster` and `reason` stand for the last two."""
 _SHOWN = 2000
 """Characters of an example."""
@@ -50,6 +51,11 @@ class ApplyTask:
     """What the numbers in `verdict.reasons` mean; 0 is kept."""
     verdict: Verdict
     out: Path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the inputs."""
+        return self.measured.size
 
     @property
     def documents(self) -> Path:
@@ -187,7 +193,7 @@ def _count(found: Applied, part: _Part, names: tuple[str, ...]) -> None:
 def _kept(task: ApplyTask, part: _Part) -> pa.Table:
     table = part.table
     columns = {
-        **{name: table[name] for name in ("id", "origin", *FIELDS)},
+        **{name: table[name] for name in ("id", "origin", *FIELDS, "labels")},
         "text": part.texts,
         "source": pa.array([task.measured.source] * len(table)),
         "cluster": _hex(table["hash"]),

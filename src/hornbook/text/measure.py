@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from hornbook.errors import IntegrityError
 from hornbook.text.document import Document, Rejected
+from hornbook.text.labelled_readers import read_labelled
+from hornbook.text.labelling import edited
 from hornbook.text.measured import FIELDS, Measured, MeasureTask, finished, schema_of
 from hornbook.text.readers import read_file
 from hornbook.text.refinery.basics import content_hash
@@ -92,10 +94,20 @@ def edit_document(document: Document, row: int, edits: list[Edit]) -> Edited:
         if text is None:
             out = number
         elif text is not document.text:
-            document = replace(document, text=text)
+            document = _with_text(document, text, step)
     data = document.text.encode()
     size = len(data) if document.text is read else len(read.encode())
     return Edited(document, row, data, size, tuple(counts), out)
+
+
+def _with_text(document: Document, text: str, step: Edit) -> Document:
+    """The document with its edited text; labels stand at places, which an edit goes by."""
+    if document.labels is None:
+        return replace(document, text=text)
+    text, labels = edited(
+        document.text, document.labels, lambda piece: step.edit(replace(document, text=piece))[0] or ""
+    )
+    return replace(document, text=text, labels=labels)
 
 
 def _batches(documents: Iterator[Edited]) -> Iterator[list[Edited]]:
@@ -117,6 +129,7 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
         [document.id for document in documents],
         [document.origin for document in documents],
         *([_text_or_none(document.metadata.get(name)) for document in documents] for name in FIELDS),
+        [None if document.labels is None else document.labels.to_json() for document in documents],
         [each.row for each in batch],
         [each.bytes_read for each in batch],
         [len(each.data) for each in batch],
@@ -141,9 +154,10 @@ def _text_or_none(value: Any) -> str | None:
 
 
 def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:
+    read = read_file if task.options.labels is None else read_labelled
     for file in task.files:
         digests: list[str] = []
-        yield from read_file(file, task.options, digests.append)
+        yield from read(file, task.options, digests.append)
         result.files.append({"path": file.path, "size": file.size, "digest": digests[0] if digests else ""})
 
 

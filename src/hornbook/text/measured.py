@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from hornbook.text.config_step import StepConfig
 from hornbook.text.inputs import InputFile
-from hornbook.text.readers import ReadOptions
+from hornbook.text.rows import ReadOptions
 from hornbook.text.store import digest_of, read_json
 
 VERSION = 2
@@ -25,6 +25,7 @@ BASE = (
     ("id", pa.string()),
     ("origin", pa.string()),
     *((name, pa.string()) for name in FIELDS),
+    ("labels", pa.string()),
     ("row", pa.int64()),
     ("bytes_read", pa.int64()),
     ("bytes", pa.int64()),
@@ -90,7 +91,9 @@ class MeasureTask:
         files = [[file.path, file.stamp, file.problem] for file in self.files]
         steps = [step.model_dump() for step in self.steps]
         place = [self.source, self.ordinal, self.shard]
-        return digest_of([VERSION, *place, files, asdict(self.options), steps, self.read_by_steps])
+        labels = self.options.labels
+        options = asdict(self.options) | {"labels": None if labels is None else labels.model_dump()}
+        return digest_of([VERSION, *place, files, options, steps, self.read_by_steps])
 
 
 @dataclass(slots=True)
