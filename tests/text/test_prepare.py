@@ -16,10 +16,13 @@ import pytest
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
+from hornbook.text import plan as planning
 from hornbook.text import prepare as room
 from hornbook.text.config import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
+from hornbook.text.folder import read_text_config
 from hornbook.text.funnel import Funnel
-from hornbook.text.prepare import list_all, plan, prepare, read_text_config
+from hornbook.text.plan import list_all, plan
+from hornbook.text.prepare import WHOLE, Share, prepare, prepare_share
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]
@@ -49,7 +52,7 @@ def corpus(tmp_path: Path, write_rows: Write, make_texts: Make) -> TextConfig:
     (raw / "notes").mkdir()
     for number, text in enumerate(make_texts(25, seed=1)):
         (raw / "notes" / f"{number:02d}.txt").write_text(text)
-    (raw / "notes" / "bad.md").write_bytes(b"\xff\xfe\x00")
+    (raw / "notes" / "bad.md").write_bytes(b"\xff\xfb\x00")
     return config_of(web=raw / "web", notes=raw / "notes")
 
 
@@ -111,7 +114,7 @@ def test_documents_say_where_they_come_from(tmp_path: Path, corpus: TextConfig):
 @pytest.fixture
 def many_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make tasks small, so that a small corpus has many of them."""
-    monkeypatch.setattr(room, "_MIN_TASK_BYTES", 1000)
+    monkeypatch.setattr(planning, "_MIN_TASK_BYTES", 1000)
 
 
 @pytest.mark.usefixtures("many_tasks")
@@ -340,7 +343,7 @@ def test_tasks_depend_on_the_input_alone_and_keep_its_order(tmp_path: Path, monk
     config = config_of(s=tmp_path)
     inputs = list_all(config)
     for size in (1, 5000, 10**9):
-        monkeypatch.setattr(room, "_MIN_TASK_BYTES", size)
+        monkeypatch.setattr(planning, "_MIN_TASK_BYTES", size)
         tasks = plan(config, inputs, tmp_path / "work")
         assert [file for task in tasks for file in task.files] == inputs["s"]
         assert all(
@@ -359,3 +362,26 @@ def test_the_order_of_steps_decides_which_one_is_blamed(tmp_path: Path, write_ro
     ):
         funnel = prepare(config_of(s=path, steps=steps), tmp_path / f"data{number}")
         assert {reason: tally.rows for reason, tally in funnel.total().dropped.items()} == expected
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfig, read_tree: Tree, count: int):
+    corpus = corpus.model_copy(update={"shard_bytes": 1024})
+    prepare(corpus, tmp_path / "whole")
+    shares = [Share(number, count) for number in range(count)]
+    data = tmp_path / "shares"
+    with pytest.raises(UsageError, match=r"tasks are not measured \(the first is 0\)"):
+        prepare_share(corpus, data, "decide")
+    for phase in ("measure", "decide", "write"):
+        for share in reversed(shares) if phase != "decide" else [WHOLE]:
+            prepare_share(corpus, data, phase, share)
+    prepare(corpus, data)
+    assert read_tree(data) == read_tree(tmp_path / "whole")
+    assert prepare_share(corpus, data, "measure") == f"{data} is finished"
+
+
+def test_tasks_on_ray_write_the_same_bytes(tmp_path: Path, corpus: TextConfig, read_tree: Tree):
+    pytest.importorskip("ray", reason="ray is in the extra `scale`")
+    prepare(corpus, tmp_path / "here")
+    prepare(corpus, tmp_path / "ray", on="ray")
+    assert read_tree(tmp_path / "ray") == read_tree(tmp_path / "here")

@@ -14,10 +14,11 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, InUseError, UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
-from hornbook.text import prepare as prepare_room
+from hornbook.text import plan as planning
 from hornbook.text.bpe import train_bpe
 from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
-from hornbook.text.prepare import prepare, read_manifest
+from hornbook.text.folder import read_manifest
+from hornbook.text.prepare import prepare
 from hornbook.text.sample import is_validation
 from hornbook.text.shards import verify_shard
 from hornbook.text.store import digest_of, read_json
@@ -35,7 +36,7 @@ def make_data(
     tmp_path: Path, write_rows: Write, make_texts: Make, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Path]:
     """A prepared folder of two sources in several shards."""
-    monkeypatch.setattr(prepare_room, "_MIN_TASK_BYTES", 1000)
+    monkeypatch.setattr(planning, "_MIN_TASK_BYTES", 1000)
     for number in range(4):
         texts = make_texts(40, seed=number)
         write_rows(tmp_path / "raw" / "web" / f"{number}.jsonl", [{"text": text} for text in texts])

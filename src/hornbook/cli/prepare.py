@@ -13,6 +13,7 @@ from hornbook.errors import UsageError
 if TYPE_CHECKING:
     from hornbook.text.config import TextConfig
     from hornbook.text.funnel import Funnel, SourceFunnel
+    from hornbook.text.prepare import Share
 
 _ENDING = re.compile(r"\.(txt|md|py|jsonl|parquet)?(\.(gz|zst))?$", re.IGNORECASE)
 
@@ -30,6 +31,15 @@ def prepare(
     workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row (exit code 3).")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier prepare wrote there.")] = False,
+    phase: Annotated[
+        str, typer.Option("--phase", metavar="measure|decide|write", help="Do one phase only: see --shard.")
+    ] = "",
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="With --phase: every N-th task from the I-th (from 1) on.")
+    ] = "1/1",
+    on: Annotated[
+        str, typer.Option("--on", metavar="here|ray", help="Where tasks run: a Ray cluster, or here.")
+    ] = "here",
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -40,16 +50,49 @@ def prepare(
     """
     from hornbook.cli.progress import progress_bar
     from hornbook.text.prepare import prepare as run
+    from hornbook.text.prepare import prepare_share
 
     config = text_config(words or [], strict)
+    place = _one_of("--on", on, "here", "ray")
+    if phase:
+        share = _share(shard)
+        with progress_bar() as progress:
+            said = prepare_share(
+                config,
+                out,
+                _one_of("--phase", phase, "measure", "decide", "write"),
+                share,
+                workers=workers,
+                progress=progress,
+                on=place,
+            )
+        answer({"data": str(out), "phase": phase, "done": said}, said, as_json=as_json)
+        return
+    if shard != "1/1":
+        raise UsageError("--shard is of one phase: `--phase measure --shard 1/8`, then decide, then write")
     if dry_run:
         _show_plan(config, out, as_json)
         return
     with progress_bar() as progress:
-        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress)
+        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=place)
     people().print(*funnel_tables(funnel, out))
     if as_json:
         answer({"data": str(out), **funnel.to_json()}, as_json=True)
+
+
+def _one_of(option: str, given: str, *known: str) -> Any:
+    if given not in known:
+        raise UsageError(f"{option} {given}: it is one of {', '.join(known)}")
+    return given
+
+
+def _share(words: str) -> "Share":
+    from hornbook.text.prepare import Share
+
+    index, slash, count = words.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise UsageError(f"--shard {words}: write I/N with I from 1 to N, such as 3/8")
+    return Share(int(index) - 1, int(count))
 
 
 def text_config(words: Sequence[str], strict: bool) -> "TextConfig":
@@ -102,7 +145,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
 
 def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
     from hornbook.cli.progress import size_text
-    from hornbook.text.prepare import list_all, plan
+    from hornbook.text.plan import list_all, plan
 
     inputs = list_all(config)
     tasks = plan(config, inputs, out / "work")

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
+from hornbook.text.config_classifier import Classifier
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
@@ -68,6 +69,7 @@ AnyStep = Annotated[
     | PythonStep
     | DropEmpty
     | ExactDedup
+    | Classifier
     | NearDedup
     | Decontaminate
     | LineDedup
@@ -202,7 +204,7 @@ class TextConfig(Config):
         odd = [step.label for step in self.steps if not isinstance(step, Normalize | DropEmpty | ExactDedup)]
         if self.labels is not None and odd:
             raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
-        named = [name for name, source in self.sources.items() if "text_field" in source.model_fields_set]
+        named = [name for name, source in self.sources.items() if source.text_field != "text"]
         if self.labels is not None and named:
             raise ValueError(f"source {named[0]!r} has a text_field: with text.labels, that section names the fields")
         return self

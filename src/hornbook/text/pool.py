@@ -4,6 +4,7 @@ Workers are spawned, not forked, so they inherit no threads and no locks; they e
 it dies. One worker means this process.
 """
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -12,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from hornbook.errors import HornbookError
+from hornbook.errors import HornbookError, UsageError
 
+Where = Literal["here", "ray"]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -57,11 +59,17 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
+def run_tasks(
+    function: Callable[[Task], Result], tasks: Sequence[Task], workers: int, on: Where = "here"
+) -> Iterator[Result]:
     """Yield `function(task)` for each task in order; the first error in that order is raised.
 
     `function` must be a module-level function; few tasks are in flight at once, so results do not pile up.
+    With `on` "ray" they run on the cluster that RAY_ADDRESS names (else a local one), which sees the same files.
     """
+    if on == "ray":
+        yield from _run_on_ray(function, tasks)
+        return
     if workers <= 1:
         yield from map(function, tasks)
         return
@@ -81,6 +89,32 @@ def run_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(_DIED) from error
             raise
+
+
+def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError as error:
+        raise UsageError("ray is not installed: pip install 'hornbook[scale]'") from error
+    if not ray.is_initialized():
+        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
+    remote = ray.remote(num_cpus=1, max_retries=3)(function)
+    slots = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    waiting: deque[Any] = deque()
+    for task in tasks:
+        waiting.append(remote.remote(task))
+        if len(waiting) >= slots:
+            yield _ray_result(ray, waiting.popleft())
+    while waiting:
+        yield _ray_result(ray, waiting.popleft())
+
+
+def _ray_result(ray: Any, reference: Any) -> Any:
+    """The task's result; its own error instead of ray's wrapping."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
 
 
 def _stop(pool: ProcessPoolExecutor, workers: set[Any]) -> None:

@@ -8,7 +8,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config import SourceConfig
 from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import InputFile, list_inputs
-from hornbook.text.prepare import read_text_config
+from hornbook.text.folder import read_text_config
 from hornbook.text.readers import ReadOptions, read_file
 from hornbook.text.sample import is_validation
 from hornbook.text.store import read_batches

@@ -16,7 +16,7 @@ from hornbook.runlock import RunLock
 from hornbook.text.config import TextConfig, TokenizerFile, Trained
 from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.pool import choose_workers, run_tasks
-from hornbook.text.prepare import WORK, read_manifest, read_text_config
+from hornbook.text.folder import WORK, read_manifest, read_text_config
 from hornbook.text.sample import TrainingTexts
 from hornbook.text.shards import FILES, ShardInfo, dtype_for
 from hornbook.text.special_tokens import spell_special_tokens

@@ -14,7 +14,7 @@ from hornbook.text.config import SourceConfig, TextConfig
 from hornbook.text.decide import Verdict, decide
 from hornbook.text.document import Document
 from hornbook.text.measure import edit_document, measure
-from hornbook.text.prepare import list_all, plan
+from hornbook.text.plan import list_all, plan
 from hornbook.text.prepare import prepare as run_prepare
 from hornbook.text.refinery.table import build
 

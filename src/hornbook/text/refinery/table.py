@@ -12,6 +12,7 @@ STEPS = {
     "python": ".python_step:PythonStep",
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
+    "classifier": ".classifier:ClassifierStep",
     "near_dedup": ".near_dedup:NearDedup",
     "decontaminate": ".decontaminate:Decontaminate",
     "line_dedup": ".lines:LineDedup",

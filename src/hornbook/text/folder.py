@@ -1,0 +1,179 @@
+"""The folder that prepare writes: what is in it, whether it is finished, and how it becomes so."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hornbook.durable import TEMPORARY, storage_error, write_atomic
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.apply import Applied, ApplyTask
+from hornbook.text.config import TextConfig
+from hornbook.text.funnel import Funnel
+from hornbook.text.inputs import InputFile, is_url
+from hornbook.text.measured import VERSION, Measured, MeasureTask
+from hornbook.text.plan import read_by_steps
+from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
+
+MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
+    "manifest.json",
+    "funnel.json",
+    "quarantine.jsonl",
+    "samples.jsonl",
+    "work",
+)
+TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
+OURS = (
+    "documents",
+    "signals",
+    "tokens",
+    "tokenizer",
+    WORK,
+    MANIFEST,
+    FUNNEL,
+    QUARANTINE,
+    SAMPLES,
+    TEXT_TOML,
+    UNFINISHED,
+)
+
+
+def make_folder(out: Path) -> None:
+    """Create the folder. Raises UsageError where it holds what is not ours, StorageError where it cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
+        foreign = bool(names - {*OURS, "run.lock"})
+        known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
+    except OSError as error:
+        raise storage_error(error, out) from error
+    if foreign and not known:
+        raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
+
+
+def clear(out: Path) -> None:
+    """Delete what prepare and tokenize write, and nothing else."""
+    for name in OURS:
+        path = out / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def config_key(config: TextConfig) -> str:
+    """Digest of what `prepare` obeys; the tokenizer, the validation share and `strict` do not change its files."""
+    text = config.model_dump(mode="json", exclude={"tokenizer", "validation", "strict"})
+    return digest_of([VERSION, text, read_by_steps(config.steps)])
+
+
+def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
+    """The funnel of a finished folder; None where there is work to do; UsageError where it is another's folder."""
+    manifest = read_manifest(out)
+    begun = manifest or read_json(out / UNFINISHED)
+    if begun is None:
+        return None
+    if begun["key"] != config_key(config):
+        raise UsageError(
+            f"{out} was made with other settings of [text]; choose another --out, or start afresh with --overwrite"
+        )
+    if manifest is None:
+        return None
+    present = [[file.source, file.path, file.size] for files in inputs.values() for file in files]
+    if present != [[file["source"], file["path"], file["size"]] for file in manifest["inputs"]] or _changed(manifest):
+        raise UsageError(
+            f"the inputs of {out} have changed since; choose another --out, or start afresh with --overwrite"
+        )
+    missing = next((path for path in manifest["outputs"] if not (out / path).is_file()), None)
+    if missing:
+        raise IntegrityError(f"{out / missing} is missing; restore it, or start afresh with --overwrite")
+    damage = manifest["damage"]
+    if config.strict and damage:
+        raise IntegrityError(f"{damage}; mend the row and use --overwrite, or run without --strict")
+    return Funnel.from_json(read_json(out / FUNNEL))
+
+
+def _changed(manifest: dict[str, Any]) -> bool:
+    local = [file for file in manifest["inputs"] if file["digest"] and not is_url(file["path"])]
+    try:
+        return any(digest_file(Path(file["path"])) != file["digest"] for file in local)
+    except OSError:
+        return True
+
+
+def write_whole(config: TextConfig, jobs: list[ApplyTask], funnel: Funnel, out: Path) -> None:
+    """The files about the whole folder."""
+    _join([job.measured.quarantine for job in jobs], out / QUARANTINE)
+    _join([job.samples for job in jobs], out / SAMPLES)
+    write_json(out / FUNNEL, funnel.to_json())
+    text = config.model_dump(mode="json", exclude={"strict"}, exclude_none=True)
+    write_atomic(
+        out / TEXT_TOML, "# The [text] section of prepare; tokenize reads it.\n" + tomli_w.dumps({"text": text})
+    )
+
+
+def _join(parts: list[Path], path: Path) -> None:
+    with writing(path) as file:
+        for each in parts:
+            with each.open("rb") as part:
+                shutil.copyfileobj(part, file)
+
+
+def commit(
+    config: TextConfig, tasks: list[MeasureTask], measured: list[Measured], applied: list[Applied], out: Path
+) -> None:
+    """Delete what an earlier plan left, write the manifest, then forget the work."""
+    outputs = {path: digest for written in applied for path, digest in written.outputs.items()}
+    for folder in ("documents", "signals"):
+        for path in (out / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(out)) not in outputs:
+                path.unlink()
+    inputs = [
+        {"source": task.source, **file} for task, result in zip(tasks, measured, strict=True) for file in result.files
+    ]
+    manifest = {
+        "key": config_key(config),
+        "text": config.model_dump(mode="json", exclude={"strict"}),
+        "inputs": inputs,
+        "damage": next((result.damage for result in measured if result.damage), ""),
+        "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, SAMPLES, FUNNEL, TEXT_TOML)}},
+    }
+    write_json(out / MANIFEST, manifest)
+    (out / UNFINISHED).unlink()
+    shutil.rmtree(out / WORK)
+
+
+def require_documents(funnel: Funnel, out: Path) -> None:
+    """Raises UsageError where there was no row, IntegrityError where none is left."""
+    total = funnel.total()
+    if total.kept.rows:
+        return
+    if not total.read.rows:
+        raise UsageError("the input files hold no rows at all: they are empty")
+    tables = (*total.quarantined.items(), *total.dropped.items())
+    reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
+    raise IntegrityError(
+        f"none of {total.read.rows} rows is left: {reasons}; damaged rows are named in {out / QUARANTINE}"
+    )
+
+
+def read_manifest(data: Path) -> dict[str, Any] | None:
+    """manifest.json of a folder, or None where there is none. Raises IntegrityError where it is damaged."""
+    path = data / MANIFEST
+    manifest = read_json(path)
+    if manifest is None and not path.exists():
+        return None
+    if not isinstance(manifest, dict) or not {"key", "text", "inputs", "outputs", "damage"} <= manifest.keys():
+        raise IntegrityError(f"{path} is damaged; restore it, or prepare again with --overwrite")
+    return manifest
+
+
+def read_text_config(data: Path) -> TextConfig:
+    """The [text] section with which a folder was prepared. Raises UsageError where prepare has not finished."""
+    manifest = read_manifest(data)
+    if manifest is None:
+        begun = (data / UNFINISHED).exists()
+        state = "is not finished: run `hornbook prepare` again" if begun else "is not prepared"
+        raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
+    return TextConfig.model_validate(manifest["text"])

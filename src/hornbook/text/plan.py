@@ -1,0 +1,74 @@
+"""From a configuration to tasks: which files each source has, and how they are cut into shards."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hornbook.errors import UsageError
+from hornbook.text.config import TextConfig
+from hornbook.text.config_step import StepConfig
+from hornbook.text.inputs import InputFile, list_inputs
+from hornbook.text.labelled_readers import list_labelled
+from hornbook.text.measured import MeasureTask
+from hornbook.text.pool import choose_workers
+from hornbook.text.rows import ReadOptions
+from hornbook.text.store import digest_file, digest_of
+
+_MIN_TASK_BYTES = 2 * 2**20
+_SMALL_BYTES = 8 * 2**20
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
+    """The input files of every source, in the order of the configuration."""
+    if not config.sources:
+        raise UsageError("there is nothing to prepare: name paths, or give text.sources in the recipe")
+    for name in config.sources:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"source name {name!r}: use letters, digits, '-', '_' and '.' (it becomes a folder)")
+    listing = list_inputs if config.labels is None else list_labelled
+    return {name: listing(name, source) for name, source in config.sources.items()}
+
+
+def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:
+    """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
+    total = sum(file.size for files in inputs.values() for file in files)
+    size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
+    steps, read = tuple(config.steps), digest_of(read_by_steps(config.steps))
+    tasks: list[MeasureTask] = []
+    for name, files in inputs.items():
+        options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)
+        for shard, group in enumerate(_groups(files, size)):
+            tasks.append(MeasureTask(len(tasks), name, shard, group, options, steps, read, config.strict, work))
+    return tasks
+
+
+def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]]:
+    group: list[InputFile] = []
+    filled = 0
+    for file in files:
+        if group and filled + file.size > size:
+            yield tuple(group)
+            group, filled = [], 0
+        group.append(file)
+        filled += file.size
+    yield tuple(group)
+
+
+def read_by_steps(steps: Sequence[StepConfig]) -> dict[str, str]:
+    """Path -> digest of every file that steps read. Raises UsageError where one is missing."""
+    found: dict[str, str] = {}
+    for step in steps:
+        for path in step.reads():
+            try:
+                found[path] = digest_file(Path(path))
+            except OSError as error:
+                raise UsageError(f"step {step.label!r}: cannot read {path}: {error.strerror}") from error
+    return found
+
+
+def workers_for(asked: int, tasks: list[MeasureTask], total: int) -> int:
+    """One process where others would not see the input (memory://) or are not worth their start."""
+    if any(file.path.startswith("memory://") for task in tasks for file in task.files):
+        return 1
+    return 1 if not asked and total < _SMALL_BYTES else choose_workers(asked, len(tasks))

@@ -1,0 +1,35 @@
+"""Verdicts on disk: phase 2 writes them for phase 3, which may run elsewhere."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hornbook.text.decide import Verdict
+from hornbook.text.store import read_json, write_json, writing
+
+
+def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+    """One file of arrays per task, then the names of reasons and the examples under a key."""
+    for number, verdict in enumerate(verdicts):
+        for name, array in (("reasons", verdict.reasons), ("cuts", verdict.cuts)):
+            with writing(_path(work, number, name)) as file:
+                np.save(file, array)
+    samples = [sorted(verdict.samples.items()) for verdict in verdicts]
+    write_json(work / "verdicts.json", {"key": key, "names": list(names), "samples": samples})
+
+
+def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | None:
+    """What `write_verdicts` wrote under the same key, else None."""
+    found = read_json(work / "verdicts.json")
+    if not isinstance(found, dict) or found.get("key") != key:
+        return None
+    verdicts = [
+        Verdict(np.load(_path(work, number, "reasons")), np.load(_path(work, number, "cuts")), dict(samples))
+        for number, samples in enumerate(found["samples"])
+    ]
+    return found["names"], verdicts
+
+
+def _path(work: Path, number: int, name: str) -> Path:
+    return work / f"verdict-{number:05d}.{name}.npy"
