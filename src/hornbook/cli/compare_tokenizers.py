@@ -79,7 +79,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.cli.progress import progress_bar
     from hornbook.resolve import resolve
     from hornbook.text.config import Trained
-    from hornbook.text.prepare import read_text_config
+    from hornbook.text.folder import read_text_config
     from hornbook.text.sample import TrainingTexts
     from hornbook.text.train_tokenizer import train_tokenizer
 

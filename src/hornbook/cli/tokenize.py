@@ -93,7 +93,7 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     """The data folder, and the [text] section stored in it with the settings given now."""
     from hornbook.cli.shell import split_target
     from hornbook.resolve import resolve
-    from hornbook.text.prepare import TEXT_TOML, read_text_config
+    from hornbook.text.folder import TEXT_TOML, read_text_config
 
     target, overrides = split_target(words, "data folder")
     if target is None:

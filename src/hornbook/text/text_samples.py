@@ -7,8 +7,8 @@ from pathlib import Path
 from hornbook.errors import UsageError
 from hornbook.text.config import SourceConfig
 from hornbook.text.document import Document, Rejected
-from hornbook.text.inputs import InputFile, list_inputs
 from hornbook.text.folder import read_text_config
+from hornbook.text.inputs import InputFile, list_inputs
 from hornbook.text.readers import ReadOptions, read_file
 from hornbook.text.sample import is_validation
 from hornbook.text.store import read_batches
@@ -75,7 +75,7 @@ def _held_out(shard: Path, share: float) -> Iterator[str]:
 
 def _documents(file: InputFile, source: SourceConfig, refused: list[Rejected]) -> Iterator[str]:
     """Texts of a file; rows that are damaged are put into `refused`."""
-    for row in read_file(file, ReadOptions(source.text_field, source.id_field)):
+    for row in read_file(file, ReadOptions.of(source)):
         if isinstance(row, Document) and row.text.strip():
             yield row.text
         elif isinstance(row, Rejected) and row.damaged:
