@@ -31,6 +31,7 @@ class Verb:
 VERBS = {
     "quickstart": Verb("quickstart", "quickstart", "Raw text to a trained, exported model in three minutes", "Start"),
     "doctor": Verb("doctor", "doctor", "Check this machine", "Start"),
+    "fetch": Verb("fetch", "fetch", "Files of the usual public corpora", "Data"),
     "prepare": Verb("prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
     "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),
     "train": Verb("train", "train", "Train a model", "Train", words=True),

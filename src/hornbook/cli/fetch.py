@@ -1,0 +1,122 @@
+"""`hornbook fetch`: files of the usual public corpora, and the settings that read them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.corpora import Corpus
+    from hornbook.text.fetch import Remote
+
+
+def fetch(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME | URL]", help="A corpus of the table, or an address; none: the table."),
+    ] = None,
+    variables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Which part: language=de, crawl=CC-MAIN-2025-05."),
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where files go (corpora/NAME).")] = None,
+    files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="At most so many files.")] = 1,
+    everything: Annotated[bool, typer.Option("--all", help="All files, however many.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch a public corpus, or a part of it, and print the settings with which prepare reads it.
+
+    A transfer that broke goes on where it stopped; published digests are checked. -n prints every address and size.
+    """
+    from hornbook.text.corpora import CORPORA, corpus_of
+
+    if name is None:
+        answer({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table(), as_json=as_json)
+        return
+    from hornbook.text.fetch import plan
+
+    corpus = corpus_of(name)
+    remotes, total = plan(corpus, _given(variables or []), None if everything else files)
+    folder = out or Path("corpora") / corpus.name
+    lines = _plan_lines(corpus, remotes, total, folder)
+    people().print("\n".join(lines), markup=False)
+    if not dry_run:
+        _fetch(remotes, folder)
+    section = _section(corpus, remotes, folder)
+    listed = [{"url": each.url, "path": str(folder / each.name), "bytes": each.size} for each in remotes]
+    answer({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section, as_json=as_json)
+
+
+def _fetch(remotes: "list[Remote]", folder: Path) -> None:
+    from hornbook.cli.progress import progress_bar
+    from hornbook.text.fetch import fetch as run
+
+    with progress_bar() as progress:
+        run(remotes, folder, progress=progress)
+
+
+def _given(words: list[str]) -> dict[str, str]:
+    given = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"{word!r} is no KEY=VALUE: a part is chosen as language=de")
+        given[key] = value
+    return given
+
+
+def _row(corpus: "Corpus") -> dict[str, Any]:
+    fields = ("name", "what", "size", "licence", "cites", "note")
+    return {name: getattr(corpus, name) for name in fields} | {"variables": dict(corpus.variables)}
+
+
+def corpus_table() -> str:
+    """The table of corpora, for people."""
+    from hornbook.text.corpora import CORPORA
+
+    lines: list[str] = []
+    for corpus in CORPORA.values():
+        parts = " ".join(f"{key}={value}" for key, value in corpus.variables.items())
+        lines += [
+            f"{corpus.name}  {corpus.what}",
+            f"    size     {corpus.size}",
+            f"    licence  {corpus.licence}",
+            f"    see      {corpus.cites}",
+            *([f"    choose   {parts}"] if parts else []),
+            *([f"    note     {corpus.note}"] if corpus.note else []),
+        ]
+    return "\n".join([*lines, "", "what would be fetched: hornbook fetch NAME -n"])
+
+
+def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
+    from hornbook.cli.progress import size_text
+
+    known = [each.size for each in remotes if each.size is not None]
+    lines = [
+        f"{each.url}  {size_text(each.size) if each.size is not None else 'size unknown'}"
+        f"{'  with a published digest' if each.digest else ''}"
+        for each in remotes
+    ]
+    unknown = "" if len(known) == len(remotes) else " and what the server does not say"
+    lines.append(f"{len(remotes):,} of {total:,} files, {size_text(sum(known))}{unknown}, into {folder}")
+    if corpus.licence:
+        lines.append(f"licence: {corpus.licence}; see {corpus.cites}")
+    return [*lines, f"note: {corpus.note}"] if corpus.note else lines
+
+
+def _section(corpus: "Corpus", remotes: "list[Remote]", folder: Path) -> str:
+    """The section of a recipe; what prepare cannot read until it is unpacked is named as it will be called."""
+    import tomli_w
+
+    from hornbook.text.corpora import source_section
+    from hornbook.text.inputs import NAMED_ONLY, format_of
+
+    kinds = {(format_of(each.name) or ("",))[0] for each in remotes}
+    named = bool(kinds & set(NAMED_ONLY))
+    paths = [str(folder / each.name) for each in remotes] if named else [str(folder)]
+    return tomli_w.dumps({"text": {"sources": {corpus.name: source_section(corpus, paths)}}})

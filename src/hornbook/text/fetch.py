@@ -1,0 +1,243 @@
+"""Fetching files of a corpus: what would be fetched is listed first; a broken transfer goes on where it stopped.
+
+http(s) goes through the standard library, everything else (hf://, s3://, file://) through fsspec. A file appears
+under its name only when it is whole and has the published digest; until then it is hidden from `prepare`.
+"""
+
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+
+from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.corpora import Corpus, filled
+from hornbook.text.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
+
+RECORD = "fetched.json"
+_CHUNK = 2**20
+_MOST_LISTING = 2**28
+_ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
+_DIGEST = re.compile(r"([0-9a-fA-F]{32,64})[ *]+(\S+)\s*")
+_DATED = re.compile(r"-(?:\d{8}|latest)-")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file to fetch."""
+
+    url: str
+    name: str
+    """Its name here."""
+    size: int | None
+    """Bytes, where the server says."""
+    digest: str = ""
+    """Published hexadecimal md5, sha1 or sha256, if any."""
+    options: Mapping[str, Any] | None = None
+
+
+def plan(corpus: Corpus, given: Mapping[str, str], most: int | None = None) -> tuple[list[Remote], int]:
+    """(the first `most` files of a corpus, how many it has in all). Reads lists, sizes and digests, nothing else.
+
+    Raises UsageError (no such file, no access, an extra that is missing).
+    """
+    values = filled(corpus, given)
+    urls = [found for url in corpus.urls for found in _expanded(url.format(**values), corpus.options)]
+    if corpus.listing:
+        lines = _small(corpus.listing.format(**values)).decode("utf-8", "replace").split()
+        urls += [corpus.base + line for line in lines]
+    digests = _digests(corpus.checksums.format(**values)) if corpus.checksums else {}
+    names = _names(urls)
+    chosen = list(zip(urls, names, strict=True))[:most]
+    found = [
+        Remote(url, name, _size(url, corpus.options), digests.get(_undated(_last(url)), ""), corpus.options)
+        for url, name in chosen
+    ]
+    return found, len(urls)
+
+
+def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
+    if "*" not in url:
+        return [url]
+    try:
+        system, pattern = fsspec.core.url_to_fs(url, **options)
+        found = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(f"cannot list {url}: {error}") from error
+    if not found:
+        raise UsageError(f"{url} matches nothing, or may not be listed without an account")
+    return found
+
+
+def _last(url: str) -> str:
+    return url.partition("?")[0].rstrip("/").rpartition("/")[2]
+
+
+def _names(urls: list[str]) -> list[str]:
+    """A name for each address: its last part, with more of the address where several end alike."""
+    lasts = [_last(url) for url in urls]
+    taken = {name for name in lasts if lasts.count(name) > 1} if len(set(lasts)) < len(lasts) else set()
+    names = []
+    for url, last in zip(urls, lasts, strict=True):
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", url.partition("://")[2] if last in taken else last).lstrip(".-")
+        if not name:
+            raise UsageError(f"{url} names no file")
+        names.append(name)
+    return names
+
+
+def _undated(name: str) -> str:
+    """Wikimedia's list beside "latest" names the files by their date."""
+    return _DATED.sub("-*-", name)
+
+
+def _digests(url: str) -> dict[str, str]:
+    lines = map(_DIGEST.fullmatch, _small(url).decode("utf-8", "replace").splitlines())
+    return {_undated(line.group(2)): line.group(1).lower() for line in lines if line}
+
+
+def _small(url: str) -> bytes:
+    """A whole small file. Raises UsageError."""
+
+    def read() -> bytes:
+        with opened(url, 0, "", {}) as part:
+            data = part.body.read(_MOST_LISTING)
+        return gzip.decompress(data) if url.endswith(".gz") else data
+
+    return patient(read, url, attempts=3, pause=1.0)
+
+
+def _size(url: str, options: Mapping[str, Any]) -> int | None:
+    if not is_http(url):
+        try:
+            system, path = fsspec.core.url_to_fs(url, **options)
+            return system.info(path).get("size")
+        except (OSError, ValueError, ImportError) as error:
+            raise UsageError(f"cannot read {url}: {error}") from error
+
+    def ask() -> int | None:
+        request = urllib.request.Request(url, method="HEAD", headers=AGENT)
+        with http_answer(request) as answer:
+            length = answer.headers.get("Content-Length")
+            return int(length) if length and length.isdigit() else None
+
+    return patient(ask, url, attempts=3, pause=1.0)
+
+
+def fetch(
+    remotes: list[Remote], folder: Path, *, attempts: int = 5, pause: float = 1.0, progress: Progress | None = None
+) -> list[Path]:
+    """Fetch files into a folder, one after the other; those that are there as recorded are left alone.
+
+    A transfer that breaks is tried again `attempts` times, `pause` seconds apart and then twice as long each time.
+
+    Raises UsageError (no such file, given up), IntegrityError (size or digest is not what it should be), StorageError.
+    """
+    done = 0
+    total = sum(remote.size or 0 for remote in remotes)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    record = _read_record(folder)
+    paths = []
+    for remote in remotes:
+        path = folder / remote.name
+        known = record.get(remote.name)
+        if not (known and path.is_file() and known["url"] == remote.url and known["size"] == path.stat().st_size):
+
+            def show(size: int, before: int = done) -> None:
+                if progress is not None:
+                    progress("fetch", before + size, total)
+
+            record[remote.name] = _fetch_one(remote, path, attempts, pause, show)
+            write_atomic(folder / RECORD, json.dumps(record, indent=1) + "\n")
+        done += remote.size or 0
+        paths.append(path)
+    return paths
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Callable[[int], None]) -> dict[str, Any]:
+    part, tag = (path.with_name(f"{TEMPORARY}{path.name}.{ending}") for ending in ("part", "tag"))
+    size = patient(lambda: _transfer(remote, part, tag, show), remote.url, attempts=attempts, pause=pause)
+    algorithm = _ALGORITHMS.get(len(remote.digest), "sha256")
+    digests = _hashed(part, {algorithm, "sha256"})
+    if remote.digest and digests[algorithm] != remote.digest:
+        part.unlink()
+        raise IntegrityError(
+            f"{remote.url}: its {algorithm} is {digests[algorithm]}, published is {remote.digest}; fetch it again"
+        )
+    try:
+        os.replace(part, path)
+        sync_directory(path.parent)
+        tag.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
+
+
+def _transfer(remote: Remote, part: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Bring the rest of a file; its size. Raises Broken where it is not whole."""
+    have = part.stat().st_size if part.is_file() else 0
+    known = tag.read_text() if have and tag.is_file() else ""
+    try:
+        with opened(remote.url, have if known else 0, known, remote.options or {}) as found:
+            place = _write(found, part, tag, show)
+    except NoSuchPart:
+        tag.unlink(missing_ok=True)
+        raise
+    if found.size is not None and place != found.size:
+        raise Broken(f"{place} of {found.size} bytes came")
+    return place
+
+
+def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Write what comes behind what is there; how much is there then. Raises Broken, StorageError."""
+    try:
+        tag.write_text(found.tag)
+        with part.open("r+b" if found.start else "wb") as file:
+            file.truncate(found.start)
+            place = file.seek(found.start)
+            while data := _read(found.body):
+                file.write(data)
+                place += len(data)
+                show(place)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, part) from error
+    return place
+
+
+def _read(body: IO[bytes]) -> bytes:
+    """Errors of the network are Broken, so that they are not taken for those of the disk."""
+    try:
+        return body.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Broken(str(error) or type(error).__name__) from error
+
+
+def _hashed(path: Path, algorithms: set[str]) -> dict[str, str]:
+    found = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK):
+            for each in found.values():
+                each.update(data)
+    return {name: each.hexdigest() for name, each in found.items()}
