@@ -1,0 +1,176 @@
+"""`hornbook predict`: labels, tags, numbers, answers for lines of text."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from hornbook.cli.shell import Json, answer, say
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.model.predict import Query
+
+CHUNK = 256
+"""Lines that are read before the first are answered; one, where a person types them."""
+
+
+def predict(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="[FILE|-]", help="Lines of text, or .jsonl; - is stdin.")] = Path("-"),
+    *,
+    objects: Annotated[
+        bool, typer.Option("--objects", help="Lines are JSON objects, as in a .jsonl file (questions always are).")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Say what a model with a head for labels says of each line: a label, numbers, tags of words, an answer.
+
+    A line is a text; or a JSON object with text (and text_pair), words, or question and context. A text longer than the
+    model's positions is cut, which is said; words and contexts are read in windows that overlap, so nothing is lost.
+    --json prints one object per line, with the probability of every label.
+    """
+    from hornbook.model.config_head import LabelHeadConfig
+    from hornbook.model.load import load_model
+    from hornbook.model.predict import predict as ask
+    from hornbook.parallel.mesh import choose_device
+    from hornbook.run.checkpoint_path import checkpoint_path
+
+    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    kind = loaded.config.head.kind
+    if not isinstance(loaded.config.head, LabelHeadConfig):
+        raise UsageError(
+            f"{loaded.folder}: its head is {kind!r}, which says tokens, not labels: `hornbook generate` is for it, and "
+            "`hornbook train --from` it with another model.head.kind makes a model that labels"
+        )
+    if loaded.tokenizer is None:
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read")
+    objects = objects or kind == "span" or file.suffix == ".jsonl"
+    truncated = 0
+    for chunk in _chunks(_queries(file, kind, objects=objects)):
+        for (given, _), found in zip(chunk, ask(loaded, [query for _, query in chunk]), strict=True):
+            truncated += found.get("truncated", False)
+            answer(given | found, None if as_json else SHOWN[kind](found))
+    if truncated:
+        say(
+            f"[yellow]warning[/] {truncated:,} texts are longer than the model's "
+            f"{loaded.config.position.length:,} positions: what is behind those was not read"
+        )
+
+
+Asked = tuple[dict[str, Any], "Query"]
+"""What a line holds, for the answer to say it again, and what it asks."""
+
+
+def _chunks(queries: Iterator[Asked]) -> Iterator[list[Asked]]:
+    size = 1 if sys.stdin.isatty() else CHUNK
+    while chunk := list(islice(queries, size)):
+        yield chunk
+
+
+# ---- Lines
+
+
+def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Asked]:
+    """Each line read. UsageError that names the line where there is nothing in it, or not what the head needs."""
+    name, number = "stdin" if str(file) == "-" else str(file), 0
+    with _open(file) as lines:
+        for number, raw in enumerate(lines, start=1):
+            where = f"{name}, line {number}"
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{where} is not UTF-8 text ({error})") from error
+            if not line.strip():
+                raise UsageError(f"{where} is empty: there is nothing to predict")
+            yield _from_object(where, line, kind) if objects else _from_text(line)
+    if number == 0:
+        raise UsageError(f"{name} is empty: give it lines of text")
+
+
+def _open(file: Path) -> BinaryIO:
+    if str(file) == "-":
+        return sys.stdin.buffer if isinstance(sys.stdin, io.TextIOWrapper) else io.BytesIO(sys.stdin.read().encode())
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _from_text(line: str) -> Asked:
+    from hornbook.model.predict import Query
+
+    return {"text": line}, Query(line)
+
+
+def _from_object(where: str, line: str, kind: str) -> Asked:
+    from hornbook.model.predict import Query
+
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON ({error}); lines of text need a file that is not .jsonl") from error
+    if not isinstance(given, dict):
+        raise UsageError(f"{where} is JSON, but no object: {NEEDED[kind]}")
+    if kind == "span":
+        return given, Query(_text(where, given, "context", kind), _text(where, given, "question", kind))
+    if kind == "token_classification" and "words" in given:
+        words = given["words"]
+        if not (isinstance(words, list) and words and all(isinstance(each, str) and each.strip() for each in words)):
+            raise UsageError(f"{where}: words is {words!r}: a list of words is expected")
+        return given, Query("", words=words)
+    pair = _text(where, given, "text_pair", kind) if "text_pair" in given else None
+    if kind == "token_classification" and pair is not None:
+        raise UsageError(f"{where}: there is a text_pair, but words are tagged in one text")
+    return given, Query(_text(where, given, "text", kind), pair)
+
+
+NEEDED = {
+    "classification": 'it needs {"text": "..."}, and "text_pair" where two texts are judged together',
+    "regression": 'it needs {"text": "..."}, and "text_pair" where two texts are judged together',
+    "token_classification": 'it needs {"text": "..."} or {"words": ["...", "..."]}',
+    "span": 'it needs {"question": "...", "context": "..."}',
+}
+"""Kind of head -> what an object must hold."""
+
+
+def _text(where: str, given: dict[str, Any], key: str, kind: str) -> str:
+    value = given.get(key)
+    if not isinstance(value, str) or not value.strip():
+        found = f"{key} is {value!r}" if key in given else f"there is no {key} (keys: {', '.join(given) or 'none'})"
+        raise UsageError(f"{where}: {found}: {NEEDED[kind]}")
+    return value
+
+
+# ---- Answers for people
+
+
+def _show_label(found: dict[str, Any]) -> str:
+    if "label" in found:
+        return f"{found['label']}\t{found['probability']:.4f}"
+    return "\t".join(f"{label} {found['probabilities'][label]:.4f}" for label in found["labels"]) or "-"
+
+
+def _show_tags(found: dict[str, Any]) -> str:
+    return " ".join(f"{word}/{tag or '-'}" for word, tag in zip(found["words"], found["tags"], strict=True))
+
+
+def _show_answer(found: dict[str, Any]) -> str:
+    return f"{'(no answer)' if found['answer'] is None else found['answer']}\t{found['probability']:.4f}"
+
+
+SHOWN = {
+    "classification": _show_label,
+    "regression": lambda found: "\t".join(f"{value:.6g}" for value in found["values"]),
+    "token_classification": _show_tags,
+    "span": _show_answer,
+}
+"""Kind of head -> its answer in a line."""
