@@ -21,8 +21,8 @@ from hornbook.errors import EXIT_MEANING, Exit
 from hornbook.schema import settings
 
 DESIGN_VERBS = (
-    "quickstart doctor prepare tokenize train resume fork verify eval generate predict import grow export data runs "
-    "recipes config"
+    "quickstart doctor fetch prepare tokenize train resume fork verify eval generate predict import grow export data "
+    "runs recipes config"
 )
 
 

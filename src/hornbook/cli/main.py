@@ -31,6 +31,7 @@ class Verb:
 VERBS = {
     "quickstart": Verb("quickstart", "quickstart", "Raw text to a trained, exported model in three minutes", "Start"),
     "doctor": Verb("doctor", "doctor", "Check this machine", "Start"),
+    "fetch": Verb("fetch", "fetch", "Files of the usual public corpora", "Data"),
     "prepare": Verb("prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
     "prepare report": Verb("prepare_report", "report", "What prepare removed and why, as a page and a data card", "Data"),
     "prepare review": Verb("prepare_review", "review", "Judge examples of each rule; its estimated precision", "Data"),
