@@ -52,9 +52,8 @@ def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[
     for chunk in chunks():
         _count(chunk, counters)
     for chunk in chunks():
-        found = np.empty(len(chunk), np.bool_)
-        _counted_twice(chunk, counters, found)
-        yield chunk[found]
+        found = np.empty_like(chunk)
+        yield found[: _counted_twice(chunk, counters, found)]
 
 
 @compiled
@@ -69,11 +68,15 @@ def _count(records: np.ndarray, counters: np.ndarray) -> None:
 
 
 @compiled
-def _counted_twice(records: np.ndarray, counters: np.ndarray, found: np.ndarray) -> None:
+def _counted_twice(records: np.ndarray, counters: np.ndarray, found: np.ndarray) -> int:
     mask = np.uint64(4 * counters.size - 1)
+    count = 0
     for i in range(len(records)):
         slot = (records[i, 0] >> np.uint64(1)) & mask
-        found[i] = (counters[slot >> np.uint64(2)] >> np.uint8(2 * (slot & np.uint64(3)))) & 3 > 1
+        if (counters[slot >> np.uint64(2)] >> np.uint8(2 * (slot & np.uint64(3)))) & 3 > 1:
+            found[count] = records[i]
+            count += 1
+    return count
 
 
 def _sort(chunks: list[np.ndarray]) -> np.ndarray:

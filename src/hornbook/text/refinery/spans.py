@@ -49,8 +49,20 @@ def living(corpus: Corpus) -> Iterator[np.ndarray]:
     """Records of documents that are alive, with rows of the whole corpus in place of those of the tasks."""
     for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
         for records in streamed(sketch):
-            records[:, 1] += np.uint64(first) << _ROW
-            yield records[corpus.alive[records[:, 1] >> _ROW]]
+            yield records[: _keep_living(records, first, corpus.alive)]
+
+
+@compiled
+def _keep_living(records: np.ndarray, first: int, alive: np.ndarray) -> int:
+    """Move records of documents that are alive to the front, with their rows in the whole corpus; how many there are."""
+    count = 0
+    for i in range(len(records)):
+        row = np.int64(records[i, 1] >> _ROW) + first
+        if alive[row]:
+            records[count] = records[i]
+            records[count, 1] += np.uint64(first) << _ROW
+            count += 1
+    return count
 
 
 def _later(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
