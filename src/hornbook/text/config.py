@@ -8,6 +8,7 @@ from hornbook.fields import Config, Count
 from hornbook.text.config_classifier import Classifier
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
+from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 
 
@@ -69,6 +70,12 @@ AnyStep = Annotated[
     | PythonStep
     | DropEmpty
     | ExactDedup
+    | GopherQuality
+    | GopherRepetition
+    | C4Lines
+    | C4
+    | MC4
+    | FineWeb
     | Classifier
     | NearDedup
     | Decontaminate

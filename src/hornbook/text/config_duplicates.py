@@ -5,9 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from hornbook.fields import Count
-from hornbook.text.config_step import CutConfig, DecisionConfig
-
-Words = Literal["whitespace", "unicode", "cjk"]
+from hornbook.text.config_step import CutConfig, DecisionConfig, Words
 
 
 class NearDedup(DecisionConfig):

@@ -1,10 +1,15 @@
 """What the configurations of all steps of the refinery share. A step is an edit, a decision or a cut."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from hornbook.fields import Config
 
 NAME = r"^[a-z][a-z0-9_]*$"
+
+Words = Literal["whitespace", "unicode", "cjk"]
+"""What a word is: what stands between blanks; runs of letters and digits; these, and each ideograph alone."""
 
 
 class StepConfig(Config):

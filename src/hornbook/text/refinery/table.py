@@ -18,6 +18,12 @@ STEPS = {
     "line_dedup": ".lines:LineDedup",
     "paragraph_dedup": ".lines:ParagraphDedup",
     "span_dedup": ".span_dedup:SpanDedup",
+    "gopher_quality": ".quality_rules:GopherQuality",
+    "gopher_repetition": ".quality_rules:GopherRepetition",
+    "c4_lines": ".c4_lines:C4Lines",
+    "c4": ".quality_rules:C4",
+    "mc4": ".quality_rules:MC4",
+    "fineweb": ".quality_rules:FineWeb",
 }
 """Kind -> module (of this room, with a dot) and class; imported when a recipe has it, for many compile kernels."""
 

@@ -1,0 +1,148 @@
+"""Configuration of the published rules of quality: Gopher's, C4's and FineWeb's, with their thresholds as defaults.
+
+Gopher: Rae et al. 2021, https://arxiv.org/abs/2112.11446, section A.1.1 and Table A1. C4: Raffel et al. 2020,
+https://arxiv.org/abs/1910.10683, section 2.2. mC4: Xue et al. 2021, https://arxiv.org/abs/2010.11934, section 3.1.
+FineWeb: Penedo et al. 2024, https://arxiv.org/abs/2406.17557, section 3.5. Where a paper leaves a detail open, it is
+as in datatrove 0.10.1. A threshold of null turns its rule off.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hornbook.fields import Count
+from hornbook.text.config_step import DecisionConfig, EditConfig, Words
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+Share = Annotated[float, Field(ge=0)]
+Number = Annotated[Count, Field(ge=0)]
+
+
+class CountsWords(DecisionConfig):
+    """What decisions that count words have."""
+
+    words: Words = "whitespace"
+    """What a word is: what stands between blanks; or runs of letters and digits; or these, and each ideograph alone."""
+
+
+class GopherQuality(CountsWords):
+    """Decision: Gopher's ten rules of quality, in the order of these keys."""
+
+    kind: Literal["gopher_quality"] = "gopher_quality"
+    min_words: Number | None = 50
+    """Least words that are more than symbols."""
+    max_words: Number | None = 100_000
+    """Most of them."""
+    min_word_length: Share | None = 3.0
+    """Least characters of a word in the mean, symbols left out."""
+    max_word_length: Share | None = 10.0
+    """Most of them."""
+    max_hashes: Share | None = 0.1
+    """Most hash signs for each word."""
+    max_ellipses: Share | None = 0.1
+    """Most ellipses for each word."""
+    max_bullet_lines: Share | None = 0.9
+    """Most of the lines that begin with a bullet or hyphen."""
+    max_ellipsis_lines: Share | None = 0.3
+    """Most of the lines that end in an ellipsis."""
+    min_alphabetic_words: Share | None = 0.8
+    """Least of the words that have a letter."""
+    min_stop_words: Number | None = 2
+    """Least different stop words of one language."""
+    stop_words: dict[str, list[str]] = Field(default_factory=lambda: {"en": list(STOP_WORDS)}, max_length=64)
+    """Language -> its stop words, as they are written; name every language that is to stay."""
+
+
+class GopherRepetition(CountsWords):
+    """Decision: Gopher's thirteen rules of repetition, in the order of these keys; shares are of all characters."""
+
+    kind: Literal["gopher_repetition"] = "gopher_repetition"
+    max_duplicate_paragraphs: Share | None = 0.3
+    """Most of the paragraphs (between empty lines) that were there before."""
+    max_duplicate_paragraph_characters: Share | None = 0.2
+    """Most of the characters in such."""
+    max_duplicate_lines: Share | None = 0.3
+    """Most of the lines that were there before."""
+    max_duplicate_line_characters: Share | None = 0.2
+    """Most of the characters in such."""
+    max_top_2_gram: Share | None = 0.2
+    """Most of the characters in the most frequent pair of words."""
+    max_top_3_gram: Share | None = 0.18
+    """In the most frequent 3 words."""
+    max_top_4_gram: Share | None = 0.16
+    """In the most frequent 4 words."""
+    max_duplicate_5_grams: Share | None = 0.15
+    """Most of the characters in 5 words in a row that were there before."""
+    max_duplicate_6_grams: Share | None = 0.14
+    """In 6 words."""
+    max_duplicate_7_grams: Share | None = 0.13
+    """In 7 words."""
+    max_duplicate_8_grams: Share | None = 0.12
+    """In 8 words."""
+    max_duplicate_9_grams: Share | None = 0.11
+    """In 9 words."""
+    max_duplicate_10_grams: Share | None = 0.1
+    """In 10 words."""
+
+
+class C4Lines(EditConfig):
+    """Edit: C4's rules for lines. What stays is trimmed and joined; `c4` judges it.
+
+    Lines with `lorem ipsum` or a curly bracket stay where those make `c4` drop the document: they are its evidence.
+    """
+
+    kind: Literal["c4_lines"] = "c4_lines"
+    max_word_length: Number | None = 1000
+    """Lines with a longer word go."""
+    citations: bool = True
+    """Remove `[1]`, `[edit]` and `[citation needed]` from lines."""
+    endings: str = ".?!\"'"
+    """Lines that do not end in one of these go, and those that end in `...`; "" keeps all."""
+    min_words: Number = 3
+    """Lines with fewer words between blanks go."""
+    javascript: bool = True
+    """Lines that name JavaScript go."""
+    policies: list[str] = Field(default_factory=lambda: list(POLICY))
+    """Lines with one of these phrases (in lower case) go."""
+
+
+class C4(DecisionConfig):
+    """Decision: C4's rules for documents, in the order of these keys; put `c4_lines` among the edits."""
+
+    kind: Literal["c4"] = "c4"
+    lorem_ipsum: bool = True
+    """Drop documents with `lorem ipsum`, a filler."""
+    curly_bracket: bool = True
+    """Drop documents with `{`, which is code more often than prose."""
+    min_sentences: Number | None = 5
+    """Least sentences: a line is at least one, if it has a word."""
+    terminals: str = ""
+    """Characters that end a sentence; by default those of all scripts."""
+
+
+class MC4(DecisionConfig):
+    """Decision: mC4's rule that replaces C4's lines in languages without its punctuation."""
+
+    kind: Literal["mc4"] = "mc4"
+    min_line_length: Number | None = 200
+    """Three lines must have so many characters."""
+
+
+class FineWeb(CountsWords):
+    """Decision: what FineWeb added, in the order of these keys; lines are those with a character to see."""
+
+    kind: Literal["fineweb"] = "fineweb"
+    min_terminal_lines: Share | None = 0.12
+    """Least of the lines that end in a terminal mark."""
+    max_short_lines: Share | None = 0.67
+    """Most of the lines that are short."""
+    max_duplicate_characters: Share | None = 0.01
+    """Most of the characters in lines that were there before."""
+    max_newlines: Share | None = 0.3
+    """Most newlines for each word."""
+    terminals: str = ""
+    """Terminal marks; by default those of all scripts."""
+    short_line: Number = 30
+    """Characters of the longest short line."""

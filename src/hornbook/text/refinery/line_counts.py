@@ -1,0 +1,162 @@
+"""What rules count in the characters and lines of one document.
+
+A sentence has a word and lasts until a terminal mark that ends it, or to the end of its line. `.`, `!` and `?` end it
+if a blank follows, with other marks between at most; terminal marks beyond ASCII always do.
+"""
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.characters import SPACE, WORD, decode
+
+COLUMNS = (
+    "characters",
+    "line_characters",
+    "newlines",
+    "hashes",
+    "ellipses",
+    "lines",
+    "bullet_lines",
+    "ellipsis_lines",
+    "sentences",
+    "lorem_ipsum_line",
+    "curly_bracket_line",
+)
+"""`newlines` are U+000A, `line_characters` all others, `lines` those of `str.splitlines`; the last two are the first
+such line, -1 for none."""
+(
+    _CHARACTERS,
+    _LINE_CHARACTERS,
+    _NEWLINES,
+    _HASHES,
+    _ELLIPSES,
+    _LINES,
+    _BULLETS,
+    _TRAILING,
+    _SENTENCES,
+    _LOREM,
+    _CURLY,
+) = range(len(COLUMNS))
+_ASCII = np.uint8(0x80)
+_LOREM_IPSUM = np.frombuffer(b"lorem ipsum", np.uint8)
+
+
+@compiled
+def count_lines(data, begin, end, kind, terminal, row):
+    """Fill `row` [columns] for the text data[begin:end].
+
+    One loop, because most characters are parts of words and ask for nothing. Of a line it keeps its first visible
+    character and the end of the last; of a sentence, whether it has a word (`inside`) and an end (`marked`).
+    """
+    row[_LOREM] = row[_CURLY] = -1
+    place, line, first, tail, dots, inside, marked = begin, begin, 0, begin, 0, False, False
+    characters, newlines, sentences, lines = 0, 0, 0, 0
+    while place < end:
+        if data[place] < _ASCII:
+            code, width = np.int64(data[place]), 1
+        else:
+            code, width = decode(data, place, end)
+        bits = kind[code]
+        characters += 1
+        if not bits & SPACE:
+            first = first or code
+            if bits & WORD:
+                inside, marked, dots = True, False, 0
+                if code | 0x20 == 0x6C and row[_LOREM] < 0 and _is_lorem_ipsum(data, place, end):
+                    row[_LOREM] = lines
+            else:
+                dots = _count_mark(code, dots if tail == place else 0, lines, row)
+                if inside and terminal[code]:
+                    sentences += code >= 0x80
+                    inside = marked = code < 0x80
+            tail = place + width
+        else:
+            newlines += code == 0x0A
+            sentences += marked
+            inside, marked = inside and not marked, False
+            if _ends_line(code, data, place + 1, end):
+                sentences += inside
+                _count_line(data, line, tail, first, row)
+                lines, line, first, inside = lines + 1, place + width, 0, False
+                tail = line
+        place += width
+    if line < end:
+        _count_line(data, line, tail, first, row)
+    row[_CHARACTERS], row[_LINE_CHARACTERS] = characters, characters - newlines
+    row[_NEWLINES], row[_SENTENCES], row[_LINES] = newlines, sentences + inside, lines + (line < end)
+
+
+@compiled
+def _count_mark(code, dots, lines, row):
+    """Count a character that is no part of a word; the dots that stand before the next one, in threes."""
+    if code == 0x2E:
+        row[_ELLIPSES] += dots == 2
+        return (dots + 1) % 3
+    if code == 0x2026:
+        row[_ELLIPSES] += 1
+    elif code == 0x23:
+        row[_HASHES] += 1
+    elif code == 0x7B and row[_CURLY] < 0:
+        row[_CURLY] = lines
+    return 0
+
+
+@compiled
+def _ends_line(code, data, following, end):
+    """As `str.splitlines` has it; of CR LF the second does."""
+    if code == 0x0D:
+        return following == end or data[following] != 0x0A
+    return 0x0A <= code <= 0x0C or 0x1C <= code <= 0x1E or code in (0x85, 0x2028, 0x2029)
+
+
+@compiled
+def _count_line(data, line, tail, first, row):
+    """Whether a line begins with `-` or U+2022, or ends in three dots or U+2026, blanks aside."""
+    row[_BULLETS] += first in (0x2D, 0x2022)
+    if tail - line >= 3:
+        one, two, three = data[tail - 3], data[tail - 2], data[tail - 1]
+        dots = one == 0x2E and two == 0x2E and three == 0x2E
+        row[_TRAILING] += dots or (one == 0xE2 and two == 0x80 and three == 0xA6)
+
+
+@compiled
+def _is_lorem_ipsum(data, place, end):
+    """In any case of its letters."""
+    if place + len(_LOREM_IPSUM) > end:
+        return False
+    for i in range(1, len(_LOREM_IPSUM)):
+        byte = data[place + i]
+        if (byte | 0x20 if _LOREM_IPSUM[i] != 0x20 else byte) != _LOREM_IPSUM[i]:
+            return False
+    return True
+
+
+@compiled
+def first_visible(data, begin, end, kind):
+    """Place of the first character that is no blank; `end` if there is none."""
+    while begin < end:
+        code, width = decode(data, begin, end)
+        if not kind[code] & SPACE:
+            return begin
+        begin += width
+    return end
+
+
+@compiled
+def last_begin(data, begin, end):
+    """Where the last character before `end` begins."""
+    end -= 1
+    while end > begin and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+@compiled
+def visible_end(data, begin, end, kind):
+    """The end of the last character that is no blank; `begin` if there is none."""
+    while end > begin:
+        last = last_begin(data, begin, end)
+        if not kind[decode(data, last, end)[0]] & SPACE:
+            return end
+        end = last
+    return begin

@@ -1,0 +1,123 @@
+"""What is said again within one document: lines, paragraphs, and n-grams of words. Equal means equal, not equal hashes.
+
+Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most half full, so all of this is linear.
+"""
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.characters import decode
+from hornbook.text.refinery.line_counts import first_visible, last_begin, visible_end
+from hornbook.text.refinery.packed import hash_bytes
+from hornbook.text.refinery.word_counts import same_bytes, table_bits
+
+PART_COLUMNS = (
+    "paragraphs",
+    "duplicate_paragraphs",
+    "duplicate_paragraph_characters",
+    "text_lines",
+    "duplicate_lines",
+    "duplicate_line_characters",
+    "visible_lines",
+    "terminal_lines",
+    "short_lines",
+    "duplicate_visible_characters",
+    "third_longest_line",
+)
+"""Paragraphs stand between empty lines, text lines between runs of newlines (with an empty one at an end that is a
+newline), visible lines are those with a character to see. Lengths are in characters."""
+_PARAGRAPHS, _LINES, _VISIBLE, _TERMINAL, _SHORT, _VISIBLE_CHARACTERS, _THIRD = 0, 3, 6, 7, 8, 9, 10
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@compiled
+def first_equal(data, starts, ends, i, table, bits):
+    """The first of parts 0..i whose bytes are those of part i; all before it have been asked for."""
+    start, size = starts[i], ends[i] - starts[i]
+    place = np.int64((hash_bytes(data, start, ends[i]) * _GOLDEN) >> np.uint64(64 - bits))
+    while table[place]:
+        other = np.int64(table[place]) - 1
+        if ends[other] - starts[other] == size and same_bytes(data, starts[other], start, size):
+            return other
+        place = (place + 1) & (len(table) - 1)
+    table[place] = i + 1
+    return i
+
+
+@compiled
+def count_parts(data, begin, end, kind, terminal, short, starts, ends, row):
+    """Fill `row` [PART_COLUMNS] for the text data[begin:end]; `starts` and `ends` are room for the parts."""
+    first, last = first_visible(data, begin, end, kind), visible_end(data, begin, end, kind)
+    count = _split(data, min(first, last), last, 2, starts, ends)
+    _count_repeats(data, count, kind, starts, ends, row[_PARAGRAPHS : _PARAGRAPHS + 3])
+    count = _split(data, begin, end, 1, starts, ends)
+    row[_VISIBLE_CHARACTERS] = _count_repeats(data, count, kind, starts, ends, row[_LINES : _LINES + 3])
+    lengths = np.zeros(3, np.int64)
+    for i in range(count):
+        length = characters(data, starts[i], ends[i])
+        _keep_longest(lengths, length)
+        if first_visible(data, starts[i], ends[i], kind) < ends[i]:
+            row[_VISIBLE] += 1
+            row[_SHORT] += length <= short
+            row[_TERMINAL] += ends_in(data, starts[i], ends[i], terminal)
+    row[_THIRD] = lengths[2]
+
+
+@compiled
+def _split(data, begin, end, least, starts, ends):
+    """Parts between runs of at least so many newlines; the first and the last may be empty."""
+    count, place = 0, begin
+    starts[0] = begin
+    while place < end:
+        if data[place] != 0x0A:
+            place += 1
+            continue
+        run = place
+        while place < end and data[place] == 0x0A:
+            place += 1
+        if place - run >= least:
+            ends[count] = run
+            count += 1
+            starts[count] = place
+    ends[count] = end
+    return count + 1
+
+
+@compiled
+def _count_repeats(data, count, kind, starts, ends, row):
+    """Parts, those that an earlier one equals, and characters of these into `row`; gives those of visible parts."""
+    bits = table_bits(count)
+    table = np.zeros(1 << bits, np.uint32)
+    visible = 0
+    row[0] = count
+    for i in range(count):
+        if first_equal(data, starts, ends, i, table, bits) != i:
+            length = characters(data, starts[i], ends[i])
+            row[1] += 1
+            row[2] += length
+            if first_visible(data, starts[i], ends[i], kind) < ends[i]:
+                visible += length
+    return visible
+
+
+@compiled
+def characters(data, begin, end):
+    """How many characters a stretch of UTF-8 has."""
+    count = 0
+    for place in range(begin, end):
+        count += (data[place] & 0xC0) != 0x80
+    return count
+
+
+@compiled
+def ends_in(data, begin, end, terminal):
+    """Whether the last character is a terminal mark."""
+    from_end = last_begin(data, begin, end)
+    return terminal[decode(data, from_end, end)[0]] != 0
+
+
+@compiled
+def _keep_longest(lengths, length):
+    for i in range(len(lengths)):
+        if length > lengths[i]:
+            lengths[i], length = length, lengths[i]

@@ -1,0 +1,108 @@
+"""All that the published rules look at, measured on each document in one pass and kept as columns.
+
+Ratios are not kept: their two parts are, as whole numbers, so that a rule's decision is exact and its threshold free.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import xxhash
+
+from hornbook.text.compiled import compiled
+from hornbook.text.config_rules import STOP_WORDS
+from hornbook.text.document import Document
+from hornbook.text.refinery import line_counts, repeats, word_counts
+from hornbook.text.refinery.characters import CODE_POINTS, kinds, sentence_terminals
+from hornbook.text.refinery.line_counts import count_lines
+from hornbook.text.refinery.packed import hash_words, pack
+from hornbook.text.refinery.repeats import count_parts
+from hornbook.text.refinery.step import Columns
+from hornbook.text.refinery.word_counts import count_words
+from hornbook.text.refinery.words import DEFINITIONS, find_words, most_words
+
+COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
+"""In the order in which the kernels write them."""
+_PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(repeats.PART_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the numbers depend on beside the text."""
+
+    words: str = "whitespace"
+    """What a word is (`words.py`)."""
+    stop_words: tuple[tuple[str, ...], ...] = (STOP_WORDS,)
+    """Of each language."""
+    terminals: str = ""
+    """Characters that end a sentence; "" for those of all scripts."""
+    short_line: int = 30
+    """Lines of at most so many characters are short."""
+
+    @property
+    def label(self) -> str:
+        """In the names of columns: `statistics`, and what sets it apart from the default."""
+        plain = replace(self, words="whitespace")
+        words = "" if self.words == plain.words else f"_{self.words}"
+        other = "" if plain == Settings() else f"_{xxhash.xxh32_hexdigest(repr(asdict(plain)).encode())}"
+        return f"statistics{words}{other}"
+
+
+class Statistics:
+    """The measurer that all rules share; steps with the same settings share one pass."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._definition = DEFINITIONS.index(settings.words)
+        self._short = settings.short_line
+        self._terminals = settings.terminals or sentence_terminals()
+        self._count = len(settings.stop_words)
+        self._stop = _stop_table(settings.stop_words)
+        self._name = settings.label
+
+    @property
+    def name(self) -> str:
+        """As in its columns' full names."""
+        return self._name
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """All are whole numbers."""
+        return dict.fromkeys(COLUMNS, "int64")
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Every column of every document."""
+        data, bounds = pack(document.text for document in documents)
+        rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
+        starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0))) + 1), np.int64)
+        keys, languages = self._stop
+        terminal, words = self._terminal_table(), self._definition
+        _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)
+        return {name: rows[:, place] for place, name in enumerate(COLUMNS)}
+
+    def _terminal_table(self) -> np.ndarray:
+        table = np.zeros(CODE_POINTS, np.uint8)
+        table[[ord(character) for character in self._terminals]] = 1
+        return table
+
+
+def _stop_table(languages: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted hashes of all stop words (uint64), and for each the bits of its languages (uint64)."""
+    masks: dict[str, int] = {}
+    for number, words in enumerate(languages):
+        for word in words:
+            masks[word] = masks.get(word, 0) | 1 << number
+    data, bounds = pack(masks)
+    keys = hash_words(data, bounds[:-1], bounds[1:] - 1)
+    order = np.argsort(keys)
+    return keys[order], np.array(list(masks.values()), np.uint64)[order]
+
+
+@compiled
+def _measure(data, bounds, kind, terminal, short, definition, stop_keys, stop_languages, languages, starts, ends, rows):
+    """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are room for words or lines."""
+    for i in range(len(rows)):
+        begin, end, row = bounds[i], bounds[i + 1] - 1, rows[i]
+        count_lines(data, begin, end, kind, terminal, row[:_PARTS])
+        count_parts(data, begin, end, kind, terminal, short, starts, ends, row[_PARTS:_WORDS])
+        count = find_words(data, begin, end, definition, kind, starts, ends)
+        count_words(data, starts, ends, count, kind, stop_keys, stop_languages, languages, row[_WORDS:])

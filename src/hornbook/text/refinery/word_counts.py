@@ -1,0 +1,213 @@
+"""What rules count in the words of one document: their kinds, stop words, and n-grams that are said again.
+
+Loops over words call nothing but what is rare: a call in a kernel passes each array as ten values.
+"""
+
+import numpy as np
+
+from hornbook.text.compiled import compiled, load64
+from hornbook.text.refinery.characters import LETTER, SYMBOL, decode
+from hornbook.text.refinery.packed import hash_bytes
+
+COLUMNS = (
+    "words",
+    "plain_words",
+    "plain_word_characters",
+    "alphabetic_words",
+    "stop_words",
+    "top_2_gram_characters",
+    "top_3_gram_characters",
+    "top_4_gram_characters",
+    "duplicate_5_gram_characters",
+    "duplicate_6_gram_characters",
+    "duplicate_7_gram_characters",
+    "duplicate_8_gram_characters",
+    "duplicate_9_gram_characters",
+    "duplicate_10_gram_characters",
+)
+"""Plain words have more than symbols, alphabetic ones a letter; stop words are the different ones of the language that
+has most of them. An n-gram's characters: in the top ones with a blank between words, in the duplicates without."""
+_WORDS, _PLAIN, _PLAIN_CHARACTERS, _ALPHABETIC, _STOP, _TOP, _DUPLICATE = 0, 1, 2, 3, 4, 5, 8
+_BASE, _INVERSE = np.uint64(0x9E3779B97F4A7C15), np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
+_SCRAMBLE, _ONE, _HALF, _ASCII = np.uint64(0xBF58476D1CE4E5B9), np.uint64(1), np.uint64(32), np.uint8(0x80)
+
+
+@compiled
+def table_bits(count):
+    """Binary digits of the number of places in a table that so many entries fill by half at most."""
+    bits = 4
+    while (1 << bits) < 2 * count:
+        bits += 1
+    return bits
+
+
+@compiled
+def same_bytes(data, one, other, size):
+    """Whether two stretches of bytes are equal."""
+    while size >= 8:
+        if load64(data, one) != load64(data, other):
+            return False
+        one, other, size = one + 8, other + 8, size - 8
+    while size > 0 and data[one] == data[other]:
+        one, other, size = one + 1, other + 1, size - 1
+    return size == 0
+
+
+@compiled
+def count_words(data, starts, ends, count, kind, stop_keys, stop_languages, languages, row):
+    """Fill `row` [COLUMNS] for the words data[starts[i]:ends[i]], i < count.
+
+    Stop words: sorted hashes (uint64), and the languages of each as bits.
+    """
+    row[_WORDS] = count
+    if count == 0:
+        return
+    lengths, places = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    _count_kinds(data, starts, ends, count, kind, lengths, places, row)
+    joined, sums, inverses = _join(data, starts, ends, places)
+    bits = table_bits(count)
+    table, words = np.zeros(1 << bits, np.uint32), np.empty(count, np.uint32)
+    _name_words(joined, places, sums, inverses, table, bits, words)
+    row[_STOP] = _stop_words(data, starts, ends, words, stop_keys, stop_languages, languages)
+    grams, longer = words, np.empty(count, np.uint32)
+    for n in range(2, min(4, count) + 1):
+        row[_TOP + n - 2] = _top_gram(grams, words, n, lengths, table, bits, longer)
+        grams = longer.copy()
+    for n in range(5, min(10, count) + 1):
+        row[_DUPLICATE + n - 5] = _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits)
+
+
+@compiled
+def _count_kinds(data, starts, ends, count, kind, lengths, places, row):
+    """What each word is; the characters and bytes of all words before each."""
+    plain, plain_characters, alphabetic = 0, 0, 0
+    for i in range(count):
+        place, end, length = starts[i], ends[i], 0
+        any_bits, all_bits = np.uint8(0), np.uint8(SYMBOL)
+        while place < end:
+            if data[place] < _ASCII:
+                bits, width = kind[data[place]], 1
+            else:
+                code, width = decode(data, place, end)
+                bits = kind[code]
+            any_bits |= bits
+            all_bits &= bits
+            length += 1
+            place += width
+        lengths[i + 1] = lengths[i] + length
+        places[i + 1] = places[i] + end - starts[i]
+        alphabetic += any_bits & LETTER != 0
+        if not all_bits:
+            plain += 1
+            plain_characters += length
+    row[_PLAIN], row[_PLAIN_CHARACTERS], row[_ALPHABETIC] = plain, plain_characters, alphabetic
+
+
+@compiled
+def _join(data, starts, ends, places):
+    """Bytes of all words one after the other; before each word the sum so far, and BASE ** -(its place).
+
+    The sum of byte * BASE ** place over a stretch, times BASE ** -(its begin), is the same wherever the stretch is:
+    a name for words, and for windows of words joined without blanks, where `ab c` is `a bc`. Equal bytes are checked.
+    """
+    count = len(places) - 1
+    joined = np.empty(places[count] + 8, np.uint8)
+    sums, inverses = np.empty(count + 1, np.uint64), np.empty(count + 1, np.uint64)
+    place, total, power, inverse = 0, np.uint64(0), np.uint64(1), np.uint64(1)
+    for i in range(count):
+        sums[i], inverses[i] = total, inverse
+        for at in range(starts[i], ends[i]):
+            joined[place] = data[at]
+            total += (np.uint64(data[at]) + _ONE) * power
+            power *= _BASE
+            inverse *= _INVERSE
+            place += 1
+    sums[count], inverses[count] = total, inverse
+    return joined, sums, inverses
+
+
+@compiled
+def _name_words(joined, places, sums, inverses, table, bits, words):
+    """words[i]: the first word that is equal to word i."""
+    shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
+    for i in range(len(words)):
+        value = (sums[i + 1] - sums[i]) * inverses[i]
+        at, size = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, places[i + 1] - places[i]
+        words[i] = i
+        while table[at]:
+            j = np.int64(table[at]) - 1
+            equal = (sums[j + 1] - sums[j]) * inverses[j] == value and places[j + 1] - places[j] == size
+            if equal and same_bytes(joined, places[j], places[i], size):
+                words[i] = j
+                break
+            at = (at + _ONE) & mask
+        if words[i] == i:
+            table[at] = i + 1
+
+
+@compiled
+def _stop_words(data, starts, ends, words, keys, masks, languages):
+    """Different stop words of the language that has most of them."""
+    found = np.zeros(languages, np.int64)
+    for i in range(len(words)):
+        if words[i] == i:
+            key = hash_bytes(data, starts[i], ends[i])
+            place = np.searchsorted(keys, key)
+            if place < len(keys) and keys[place] == key:
+                for language in range(languages):
+                    found[language] += (masks[place] >> np.uint64(language)) & _ONE
+    most = 0
+    for language in range(languages):
+        most = max(most, found[language])
+    return most
+
+
+@compiled
+def _top_gram(grams, words, n, lengths, table, bits, longer):
+    """Characters of all places of the most frequent n-gram, of the first that is so frequent.
+
+    longer[i] becomes the first n-gram equal to that at i: its first n - 1 words, named in `grams`, and its last word.
+    """
+    shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
+    windows = len(words) - n + 1
+    counts = np.zeros(windows, np.uint32)
+    table[:] = 0
+    for i in range(windows):
+        gram, word = grams[i], words[i + n - 1]
+        at = ((np.uint64(gram) * _BASE ^ np.uint64(word)) * _SCRAMBLE) >> shift
+        first = np.int64(i)
+        while table[at]:
+            j = np.int64(table[at]) - 1
+            if grams[j] == gram and words[j + n - 1] == word:
+                first = j
+                break
+            at = (at + _ONE) & mask
+        if first == i:
+            table[at] = i + 1
+        longer[i] = first
+        counts[first] += 1
+    best = np.argmax(counts)
+    return (lengths[best + n] - lengths[best] + n - 1) * np.int64(counts[best])
+
+
+@compiled
+def _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits):
+    """Characters of n-grams that were there before; the search goes on behind each that is found."""
+    shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
+    table[:] = 0
+    i, total = 0, 0
+    while i + n < len(places):
+        value, size = (sums[i + n] - sums[i]) * inverses[i], places[i + n] - places[i]
+        at, found = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, False
+        while table[at] and not found:
+            j = np.int64(table[at]) - 1
+            equal = (sums[j + n] - sums[j]) * inverses[j] == value and places[j + n] - places[j] == size
+            found = equal and same_bytes(joined, places[j], places[i], size)
+            at = (at + _ONE) & mask
+        if found:
+            total += lengths[i + n] - lengths[i]
+            i += n
+        else:
+            table[at] = i + 1
+            i += 1
+    return total

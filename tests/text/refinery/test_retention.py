@@ -1,0 +1,60 @@
+"""Moving a threshold over stored columns equals deciding anew with that threshold."""
+
+import time
+
+import numpy as np
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.text import config_rules as configs
+from hornbook.text.config_step import DecisionConfig
+from hornbook.text.refinery import quality_rules
+from hornbook.text.refinery.retention import retention
+from hornbook.text.refinery.rules import Rules
+
+STEPS = (
+    (quality_rules.GopherQuality, configs.GopherQuality()),
+    (quality_rules.GopherRepetition, configs.GopherRepetition()),
+    (quality_rules.FineWeb, configs.FineWeb()),
+    (quality_rules.C4, configs.C4()),
+    (quality_rules.MC4, configs.MC4()),
+)
+
+
+def make_columns(step: Rules, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    draw = np.random.default_rng(1)
+    columns = {name: draw.integers(0, 300, rows) for name in step.needs}
+    columns |= {
+        name: draw.integers(-9, 2, rows) for name in step.needs if name.endswith(("ipsum_line", "bracket_line"))
+    }
+    return columns, draw.integers(1, 10_000, rows)
+
+
+@pytest.mark.parametrize(("kind", "config"), STEPS)
+def test_equal_to_deciding_again(kind: type[Rules], config: DecisionConfig) -> None:
+    step = kind(config)
+    columns, sizes = make_columns(step, 5000)
+    for rule in step.rules:
+        values = [0, 0.01, 0.2, 0.7, 1, 2, 5, 100, 250]
+        for found, value in zip(retention(step, columns, sizes, rule.key, values), values, strict=True):
+            kept = kind(config.model_copy(update={rule.key: value})).decide(columns) == 0
+            assert (found.threshold, found.documents, found.bytes) == (value, kept.sum(), sizes[kept].sum())
+
+
+def test_an_unknown_threshold_is_refused() -> None:
+    step = quality_rules.MC4(configs.MC4())
+    with pytest.raises(UsageError, match="min_line_length"):
+        retention(step, *make_columns(step, 3), "min_words", [1])
+
+
+def test_many_thresholds_cost_little_more_than_one() -> None:
+    step = quality_rules.FineWeb(configs.FineWeb())
+    columns, sizes = make_columns(step, 200_000)
+
+    def seconds(count: int) -> float:
+        begin = time.process_time()
+        retention(step, columns, sizes, "max_newlines", np.linspace(0, 1, count).tolist())
+        return time.process_time() - begin
+
+    seconds(1)
+    assert seconds(20) < 20 * seconds(1)
