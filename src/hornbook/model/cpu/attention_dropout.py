@@ -5,8 +5,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.dropout import mix
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, i64, load, store
+from hornbook.model.cpu.dropout import drop_row
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, i64
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
 
 
@@ -27,9 +27,7 @@ def _drop(first, last, a, scale, x, places, y):
         head, query = row // queries % heads, a[4] + row % queries
         place, index = np.uint64(places[row // queries // heads]), np.uint64((((head << 24) + query) << 24) + a[5])
         x_row, y_row = x[row * keys : (row + 1) * keys], y[row * keys : (row + 1) * keys]
-        for j in range(keys):
-            keep = (mix(place ^ mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
-            store(y_row, j, load(x_row, j) * scale if keep else np.float32(0))
+        drop_row(x_row, y_row, place, index, limit, scale)
 
 
 @Kernel

@@ -43,14 +43,20 @@ def mix(x):
 
 
 @njit(inline="always", **OPTIONS)
+def drop_row(x, y, place, index, limit, scale):
+    """y = scale * x where the hash of `place` and the element's number, from `index` on, is below the limit; else 0."""
+    for j in range(x.size):
+        keep = (mix(place ^ mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
+        store(y, j, load(x, j) * scale if keep else np.float32(0))
+
+
+@njit(inline="always", **OPTIONS)
 def _drop(first, last, time, width, threshold, scale, x, places, y):
     limit = np.uint64(threshold)
     for row in range(first, last):
         place, index = np.uint64(places[row // time]), np.uint64(row % time * width)
         x_row, y_row = x[row * width : (row + 1) * width], y[row * width : (row + 1) * width]
-        for j in range(width):
-            keep = (mix(place ^ mix(np.uint64(index + np.uint64(j)))) >> np.uint64(40)) < limit
-            store(y_row, j, load(x_row, j) * scale if keep else np.float32(0))
+        drop_row(x_row, y_row, place, index, limit, scale)
 
 
 @Kernel

@@ -92,6 +92,15 @@ def _hidden(scores: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 
 @njit(inline="always", **OPTIONS)
+def _clear(row, start, end):
+    """Zeros where nothing is seen."""
+    for j in range(start):
+        row[j] = 0
+    for j in range(end, row.size):
+        row[j] = 0
+
+
+@njit(inline="always", **OPTIONS)
 def _softmax(first, last, a, scale, scores, starts, ends):
     queries, keys, group, step = a[1], a[2], a[3], a[4]
     exponentials = np.empty(keys, np.float32)
@@ -110,10 +119,7 @@ def _softmax(first, last, a, scale, scores, starts, ends):
         inverse = np.float32(1) / total(exponentials, count)
         for j in range(count):
             store(seen, j, exponentials[j] * inverse)
-        for j in range(start):
-            whole[j] = 0
-        for j in range(end, keys):
-            whole[j] = 0
+        _clear(whole, start, end)
 
 
 @njit(inline="always", **OPTIONS)
@@ -138,10 +144,7 @@ def _biased(first, last, a, scale, scores, starts, ends, table, sinks, rest):
         inverse = np.float32(1) / (total(exponentials, count) + beside)
         for j in range(count):
             store(seen, j, exponentials[j] * inverse)
-        for j in range(start):
-            whole[j] = 0
-        for j in range(end, keys):
-            whole[j] = 0
+        _clear(whole, start, end)
         rest[row] = beside * inverse
 
 
@@ -159,10 +162,7 @@ def _backward(first, last, a, scale, grads, probabilities, starts, ends):
             inner += load(d, j) * load(p, j)
         for j in range(end - start):
             store(d, j, (load(d, j) - inner) * load(p, j) * scale)
-        for j in range(start):
-            whole[j] = 0
-        for j in range(end, keys):
-            whole[j] = 0
+        _clear(whole, start, end)
 
 
 @njit(inline="always", **OPTIONS)
