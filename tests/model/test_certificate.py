@@ -10,25 +10,18 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import Exit, IntegrityError
 from hornbook.model import certificate
 from hornbook.model.certificate import MissingTransformers, certify
-from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
+from hornbook.model.config import FullAttention, LMHead, ModelConfig
 from hornbook.model.config_mlp import GLU, MLP
-from hornbook.model.config_position import LearnedPositions, Rope
+from hornbook.model.config_position import Rope
 from hornbook.model.hf import left_out, read_hf, write_hf
+from tests.model.likenesses import gpt2_like
 from tests.model.parity import make_pair
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 VOCAB = 320
 CONFIGS = {
-    "gpt2": ModelConfig(
-        layers=1,
-        width=16,
-        heads=2,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(hidden=24),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=24),
-    ),
+    "gpt2": gpt2_like(layers=1, hidden=24, length=24),
     "llama": ModelConfig(
         layers=1,
         width=16,

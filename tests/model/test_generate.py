@@ -11,27 +11,19 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
-from hornbook.model.config import FullAttention, LayerNorm, LMHead, ModelConfig
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions, Rope
+from hornbook.model.config import FullAttention, LMHead, ModelConfig
+from hornbook.model.config_position import Rope
 from hornbook.model.generate import generate, next_logits, stream_text
 from hornbook.model.hf import write_hf
 from hornbook.model.load import load_model
 from hornbook.text.tokenizer import Tokenizer
+from tests.model.likenesses import gpt2_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 VOCAB = 90
 CONFIGS = {
-    "gpt2": ModelConfig(
-        layers=2,
-        width=16,
-        heads=2,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=40),
-    ),
+    "gpt2": gpt2_like(length=40),
     "llama": ModelConfig(layers=2, width=32, heads=4, attention=FullAttention(kv_heads=2), position=Rope(length=40)),
     "qwen3": ModelConfig(
         layers=2,

@@ -10,20 +10,20 @@ from hornbook.model.config import (
     EmbeddingConfig,
     FullAttention,
     LayerConfig,
-    LayerNorm,
     LMHead,
     ModelConfig,
     NoNorm,
     PreNorm,
 )
 from hornbook.model.config_init import ScaledNormal
-from hornbook.model.config_mlp import GLU, MLP
-from hornbook.model.config_position import LearnedPositions, NTKScaling, Rope
+from hornbook.model.config_mlp import GLU
+from hornbook.model.config_position import NTKScaling, Rope
 from hornbook.model.hf_config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
+from tests.model.likenesses import gpt2_like
 
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,10 +56,7 @@ def test_whatever_an_architecture_cannot_say_keeps_it_from_being_taken(change, r
 
 
 def test_the_family_follows_from_the_parts():
-    gpt2 = ModelConfig(
-        attention=FullAttention(bias=True, out_bias=True), mlp=MLP(), norm=LayerNorm(), position=LearnedPositions()
-    )
-    assert choose_architecture(gpt2) is GPT2
+    assert choose_architecture(gpt2_like(length=8)) is GPT2
     assert choose_architecture(ModelConfig()) is LLAMA
     assert choose_architecture(ModelConfig(attention=FullAttention(qk_norm="head"))) is QWEN3
 

@@ -17,26 +17,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import FullAttention, LayerConfig, LayerNorm, ModelConfig, Parallel
+from hornbook.model.config import FullAttention, LayerConfig, ModelConfig, Parallel
 from hornbook.model.config_head import LMHead
-from hornbook.model.config_mlp import MLP, Experts
-from hornbook.model.config_position import LearnedPositions, Rope
+from hornbook.model.config_mlp import Experts
+from hornbook.model.config_position import Rope
 from hornbook.model.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import lay_out, parameter_shapes
 from hornbook.model.rectangles import Rectangle, Writer, create_file, create_tensors, runs
 from hornbook.model.safetensors_folder import list_tensors, plan_shards, read_header, write_json
+from tests.model.likenesses import gpt2_like
 
 VOCAB = 70
-LIKE_GPT2 = ModelConfig(
-    layers=2,
-    width=16,
-    heads=2,
-    attention=FullAttention(bias=True, out_bias=True),
-    mlp=MLP(),
-    norm=LayerNorm(),
-    position=LearnedPositions(length=8),
-)
+LIKE_GPT2 = gpt2_like(length=8)
 CONFIGS = {
     "gpt2": LIKE_GPT2,
     "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttention(kv_heads=2)),

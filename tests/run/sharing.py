@@ -17,9 +17,7 @@ import torch
 from hornbook.data.loader import Loader
 from hornbook.errors import HornbookError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions
+from hornbook.model.config import FullAttention, ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
 from hornbook.optim.moments import read_moments
@@ -33,18 +31,11 @@ from hornbook.run.config import CheckpointConfig, TrainConfig
 from hornbook.run.exchange import Exchange
 from hornbook.run.snapshot import Buffers, take_snapshot
 from hornbook.run.state import ModelSpec, State
+from tests.model.likenesses import gpt2_like
 
 VOCAB = 70
 MODELS = {
-    "gpt2": ModelConfig(
-        layers=2,
-        width=20,
-        heads=2,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(hidden=30),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=7),
-    ),
+    "gpt2": gpt2_like(width=20, hidden=30, length=7),
     "llama": ModelConfig(layers=2, width=20, heads=2, attention=FullAttention(kv_heads=1, head_dim=2)),
 }
 

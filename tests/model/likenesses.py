@@ -1,0 +1,20 @@
+"""Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
+
+from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config_mlp import MLP
+from hornbook.model.config_position import LearnedPositions
+
+
+def gpt2_like(
+    *, length: int, hidden: int | None = None, layers: int = 2, width: int = 16, heads: int = 2
+) -> ModelConfig:
+    """GPT-2's parts: biases everywhere, a plain MLP, LayerNorm, `length` learned positions."""
+    return ModelConfig(
+        layers=layers,
+        width=width,
+        heads=heads,
+        attention=FullAttention(bias=True, out_bias=True),
+        mlp=MLP(hidden=hidden),
+        norm=LayerNorm(),
+        position=LearnedPositions(length=length),
+    )
