@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.text.corpora import CORPORA
+from hornbook.text.corpora import CORPORA, Corpus
 
 
 def test_the_table_names_every_corpus(capsys: pytest.CaptureFixture[str]):
@@ -51,3 +51,11 @@ def test_what_was_fetched_is_prepared_with_the_printed_section(tmp_path: Path, c
 def test_errors_name_the_remedy(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["fetch", *words, "-n"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("corpus", CORPORA.values(), ids=CORPORA)
+def test_the_page_says_what_the_table_says(corpus: Corpus):
+    page = (Path(__file__).parents[2] / "docs" / "sources.md").read_text().partition("## Public corpora")[2]
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{corpus.name}` |"))
+    assert all(text in row for text in (corpus.what, corpus.size, corpus.licence, corpus.note))
+    assert all(f"<{cite}>" in row for cite in corpus.cites.split(", "))

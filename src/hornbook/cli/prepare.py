@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from hornbook.text.funnel import Funnel, SourceFunnel
     from hornbook.text.prepare import Share
 
-_ENDING = re.compile(r"\.(txt|md|py|jsonl|parquet)?(\.(gz|zst))?$", re.IGNORECASE)
+_ENDING = re.compile(
+    r"(\.warc)?\.(txt|md|py|jsonl?|parquet|arrow|[ct]sv|html?|tex|warc|wet|xml|zip|tar|tgz)?(\.(gz|zst|bz2|xz))?$",
+    re.IGNORECASE,
+)
 
 
 def prepare(
