@@ -19,6 +19,11 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(nogil=True)(function))
 
 
+def inlined(function: Function) -> Function:
+    """Compile into each caller: a call by value would copy and count references to every array of its arguments."""
+    return cast(Function, numba.njit(inline="always")(function))
+
+
 def _load64(_context: Any, data: Any, place: Any) -> Any:
     """In kernels: bytes place..place+7 of a uint8 array as a uint64; the caller knows that they are inside."""
 
@@ -30,4 +35,17 @@ def _load64(_context: Any, data: Any, place: Any) -> Any:
     return types.uint64(data, place), generate
 
 
+def _borrowed(_context: Any, array: Any) -> Any:
+    """In kernels: an array that is not counted, for hot loops whose array outlives them (it is an argument)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        view.meminfo = ir.Constant(view.meminfo.type, None)
+        view.parent = ir.Constant(view.parent.type, None)
+        return view._getvalue()
+
+    return array(array), generate
+
+
 load64: Any = intrinsic(_load64)
+borrowed: Any = intrinsic(_borrowed)

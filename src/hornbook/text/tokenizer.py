@@ -10,16 +10,21 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.bpe_tables import find_merges
 from hornbook.text.pieces import Cutter, can_cut
 from hornbook.text.special_tokens import find_delimiters, find_special_tokens
+
+if TYPE_CHECKING:
+    from hornbook.text.bpe_encode import Encoder
 
 _BATCH = 1 << 20
 END_OF_TEXT = "<|endoftext|>"
@@ -49,8 +54,11 @@ class Tokenizer:
         found = find_special_tokens(self._data, settings)
         self.special = replace(found, begin=self.delimiter_id, end=self.end_id)
         """Ids of the tokens that objectives need."""
-        self._encoder = _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
-        self._cutter = _cutter(self._data, self._encoder)
+        plain = _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(plain))
+        self._encoder.encode_special_tokens = True
+        self._merges = find_merges(plain)
+        self._cutter = None if self._merges else _cutter(self._data, self._encoder)
         unknown = self._data["model"].get("unk_token")
         self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
         """Token of what cannot be encoded; None for byte-level tokenizers, which encode everything."""
@@ -113,14 +121,31 @@ class Tokenizer:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text."""
-        tail = [] if self.end_id == self.delimiter_id else [self.end_id]
-        parts: list[list[np.ndarray]] = [[np.array([self.delimiter_id], np.uint32)] for _ in texts]
+        """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text.
+
+        By our own kernels where they know the tokenizer, else by the library: the ids are the same.
+        """
+        head = np.array([self.delimiter_id], np.uint32)
+        tail = np.array([] if self.end_id == self.delimiter_id else [self.end_id], np.uint32)
+        parts: list[list[np.ndarray]] = [[head] for _ in texts]
         for batch in _batches(self._pieces(texts)):
-            encodings = self._encoder.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
-            for (document, _), encoding in zip(batch, encodings, strict=True):
-                parts[document].append(np.array(encoding.ids, np.uint32))
-        return [np.concatenate([*part, np.array(tail, np.uint32)]) for part in parts]
+            for (document, _), ids in zip(batch, self._encode_batch([piece for _, piece in batch]), strict=True):
+                parts[document].append(ids)
+        return [np.concatenate([*part, tail]) for part in parts]
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        if self._merges is not None:
+            return self._kernel.encode(texts)
+        encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    @cached_property
+    def _kernel(self) -> "Encoder":
+        """Made when documents are first encoded: a prompt is encoded sooner than kernels are loaded."""
+        from hornbook.text.bpe_encode import Encoder
+
+        assert self._merges is not None
+        return Encoder(self._merges)
 
     def _pieces(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
         """(number of the document, piece of its text)"""
@@ -217,7 +242,7 @@ def choose_delimiters(
     return begin, end
 
 
-def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> tokenizers.Tokenizer:
+def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> dict[str, Any]:
     """A clone with equal ids in which the special tokens, and those with a role, are spelled as no text is."""
     clone = json.loads(json.dumps(data))
     added = clone.get("added_tokens") or []
@@ -228,9 +253,7 @@ def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: f
             token["content"], token["special"] = renamed[token["content"]], True
     clone["post_processor"] = clone["truncation"] = clone["padding"] = None
     _rename_in_model(clone["model"], renamed)
-    encoder = tokenizers.Tokenizer.from_str(json.dumps(clone))
-    encoder.encode_special_tokens = True
-    return encoder
+    return clone
 
 
 def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:

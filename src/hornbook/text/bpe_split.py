@@ -1,0 +1,156 @@
+"""Cut text into pre-tokens as the split regexes of GPT-2 and GPT-4 do, in linear time and without a regex engine.
+
+Every character is a letter, a number, a blank or something else, and with one character of lookahead that decides
+which alternative matches. `bpe_styles` says which regexes are known.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from hornbook.text.bpe_unicode import BLANK, LETTER, NEWLINE, NUMBER, OTHER, kinds_of_characters
+from hornbook.text.compiled import borrowed, compiled, inlined
+
+_BLANK, _QUOTE = 0x20, 0x27
+
+
+@cache
+def character_tables() -> tuple[np.ndarray, np.ndarray]:
+    """`kinds_of_characters`, made once."""
+    return kinds_of_characters()
+
+
+@inlined
+def kind_at(data, place, pages, kinds):
+    """Of the character that begins at data[place]: its kind plus eight times its bytes."""
+    first = np.int64(data[place])
+    if first < 0x80:
+        return np.int64(kinds[first]) + 8
+    code = np.int64(data[place + 1]) & 0x3F
+    if first < 0xE0:
+        code |= (first & 0x1F) << 6
+        width = 2
+    else:
+        code = code << 6 | (np.int64(data[place + 2]) & 0x3F)
+        width = 3
+        if first < 0xF0:
+            code |= (first & 0x0F) << 12
+        else:
+            code = (first & 0x07) << 18 | code << 6 | (np.int64(data[place + 3]) & 0x3F)
+            width = 4
+    return np.int64(kinds[pages[code >> 8] + (code & 0xFF)]) + 8 * width
+
+
+@inlined
+def _skip(data, place, end, kind, pages, kinds):
+    """The end of a run of characters of one kind."""
+    while place < end:
+        found = kind_at(data, place, pages, kinds)
+        if found & 7 != kind:
+            break
+        place += found >> 3
+    return place
+
+
+@inlined
+def _skip_some(data, place, end, most, pages, kinds):
+    """The end of a run of at most so many numbers."""
+    for _ in range(most):
+        found = kind_at(data, place, pages, kinds) if place < end else OTHER
+        if found & 7 != NUMBER:
+            break
+        place += found >> 3
+    return place
+
+
+@inlined
+def _contraction_end(data, start, end, folds):
+    """The end of 's, 't, 're, 've, 'm, 'll or 'd, with `folds` in any case; `start` where there is none."""
+    if start + 1 >= end:
+        return start
+    first, fold = data[start + 1], 0x20 if folds else 0
+    if folds and first == 0xC5 and data[start + 2] == 0xBF:  # a long s, which folds to s
+        return start + 3
+    first |= fold
+    if first in (0x73, 0x64, 0x6D, 0x74):
+        return start + 2
+    if start + 2 < end:
+        second = data[start + 2] | fold
+        if (first == 0x6C and second == 0x6C) or (first in (0x76, 0x72) and second == 0x65):
+            return start + 3
+    return start
+
+
+@inlined
+def _blanks_end(data, start, end, lines, pages, kinds):
+    r"""The end of what `\s*[\r\n]` (only with `lines`), else `\s+(?!\S)`, else `\s+` matches from `start`."""
+    place, last, after_line = start, start, start
+    while place < end:
+        found = kind_at(data, place, pages, kinds)
+        if found & 7 < BLANK:
+            break
+        last = place
+        place += found >> 3
+        if found & 7 == NEWLINE:
+            after_line = place
+    if lines and after_line > start:
+        return after_line
+    return place if place == end or last == start else last
+
+
+@inlined
+def _end_like_gpt4(data, start, end, digits, pages, kinds):
+    found = kind_at(data, start, pages, kinds)
+    kind, place = found & 7, start + (found >> 3)
+    if kind == LETTER:
+        return _skip(data, place, end, LETTER, pages, kinds)
+    if kind == NUMBER:
+        return _skip_some(data, place, end, digits - 1, pages, kinds)
+    if data[start] == _QUOTE:
+        short = _contraction_end(data, start, end, True)
+        if short > start:
+            return short
+    following = kind_at(data, place, pages, kinds) & 7 if place < end else -1
+    if following == LETTER and kind != NEWLINE:
+        return _skip(data, place, end, LETTER, pages, kinds)
+    if kind == OTHER or (following == OTHER and data[start] == _BLANK):
+        place = _skip(data, place, end, OTHER, pages, kinds)
+        return _skip(data, place, end, NEWLINE, pages, kinds)
+    return _blanks_end(data, start, end, True, pages, kinds)
+
+
+@inlined
+def _end_like_gpt2(data, start, end, pages, kinds):
+    if data[start] == _QUOTE:
+        short = _contraction_end(data, start, end, False)
+        if short > start:
+            return short
+    place = start + 1 if data[start] == _BLANK and start + 1 < end else start
+    kind = kind_at(data, place, pages, kinds) & 7
+    if kind < BLANK:
+        return _skip(data, place, end, kind, pages, kinds)
+    return _blanks_end(data, start, end, False, pages, kinds)
+
+
+@inlined
+def word_end(data, start, end, digits, pages, kinds):
+    """Where the pre-token that begins at data[start] ends; `end` is the end of the text, `digits` the style's.
+
+    data: uint8, UTF-8. A text is nothing but pre-tokens, one after the other.
+    """
+    if digits:
+        return _end_like_gpt4(data, start, end, digits, pages, kinds)
+    return _end_like_gpt2(data, start, end, pages, kinds)
+
+
+@compiled
+def split_words(data, start, end, digits, pages, kinds):
+    """The ends of all pre-tokens of a text, int64."""
+    data, pages, kinds = borrowed(data), borrowed(pages), borrowed(kinds)
+    ends = np.empty(end - start, np.int64)
+    count = 0
+    while start < end:
+        start = word_end(data, start, end, digits, pages, kinds)
+        ends[count] = start
+        count += 1
+    return ends[:count]
