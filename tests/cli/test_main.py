@@ -27,7 +27,8 @@ DESIGN_VERBS = (
 
 
 def test_the_verbs_are_those_of_the_design() -> None:
-    assert list(VERBS) == DESIGN_VERBS.split()
+    assert [name for name in VERBS if " " not in name] == DESIGN_VERBS.split()
+    assert all(name.split()[0] in VERBS for name in VERBS)
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -33,6 +33,10 @@ VERBS = {
     "doctor": Verb("doctor", "doctor", "Check this machine", "Start"),
     "fetch": Verb("fetch", "fetch", "Files of the usual public corpora", "Data"),
     "prepare": Verb("prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
+    "prepare report": Verb("prepare_report", "report", "What prepare removed and why, as a page and a data card", "Data"),
+    "prepare review": Verb("prepare_review", "review", "Judge examples of each rule; its estimated precision", "Data"),
+    "prepare curve": Verb("prepare_curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
+    "prepare classifier": Verb("prepare_classifier", "classifier", "Train a score on good and bad samples", "Data"),
     "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),
     "train": Verb("train", "train", "Train a model", "Train", words=True),
     "resume": Verb("resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
@@ -64,7 +68,9 @@ class VerbGroup(TyperGroup):
         return load_verb(cmd_name) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As usual, with a did-you-mean for a mistyped verb. Raises UsageError."""
+        """As usual, with verbs of two words and a did-you-mean for a mistyped one. Raises UsageError."""
+        if (pair := " ".join(args[:2])) in VERBS:
+            args = [pair, *args[2:]]
         if args[0] not in VERBS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook --help` lists them"

@@ -205,4 +205,7 @@ def _funnel_rows(name: str, source: "SourceFunnel") -> list[tuple[str, ...]]:
     for reason, tally in sorted(source.dropped.items()):
         rows.append(line("", f"- {reason}", tally.rows, tally.bytes, "dim"))
     rows.append(line("", "= kept", source.kept.rows, source.kept.bytes, "bold green"))
+    for counter, (documents, changes) in sorted(source.changed.items()):
+        what = f"{size_text(changes)} cut" if counter == "cut" else f"{changes:,} changes"
+        rows.append(("", f"[dim]  {counter}[/]", f"[dim]{documents:,}[/]", "", f"[dim]{what}[/]"))
     return rows

@@ -14,6 +14,7 @@ from hornbook.text.funnel import Funnel
 from hornbook.text.inputs import InputFile, is_url
 from hornbook.text.measured import VERSION, Measured, MeasureTask
 from hornbook.text.plan import read_by_steps
+from hornbook.text.reviews import REVIEWS
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
 MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
@@ -24,6 +25,7 @@ MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
     "work",
 )
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
+PAGE, CARD = "report.html", "DATA_CARD.md"
 OURS = (
     "documents",
     "signals",
@@ -36,6 +38,8 @@ OURS = (
     SAMPLES,
     TEXT_TOML,
     UNFINISHED,
+    PAGE,
+    CARD,
 )
 
 
@@ -44,7 +48,7 @@ def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
-        foreign = bool(names - {*OURS, "run.lock"})
+        foreign = bool(names - {*OURS, "run.lock", REVIEWS})
         known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
     except OSError as error:
         raise storage_error(error, out) from error

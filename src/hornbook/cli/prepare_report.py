@@ -1,0 +1,27 @@
+"""`hornbook prepare report`: the receipt as a page, and a data card."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+
+
+def report(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA itself.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write report.html (funnel, examples and precision of every rule) and DATA_CARD.md."""
+    from hornbook.durable import write_atomic
+    from hornbook.text.folder import CARD, PAGE
+    from hornbook.text.report import card, page, read_receipt
+
+    receipt = read_receipt(data)
+    folder = out or data
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / PAGE, page(receipt))
+    write_atomic(folder / CARD, card(receipt))
+    value = {"page": str(folder / PAGE), "card": str(folder / CARD)}
+    answer(value, f"{value['page']}\n{value['card']}", as_json=as_json)

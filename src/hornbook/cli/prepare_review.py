@@ -1,0 +1,75 @@
+"""`hornbook prepare review`: people judge examples of each rule, one by one; the labels give its precision."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer, people
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.reviews import Example
+
+_KEYS = {"y": True, "n": False}
+
+
+def review(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
+    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows documents that stayed.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show documents that each rule dropped, and some that stayed, and ask whether that was right.
+
+    Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again. Without a terminal only what is
+    known so far is printed.
+    """
+    from hornbook.text.reviews import as_json as precisions_as_json
+    from hornbook.text.reviews import judge, judged, precisions, read_examples
+
+    examples = read_examples(data)
+    reasons = sorted({example.reason for example in examples})
+    if rule and rule not in reasons:
+        raise UsageError(f"{data} has no examples of {rule!r}; it has {', '.join(reasons)}")
+    if sys.stdin.isatty() and not as_json:
+        known = judged(data)
+        open_ = [e for e in examples if (not rule or e.reason == rule) and (e.reason, e.origin) not in known]
+        for number, example in enumerate(open_, start=1):
+            if (right := _ask(example, f"{number} of {len(open_)}")) is None:
+                break
+            judge(data, example, right)
+    found = precisions(data)
+    answer({"data": str(data), "rules": precisions_as_json(found)}, _table(data), as_json=as_json)
+
+
+def _ask(example: "Example", place: str) -> bool | None:
+    """What the person says; None to stop."""
+    from rich.markup import escape
+    from rich.panel import Panel
+
+    kept = example.reason == "kept"
+    question = "Was it right to keep this?" if kept else f"Was it right to drop this as {example.reason!r}?"
+    shown = escape("".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in example.text))
+    title = escape(f"{place}: {example.reason} - {example.source}, {example.origin}, {example.bytes:,} bytes")
+    people().print(Panel(shown, title=title, title_align="left"))
+    while True:
+        said = typer.prompt(f"{question} [y]es, [n]o, [q]uit", err=True).strip().lower()[:1]
+        if said in _KEYS:
+            return _KEYS[said]
+        if said == "q":
+            return None
+
+
+def _table(data: Path) -> str:
+    from hornbook.cli.runs import columns
+    from hornbook.text.reviews import precisions
+
+    rows = [("rule", "judged", "right", "precision", "95 % interval")]
+    for reason, each in precisions(data).items():
+        low, high = each.interval
+        judged = each.right + each.wrong
+        rows.append((reason, f"{judged:,}", f"{each.right:,}", f"{each.share:.0%}", f"{low:.0%} to {high:.0%}"))
+    if len(rows) == 1:
+        return f"nothing is judged yet: run `hornbook prepare review {data}` in a terminal"
+    return columns(rows)

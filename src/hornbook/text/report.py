@@ -1,0 +1,213 @@
+"""The receipt of prepare for people: a page with the funnel, every rule's examples and precision, and a data card."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from hornbook.errors import IntegrityError
+from hornbook.text.config import TextConfig
+from hornbook.text.decide import EXAMPLES, KEPT
+from hornbook.text.folder import FUNNEL, read_manifest, read_text_config
+from hornbook.text.funnel import Funnel, SourceFunnel, Tally
+from hornbook.text.measured import FIELDS
+from hornbook.text.reviews import Example, Precision, precisions, read_examples
+from hornbook.text.store import read_json
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #e3e7ee; }
+.bar { background: #e9edf4; height: .7rem; min-width: 8rem; }
+.bar i { display: block; height: 100%; background: #3566b8; }
+.bar i.kept { background: #2b8a57; } details { margin: .4rem 0; } summary { cursor: pointer; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; padding: .6rem; font-size: .8rem; }
+.note { color: #5b6677; }
+@media (prefers-color-scheme: dark) { body { background: #14181f; color: #dde3ec; } tr { border-color: #2b323d; }
+  .bar, pre { background: #222934; } .note { color: #97a3b6; } }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """All that the page and the card say."""
+
+    data: Path
+    config: TextConfig
+    funnel: Funnel
+    examples: list[Example]
+    precisions: dict[str, Precision]
+    known: dict[str, dict[str, int]]
+    """licence, url (with or without) -> kept documents."""
+    inputs: list[dict[str, Any]]
+
+
+def read_receipt(data: Path) -> Receipt:
+    """Gather it. Raises UsageError where prepare has not finished, IntegrityError where its files are damaged."""
+    config, manifest, funnel = read_text_config(data), read_manifest(data), read_json(data / FUNNEL)
+    if manifest is None or not isinstance(funnel, dict):
+        raise IntegrityError(f"{data / FUNNEL} is damaged; prepare again with --overwrite")
+    return Receipt(
+        data,
+        config,
+        Funnel.from_json(funnel),
+        read_examples(data),
+        precisions(data),
+        {name: _counts(data, name) for name in FIELDS if name != "url"},
+        manifest["inputs"],
+    )
+
+
+def _counts(data: Path, column: str) -> dict[str, int]:
+    """Value -> kept documents; "unknown" where the reader knew none. Of dates the years."""
+    found: dict[str, int] = {}
+    for path in sorted((data / "documents").rglob("*.parquet")):
+        values = pq.read_table(path, columns=[column])[column]
+        for each in values.value_counts().to_pylist():
+            name = each["values"] if each["values"] is not None else "unknown"
+            name = name[:4] if column == "date" and name != "unknown" else name
+            found[name] = found.get(name, 0) + each["counts"]
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def page(receipt: Receipt) -> str:
+    """The receipt as one HTML file that needs nothing else."""
+    total = receipt.funnel.total()
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    parts = [
+        f"{head}{view}<style>{_STYLE}</style>",
+        f"<h1>What became of the text in {escape(str(receipt.data.name))}</h1>",
+        f"<p>{total.read.rows:,} rows were read, {total.kept.rows:,} documents are left "
+        f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
+        *(_source(name, source) for name, source in _sources(receipt)),
+        "<h2>Rules and examples</h2>",
+        f'<p class="note">Up to {EXAMPLES} documents of each rule, drawn by their hashes. Judge them with '
+        f"<code>hornbook prepare review {escape(str(receipt.data))}</code>: their precision stands here then.</p>",
+        *(_rule(reason, receipt) for reason in _reasons(receipt)),
+        "<h2>Licences and dates</h2>",
+        *(
+            _table((name, "documents"), [(value, f"{n:,}") for value, n in list(counts.items())[:20]])
+            for name, counts in receipt.known.items()
+        ),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _sources(receipt: Receipt) -> list[tuple[str, SourceFunnel]]:
+    sources = list(receipt.funnel.sources.items())
+    return [*sources, ("all sources", receipt.funnel.total())] if len(sources) > 1 else sources
+
+
+def _source(name: str, source: SourceFunnel) -> str:
+    rows = "".join(_lines(source))
+    changes = [
+        (counter, f"{documents:,}", f"{changes:,}") for counter, (documents, changes) in sorted(source.changed.items())
+    ]
+    edits = _table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
+    header = "<tr><th></th><th>rows</th><th>share</th><th>bytes</th><th></th></tr>"
+    return f"<h2>{escape(name)}</h2><table>{header}{rows}</table>{edits}"
+
+
+def _lines(source: SourceFunnel) -> Iterator[str]:
+    yield _line("read", source.read, source)
+    for reason, tally in sorted(source.quarantined.items()):
+        yield _line(f"damaged: {reason}", tally, source)
+    for reason, tally in sorted(source.dropped.items(), key=lambda item: -item[1].rows):
+        yield _line(reason, tally, source)
+    yield _line(KEPT, source.kept, source)
+
+
+def _line(name: str, tally: Tally, source: SourceFunnel) -> str:
+    share = tally.rows / max(source.read.rows, 1)
+    bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
+    cells = (escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar)
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _reasons(receipt: Receipt) -> list[str]:
+    return sorted({example.reason for example in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
+
+
+def _rule(reason: str, receipt: Receipt) -> str:
+    shown = [example for example in receipt.examples if example.reason == reason]
+    said = ""
+    if (precision := receipt.precisions.get(reason)) is not None:
+        low, high = precision.interval
+        judged = precision.right + precision.wrong
+        said = f": right in {precision.share:.0%} of {judged} judged ({low:.0%} to {high:.0%})"
+    texts = "".join(
+        f'<p class="note">{escape(each.source)}, {escape(each.origin)}, {each.bytes:,} bytes</p>'
+        f"<pre>{escape(each.text)}</pre>"
+        for each in shown
+    )
+    return f"<details><summary>{escape(reason)}{said} ({len(shown)} examples)</summary>{texts}</details>"
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    cells = ["".join(f"<th>{escape(name)}</th>" for name in header)]
+    cells += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
+def card(receipt: Receipt) -> str:
+    """A data card in Markdown: what a reader of the trained model's card wants to know about its text."""
+    total, config = receipt.funnel.total(), receipt.config
+    lines = [
+        f"# Data card: {receipt.data.name}",
+        "",
+        f"{total.kept.rows:,} documents, {total.text_bytes:,} bytes of UTF-8 text, from {total.read.rows:,} rows "
+        f"in {len(receipt.inputs):,} files.",
+        "",
+        "## Sources",
+        "",
+        "| source | files | rows read | documents kept | share kept | bytes kept |",
+        "|---|--:|--:|--:|--:|--:|",
+        *(
+            f"| {name} | {each.files:,} | {each.read.rows:,} | {each.kept.rows:,} "
+            f"| {each.kept.rows / max(each.read.rows, 1):.1%} | {each.text_bytes:,} |"
+            for name, each in receipt.funnel.sources.items()
+        ),
+        "",
+        "## What was done to it",
+        "",
+        *(f"{number}. `{_settings(step)}`" for number, step in enumerate(config.steps, start=1)),
+        "",
+        "## What was removed",
+        "",
+        "| reason | rows | share of all | judged precision |",
+        "|---|--:|--:|--:|",
+        *(
+            f"| {reason} | {tally.rows:,} | {tally.rows / max(total.read.rows, 1):.2%} | {_said(receipt, reason)} |"
+            for reason, tally in sorted(total.dropped.items(), key=lambda item: -item[1].rows)
+        ),
+        "",
+        *_facts("Licences", receipt.known["licence"]),
+        *_facts("Years", receipt.known["date"]),
+        "## Not known",
+        "",
+        "Who is in the text and agreed to it, and what the rules missed: `hornbook prepare review` samples the latter.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _settings(step: Any) -> str:
+    values = step.model_dump(exclude_defaults=True)
+    return ", ".join(
+        [step.label, *(f"{key} = {value}" for key, value in values.items() if key not in ("kind", "name"))]
+    )
+
+
+def _said(receipt: Receipt, reason: str) -> str:
+    found = receipt.precisions.get(reason)
+    return "not judged" if found is None else f"{found.share:.0%} of {found.right + found.wrong}"
+
+
+def _facts(title: str, counts: Mapping[str, int]) -> list[str]:
+    rows = [f"| {value} | {count:,} |" for value, count in list(counts.items())[:30]]
+    return [f"## {title}", "", "| | documents |", "|---|--:|", *rows, ""]

@@ -1,0 +1,122 @@
+"""The receipt: examples, judgements and their precision, the page, the data card, the curve."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.config import DropEmpty, ExactDedup
+from hornbook.text.config_classifier import Classifier
+from hornbook.text.folder import clear
+from hornbook.text.refinery.classifier import train
+from hornbook.text.refinery.curve import curve, read_signals
+from hornbook.text.report import card, page, read_receipt
+from hornbook.text.reviews import Precision, judge, precisions, read_examples
+from tests.text.refinery.running import prepare
+
+TEXTS = [f"document {number} <script>alert(1)</script>" for number in range(30)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [{"text": text, "licence": "MIT" if number % 3 else None} for number, text in enumerate(TEXTS * 2 + [""])]
+    prepare(tmp_path, [DropEmpty(), ExactDedup()], rows)
+    return tmp_path / "data"
+
+
+def test_examples_are_of_every_reason(data: Path):
+    examples = read_examples(data)
+    count = {reason: sum(each.reason == reason for each in examples) for reason in {each.reason for each in examples}}
+    assert count == {"kept": 20, "exact duplicate": 20, "empty": 1}
+    assert all(each.text in TEXTS for each in examples if each.reason != "empty")
+
+
+def test_the_last_judgement_counts(data: Path):
+    shown = [each for each in read_examples(data) if each.reason == "exact duplicate"]
+    for number, each in enumerate(shown):
+        judge(data, each, right=number < 10)
+    judge(data, shown[0], right=False)
+    assert precisions(data) == {"exact duplicate": Precision(9, 11)}
+
+
+def test_wilsons_interval():
+    low, high = Precision(9, 1).interval  # Wilson 1927; values by R's binom.wilson(9, 10)
+    assert (low, high) == (pytest.approx(0.59585, abs=1e-4), pytest.approx(0.98212, abs=1e-4))
+    assert Precision(10, 0).interval[1] == 1.0
+
+
+class Parser(HTMLParser):
+    """Counts tags and gathers text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_shows_documents_and_runs_nothing_of_theirs(data: Path):
+    example = next(each for each in read_examples(data) if each.reason == "empty")
+    judge(data, example, right=True)
+    parser = Parser()
+    parser.feed(page(read_receipt(data)))
+    assert "script" not in parser.tags
+    assert parser.text.count("<script>alert(1)</script>") == 40
+    assert "61 rows were read, 30 documents are left (49.2%)" in parser.text
+    assert "empty: right in 100% of 1 judged" in parser.text
+
+
+def test_the_card_counts_what_the_funnel_counts(data: Path):
+    text = card(read_receipt(data))
+    assert "30 documents, " in text
+    assert "| exact duplicate | 30 | 49.18% | not judged |" in text
+    assert "| unknown | 30 |" in text
+
+
+def test_damaged_examples_are_named(data: Path):
+    (data / "samples.jsonl").write_text("{")
+    with pytest.raises(IntegrityError, match=r"samples.jsonl is damaged"):
+        read_examples(data)
+    (data / "samples.jsonl").unlink()
+    with pytest.raises(UsageError, match="prepare the folder"):
+        read_examples(data)
+
+
+def test_a_curve_is_what_prepare_would_keep(tmp_path: Path):
+    good = [f"careful proof {number} of the theorem" for number in range(40)]
+    bad = [f"buy cheap pills {number} now now" for number in range(40)]
+    train(good, bad, "whitespace")[0].save(tmp_path / "quality")
+    texts = [*good[:10], *bad[:10], *good[:5]]
+    step = Classifier(model=str(tmp_path / "quality"), threshold=0.5)
+    prepare(tmp_path, [ExactDedup(), step], texts)
+    decision, signals = read_signals(tmp_path / "data", [ExactDedup(), step], "classifier")
+    values = [0.0, 0.02, 0.5, 0.95]
+    points = curve(decision, signals, "threshold", values)
+    for number, (value, point) in enumerate(zip(values, points, strict=True)):
+        kept, _ = prepare(tmp_path / str(number), [ExactDedup(), step.model_copy(update={"threshold": value})], texts)
+        assert point.documents == len(kept)
+        assert point.bytes == sum(map(len, kept))
+        assert point.groups == {"source s": pytest.approx(len(kept) / 20)}
+    assert np.ptp([point.documents for point in points]) > 0
+    with pytest.raises(UsageError, match="has no threshold 'nothing': it has threshold"):
+        curve(decision, signals, "nothing", values)
+    with pytest.raises(UsageError, match=r"'exact_dedup' is no step .* there are classifier"):
+        read_signals(tmp_path / "data", [ExactDedup(), step], "exact_dedup")
+
+
+def test_judgements_outlive_the_folder(data: Path):
+    judge(data, read_examples(data)[0], right=True)
+    lines = (data / "reviews.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["right"] is True
+
+    clear(data)
+    assert (data / "reviews.jsonl").exists()
