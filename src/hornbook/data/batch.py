@@ -37,7 +37,8 @@ class Batch:
     """1 where the prediction counts; 0 at padding, and where the objective asks nothing.
 
     Causal: 0 after a document whose stored end is its last token. Prefix: 0 where the target is in the prefix.
-    Masked: 1 at the chosen tokens only, whose targets are the tokens that stood there.
+    Masked: 1 at the chosen tokens only, whose targets are the tokens that stood there. Labels: 1 at tokens that carry
+    one; of a question that is answered by a place, at the first token of its document.
     """
     positions: Int64[Tensor, "rows sequence"]
     """Place of each token in its document's piece; in its row when attention is not confined to documents."""
@@ -51,6 +52,10 @@ class Batch:
     """Counts nothing: it keeps a rank company that has no microbatch left while others have their last."""
     prefixes: list[tuple[int, ...]] | None = None
     """Per row and piece, how many leading tokens are seen in both directions; None: none anywhere."""
+    types: Int64[Tensor, "rows sequence"] | None = None
+    """1 in the second text of a pair and behind it (BERT's token types), else 0; None: 0 everywhere."""
+    values: Float[Tensor, "rows sequence outputs"] | None = None
+    """Labels that are numbers, instead of `targets`; without meaning where the weight is 0."""
     source: Source | None = None
     """For encoder-decoders: what the encoder reads. `tokens` are then the inputs of the decoder."""
 

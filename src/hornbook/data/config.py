@@ -124,9 +124,40 @@ class Mixture(Config):
     """Objectives and their weights."""
 
 
-ObjectiveConfig = Annotated[
-    Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture, Field(discriminator="kind")
-]
+class Labels(Config):
+    """Learn the labels of a labelled set (`text.labels`), for models whose head gives such labels.
+
+    Rows are filled with whole documents; one that is longer than a row is cut at its end.
+    """
+
+    kind: Literal["labels"] = "labels"
+    token: Literal["first", "last"] = "first"
+    """Which token of a text carries its label: the first (encoders), or the last, which alone has seen all (decoders).
+
+    Tags and answers that are places stand at their own tokens.
+    """
+    balance: bool = False
+    """Texts of rarer labels come as often as those of the commonest, in each pass."""
+
+
+class Answer(Config):
+    """Causal on prompts and answers (`text.labels` of the kind `answer`): only what is answered counts."""
+
+    kind: Literal["answer"] = "answer"
+
+
+class Seq2Seq(Config):
+    """Prompts and answers for encoder-decoders: the encoder reads the prompt, the decoder writes the answer."""
+
+    kind: Literal["seq2seq"] = "seq2seq"
+    start: Start = "pad"
+    """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
+
+
+OnLabels = Labels | Answer | Seq2Seq
+"""Objectives that need a labelled set."""
+UnlabelledConfig = Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture
+ObjectiveConfig = Annotated[UnlabelledConfig | OnLabels, Field(discriminator="kind")]
 
 
 class StageConfig(Config):

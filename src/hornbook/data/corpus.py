@@ -8,7 +8,7 @@ import errno
 import json
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import xxhash
+from pydantic import TypeAdapter
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.text.shards import DTYPES, verify_shard
+from hornbook.text.config_labels import LabelsConfig, outputs_of
+from hornbook.text.shards import DTYPES, LABELS, verify_shard
 
+_labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 
 
@@ -39,6 +42,10 @@ class Shard:
     """Token ids, uint16 or uint32 [tokens], read-only map."""
     ends: np.ndarray
     """END offset of each document in tokens, uint64 [documents], read-only map."""
+    labels: np.ndarray | None = None
+    """Of a labelled set: float32 [tokens, outputs], NaN where a token has no label, read-only map."""
+    labels_digest: str = ""
+    """What the index says the .labels holds."""
 
     def path(self, ending: str) -> Path:
         """One of the shard's files: `.bin`, `.idx`, `.docs.parquet`, `.json`."""
@@ -93,7 +100,10 @@ class Stream:
     @property
     def digest(self) -> str:
         """Hash of the names and contents of the shards, as the index states them."""
-        text = "\n".join(f"{shard.name} {shard.tokens} {shard.digest}" for shard in self.shards)
+        text = "\n".join(
+            f"{shard.name} {shard.tokens} {shard.digest}{' ' * bool(shard.labels_digest)}{shard.labels_digest}"
+            for shard in self.shards
+        )
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
@@ -113,6 +123,8 @@ class Corpus:
         self.wide = index["dtype"] == "uint32"
         """Token ids take four bytes, not two."""
         self.tokenizer_digest = str(index["tokenizer_digest"])
+        self.labels: LabelsConfig | None = _labels_of(index)
+        """What the labels of a labelled set are; None for plain text."""
 
     @staticmethod
     def open(path: Path | str) -> "Corpus":
@@ -133,7 +145,8 @@ class Corpus:
         try:
             for entry in index["shards"]:
                 split = streams[entry["split"]]
-                split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"]))
+                outputs = 0 if (labels := _labels_of(index)) is None else outputs_of(labels)
+                split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"], outputs))
         except HornbookError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -210,6 +223,10 @@ def _read_index(root: Path) -> dict[str, Any]:
     return index
 
 
+def _labels_of(index: dict[str, Any]) -> LabelsConfig | None:
+    return _labels.validate_python(index["labels"]) if "labels" in index else None
+
+
 def _allow_open_files(count: int) -> None:
     """Raise this process's own limit of open files where `count` maps more need it: each map holds its file open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -219,7 +236,7 @@ def _allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _open_shard(root: Path, entry: dict[str, Any], dtype: str) -> Shard:
+def _open_shard(root: Path, entry: dict[str, Any], dtype: str, outputs: int) -> Shard:
     name, tokens, documents = entry["name"], int(entry["tokens"]), int(entry["documents"])
     data = _map(root / f"{name}.bin", DTYPES[dtype], tokens)
     ends = _map(root / f"{name}.idx", np.dtype("<u8"), documents)
@@ -228,7 +245,11 @@ def _open_shard(root: Path, entry: dict[str, Any], dtype: str) -> Shard:
         raise IntegrityError(f"{root / name}.idx: the last document ends at {last}, expected {tokens}: {_REMEDY}")
     if not (root / f"{name}.docs.parquet").is_file():
         raise IntegrityError(f"{root / name}.docs.parquet: expected a file, found none: {_REMEDY}")
-    return Shard(name, root, tokens, documents, int(entry["bytes"]), str(entry["digest"]), data, ends)
+    shard = Shard(name, root, tokens, documents, int(entry["bytes"]), str(entry["digest"]), data, ends)
+    if not outputs:
+        return shard
+    labels = _map(root / f"{name}{LABELS}", np.dtype("<f4"), tokens * outputs).reshape(tokens, outputs)
+    return replace(shard, labels=labels, labels_digest=str(entry["labels"]))
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

@@ -14,9 +14,9 @@ from hornbook.data.batch import DocumentRef, GlobalBatch, blank, rank_share
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.fim import rearranged
-from hornbook.data.making import Draws
+from hornbook.data.making import Draws, Setting
 from hornbook.data.mixture import build_stages, cap_epochs
-from hornbook.data.objective import Setting, build_maker
+from hornbook.data.objective import build_maker
 from hornbook.data.order import Order
 from hornbook.data.plan import Segments
 from hornbook.data.shard_table import ShardTable

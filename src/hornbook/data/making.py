@@ -7,7 +7,24 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
+from hornbook.data.config import DataConfig
+from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Plan, Segments
+
+
+class Setting(NamedTuple):
+    """What batches are made from."""
+
+    corpus: Corpus
+    streams: Sequence[Stream]
+    config: DataConfig
+    sequence: int
+    """Length of a row of text; neither side of a pair is longer."""
+    seed: int
+    evaluation: bool = False
+    """Other draws than in training, masks at their evaluation rate, always `concat`."""
+    limit: int | None = None
+    """Only the first so many tokens of each stream."""
 
 
 class Draws(NamedTuple):

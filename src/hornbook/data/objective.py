@@ -5,12 +5,12 @@ of one of the two. Whatever is drawn follows from (seed, source, row, epoch).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Masked, Prefix
-from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.config import Causal, FillInTheMiddle, Masked, OnLabels, Prefix
+from hornbook.data.corpus import Stream
 from hornbook.data.keyed import epoch_key, stream_keys
-from hornbook.data.making import Maker
+from hornbook.data.labelled import build_labelled
+from hornbook.data.making import Maker, Setting
 from hornbook.data.masked import Masking
 from hornbook.data.objective_parts import Part, cumulated, family_of, objective_parts
 from hornbook.data.pair_parts import check_rows, check_sequence, check_spans, pair_tables
@@ -23,21 +23,6 @@ from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
 
-class Setting(NamedTuple):
-    """What batches are made from."""
-
-    corpus: Corpus
-    streams: Sequence[Stream]
-    config: DataConfig
-    sequence: int
-    """Length of a row of text; neither side of a pair is longer."""
-    seed: int
-    evaluation: bool = False
-    """Other draws than in training, masks at their evaluation rate, always `concat`."""
-    limit: int | None = None
-    """Only the first so many tokens of each stream."""
-
-
 def build_maker(setting: Setting) -> Maker:
     """What makes batches.
 
@@ -45,6 +30,8 @@ def build_maker(setting: Setting) -> Maker:
         UsageError: the tokenizer lacks tokens that the objective needs, rows are too short, spans too long.
     """
     objective = setting.config.objective
+    if isinstance(objective, OnLabels):
+        return build_labelled(setting, objective)
     if isinstance(objective, Causal | FillInTheMiddle):
         return _text_rows(setting, None)
     parts = list(objective_parts(objective))

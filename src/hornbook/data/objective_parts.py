@@ -15,9 +15,12 @@ from hornbook.data.config import (
     Masked,
     Mixture,
     ObjectiveConfig,
+    OnLabels,
     Prefix,
+    Seq2Seq,
     Span,
     Start,
+    UnlabelledConfig,
 )
 from hornbook.errors import UsageError
 
@@ -34,7 +37,7 @@ class Part(NamedTuple):
     """Of pairs, the first token of the decoder's input."""
 
 
-def objective_parts(objective: ObjectiveConfig, key: str = "data.objective", weight: float = 1.0) -> Iterator[Part]:
+def objective_parts(objective: UnlabelledConfig, key: str = "data.objective", weight: float = 1.0) -> Iterator[Part]:
     """The parts of an objective; what is not a mixture has one. Rows of fill-in-the-middle are causal."""
     if isinstance(objective, Mixture):
         total = sum(each.weight for each in objective.parts)
@@ -54,6 +57,8 @@ def objective_parts(objective: ObjectiveConfig, key: str = "data.objective", wei
 
 def start_of(objective: ObjectiveConfig) -> Start | None:
     """First token of the decoder's input: in a mixture that of most rows; None where there are no pairs."""
+    if isinstance(objective, OnLabels):
+        return objective.start if isinstance(objective, Seq2Seq) else None
     return max(objective_parts(objective), key=lambda part: part.weight).start
 
 

@@ -50,7 +50,7 @@ class PairRows:
 
         def microbatch(j: int) -> Batch:
             first = j * micro_batch
-            return _batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
+            return pair_batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
 
         return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
 
@@ -92,7 +92,7 @@ def _widths(sums: Int64[np.ndarray, "2 rows"]) -> tuple[int, int]:
     return int(widths[0]), int(widths[1])
 
 
-def _batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Batch:
+def pair_batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Batch:
     """Rows [first, end) as a microbatch."""
     bounds = pairs.bounds
     pieces = slice(bounds[first], bounds[end])

@@ -85,10 +85,11 @@ class TextRows:
         rows, prefixes = self._reader.read(draws.sources, segments), None
         if self._changes is not None:
             rows, prefixes = self._changes.apply(rows, segments, draws)
-        return _in_microbatches(rows, prefixes, draws, micro_batch)
+        return in_microbatches(rows, prefixes, draws, micro_batch)
 
 
-def _in_microbatches(rows: Rows, prefixes: Prefixes | None, draws: Draws, micro_batch: int) -> Made:
+def in_microbatches(rows: Rows, prefixes: Prefixes | None, draws: Draws, micro_batch: int) -> Made:
+    """Rows as a global batch."""
     count, samples, sources = len(draws.positions), torch.from_numpy(draws.positions), torch.from_numpy(draws.sources)
     cuts = [min(micro_batch, count - first) for first in range(0, count, micro_batch)]
     columns = (rows.tokens, rows.targets, rows.weights, rows.positions, samples, sources)

@@ -7,8 +7,8 @@ import numpy as np
 from hornbook.data.batch import Batch
 from hornbook.data.config import Causal, DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.making import Draws
-from hornbook.data.objective import Setting, build_maker
+from hornbook.data.making import Draws, Setting
+from hornbook.data.objective import build_maker
 from hornbook.errors import UsageError
 
 _CAUSAL = Causal()

@@ -198,10 +198,11 @@ class Engine:
         """
         keys = None if key is None else row_keys(*key, self._place(batch.samples))
         hidden, auxiliary = self._forward(batch, keys)
-        targets, weights = self._place(batch.targets), self._place(batch.weights)
+        targets, weights = self._targets(batch), self._place(batch.weights)
         loss = self._loss
         early = power_below(factor) if self.scaler else 1.0
-        found = self._head.losses(hidden, targets, weights * early, smoothing=loss.smoothing, z_loss=loss.z_loss)
+        terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
+        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.lengths, keys=keys)
         rest = self._balance.take(auxiliary, weights, batch.blank)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -215,9 +216,19 @@ class Engine:
             batch.lengths,
             keys,
             prefixes=batch.prefixes,
+            types=self._types(batch),
             source=self._source(batch, source),
             counted=None if counted is None else self._place(counted),
         )
+
+    def _targets(self, batch: Batch) -> Tensor:
+        """What a head of labels, or of tokens, is to give."""
+        return self._place(batch.targets if batch.values is None else batch.values)
+
+    def _types(self, batch: Batch) -> Tensor | None:
+        """Token types, where the model has two of them."""
+        kinds = None if self.model.entrance is None else self.model.entrance.types
+        return None if batch.types is None or kinds is None or len(kinds.weight) < 2 else self._place(batch.types)
 
     def _source(self, batch: Batch, counted: Tensor | None) -> Source | None:
         """What the encoder of an encoder-decoder reads."""
@@ -275,7 +286,16 @@ class Engine:
         """Negative log-likelihood of each target that counts in nats, float32 [rows, sequence]; changes nothing."""
         with self.looking():
             hidden, _ = self._forward(batch)
-            return self._head.token_losses(hidden, self._place(batch.targets), self._place(batch.weights))
+            return self._token_losses(hidden, batch)
+
+    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses of labels as `evaluate` gives them, and what the head says: float32 [rows, sequence, outputs]."""
+        with self.looking():
+            hidden, _ = self._forward(batch)
+            return self._token_losses(hidden, batch), self._head.logits(hidden)
+
+    def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
+        return self._head.token_losses(hidden, self._targets(batch), self._place(batch.weights), batch.lengths)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits float32 [rows, sequence, vocab] of plain causal rows `tokens` int64 [rows, sequence]."""

@@ -15,10 +15,10 @@ from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
 from hornbook.text.config import TextConfig, TokenizerFile, Trained
 from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.folder import WORK, read_manifest, read_text_config
+from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.sample import TrainingTexts
-from hornbook.text.shards import FILES, ShardInfo, dtype_for
+from hornbook.text.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.special_tokens import spell_special_tokens
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer, read_settings
@@ -104,7 +104,8 @@ def tokenize(
     read_text_config(data)
     with RunLock(RunDir(data)):
         RunDir(data).clean()
-        key = _key(config, _documents(data))
+        splits = _splits(data)
+        key = _key(config, _documents(data), splits)
         index = read_json(data / "tokens" / "index.json")
         if index is not None and index.get("key") != key:
             if not overwrite:
@@ -115,7 +116,7 @@ def tokenize(
             index = None
         if index is None:
             index = _tokenize(data, config, key, workers, progress or _silent)
-    report = _report(config, index, list(read_text_config(data).sources))
+    report = _report(config, index, list(read_text_config(data).sources), splits)
     report.seconds = time.monotonic() - started
     return report
 
@@ -130,7 +131,12 @@ def _documents(data: Path) -> dict[str, str]:
     return {path: digest for path, digest in outputs.items() if path.startswith("documents/")}
 
 
-def _key(config: TextConfig, documents: dict[str, str]) -> str:
+def _splits(data: Path) -> dict[str, str]:
+    """The split of each source whose documents all go to one."""
+    return {name: source.split for name, source in read_text_config(data).sources.items() if source.split is not None}
+
+
+def _key(config: TextConfig, documents: dict[str, str], splits: dict[str, str]) -> str:
     """Digest of everything the token shards depend on."""
     tokenizer: dict[str, Any] = config.tokenizer.model_dump(mode="json", exclude={"objectives", "sentinels"})
     if isinstance(config.tokenizer, Trained) and config.tokenizer.roles != ("end",):
@@ -138,7 +144,7 @@ def _key(config: TextConfig, documents: dict[str, str]) -> str:
     if isinstance(config.tokenizer, TokenizerFile):
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
-    return digest_of([VERSION, tokenizer, config.validation, documents])
+    return digest_of([VERSION, tokenizer, config.validation, documents, *([splits] if splits else [])])
 
 
 def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: Progress) -> dict[str, Any]:
@@ -146,12 +152,12 @@ def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: 
     documents = _documents(data)
     tokenizer = _make_tokenizer(data, config, key, progress)
     dtype = dtype_for(tokenizer.vocab_size)
-    tasks = [
-        EncodeTask(
-            data, Path(path).parent.name, int(Path(path).stem), path, digest, tokenizer.digest, config.validation, dtype
-        )
-        for path, digest in documents.items()
-    ]
+    labels, splits = read_text_config(data).labels, _splits(data)
+    tasks = []
+    for path, digest in documents.items():
+        source, number = Path(path).parent.name, int(Path(path).stem)
+        rest = (tokenizer.digest, config.validation, dtype, labels, splits.get(source))
+        tasks.append(EncodeTask(data, source, number, path, digest, *rest))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
@@ -167,6 +173,8 @@ def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: 
         "unknown_tokens": sum(result.unknown for result in results),
         "shards": [shard.to_json() for split in SPLITS for shard in shards if shard.split == split],
     }
+    if labels is not None:
+        index["labels"] = labels.model_dump(mode="json")
     write_json(data / "tokens" / "index.json", index)
     shutil.rmtree(data / WORK, ignore_errors=True)
     return index
@@ -208,13 +216,13 @@ def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress
 
 def _remove_others(data: Path, names: set[str]) -> None:
     """Delete shards of an earlier tokenization."""
-    wanted = {data / (name + ending) for name in names for ending in (*FILES.values(), ".json")}
+    wanted = {data / (name + ending) for name in names for ending in (*FILES.values(), LABELS, ".json")}
     for path in (data / "tokens").rglob("*"):
         if path.is_file() and path not in wanted:
             path.unlink()
 
 
-def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> TokenReport:
+def _report(config: TextConfig, index: dict[str, Any], sources: list[str], splits: dict[str, str]) -> TokenReport:
     trained = isinstance(config.tokenizer, Trained)
     report = TokenReport(index["vocab_size"], trained)
     for source in sources:
@@ -223,7 +231,7 @@ def _report(config: TextConfig, index: dict[str, Any], sources: list[str]) -> To
     for entry in index["shards"]:
         report.shares[entry["source"], entry["split"]].add(ShardInfo(**entry))
     for (source, split), share in report.shares.items():
-        if not share.documents and (split == "train" or config.validation):
+        if not share.documents and splits.get(source, split) == split and (split == "train" or config.validation):
             report.notes.append(f"source {source!r} has no {split} documents")
     if isinstance(config.tokenizer, Trained) and index["vocab_size"] < config.tokenizer.vocab:
         report.notes.append(

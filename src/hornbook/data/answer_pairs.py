@@ -1,0 +1,102 @@
+"""Prompts and answers as pairs for encoder-decoders: the encoder reads the prompt, the decoder writes the answer.
+
+Documents are packed in the order that was drawn for them, as many in a row as fit on both sides. A side that is longer
+than a row is cut at its end.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.label_plan import Documents, document_plan
+from hornbook.data.label_table import LabelTable
+from hornbook.data.making import Draws, Made
+from hornbook.data.pair_rows import pair_batch
+from hornbook.data.pairs import Pairs
+from hornbook.data.plan import Plan, PlanSet, Segments, TablePlan, stream_ends
+from hornbook.data.shard_table import ShardTable
+from hornbook.data.vocabulary import Vocabulary
+
+
+def answer_plan(
+    stream: Stream, sequence: int, around: int, key: np.uint64 | None, *, limit: int | None = None
+) -> TablePlan:
+    """Plan of rows whose prompts, and whose answers, are at most `sequence` tokens; each side has `around` more."""
+    ends = stream_ends(stream)
+    begins = np.concatenate([[0], ends[:-1]])
+    answers = np.array([_answer_place(stream, begin, end) for begin, end in zip(begins, ends, strict=True)], np.int64)
+    prompts = np.minimum(answers - 1 + around, sequence)
+    written = np.minimum(ends - begins - answers + around, sequence)
+
+    def pack(chosen: Documents) -> Int64[np.ndarray, "2 pieces"]:
+        rows, row, room = [], -1, (0, 0)
+        for prompt, answer in zip(prompts[chosen].tolist(), written[chosen].tolist(), strict=True):
+            if row < 0 or prompt > room[0] or answer > room[1]:
+                row, room = row + 1, (sequence, sequence)
+            room = room[0] - prompt, room[1] - answer
+            rows.append(row)
+        return np.stack([np.array(rows, np.int64), np.arange(len(chosen))])
+
+    table, digest = document_plan(stream, key, pack, f"seq2seq {sequence} {around}", limit=limit)
+    kept = np.searchsorted(ends, table[1], side="right")
+    return TablePlan(table, sequence, int(prompts[kept].sum()), digest)
+
+
+def _answer_place(stream: Stream, begin: int, end: int) -> int:
+    """Number of the first token of a document that is to be written."""
+    places = np.arange(begin, end)
+    return int(np.argmax(~np.isnan(LabelTable([stream]).at(np.zeros_like(places), places)[:, 0])))
+
+
+class AnswerPairs:
+    """Makes batches of prompts and answers; `plans` are of `answer_plan`."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        streams: Sequence[Stream],
+        plans: Sequence[Plan],
+        vocabulary: Vocabulary,
+        *,
+        sequence: int,
+        start: int,
+    ) -> None:
+        """`start`: first token of the decoder's input."""
+        self.plans, self._plan_set = plans, PlanSet(plans)
+        self._shards, self._labels = ShardTable(corpus, streams), LabelTable(streams)
+        self._begin = [] if vocabulary.begin_id is None else [vocabulary.begin_id]
+        self._own_end = vocabulary.begin_id is not None
+        self._end, self._pad, self._start, self._sequence = vocabulary.end_id, vocabulary.pad_id, start, sequence
+
+    def segments(self, draws: Draws) -> Segments:
+        """Which stretches of the streams each sample is made from: whole documents."""
+        return self._plan_set.segments(draws.sources, draws.rows)
+
+    def make(self, draws: Draws, micro_batch: int) -> Made:
+        """The samples as one global batch."""
+        bounds, begins, sizes = self.segments(draws)
+        streams = np.repeat(draws.sources, np.diff(bounds))
+        raw = np.split(self._shards.gather(streams, begins, sizes), np.cumsum(sizes)[:-1])
+        both = [self._pair(*each) for each in zip(raw, streams.tolist(), begins.tolist(), strict=True)]
+        lengths = np.array([[len(source) for source, _ in both], [len(target) - 1 for _, target in both]], np.int64)
+        sources, targets = (np.concatenate(side).astype(np.int32) for side in zip(*both, strict=True))
+        pairs = Pairs(sources, targets, lengths, bounds)
+
+        def microbatch(j: int) -> Batch:
+            first = j * micro_batch
+            return pair_batch(pairs, draws, first, min(first + micro_batch, len(draws.rows)), self._pad)
+
+        return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+
+    def _pair(self, document: np.ndarray, stream: int, begin: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source of a document, and its start token with the targets behind it."""
+        places = begin + np.arange(len(document))
+        place = int(np.argmax(~np.isnan(self._labels.at(np.full_like(places, stream), places)[:, 0])))
+        answer = document[place : len(document) - self._own_end]
+        room = self._sequence - 1
+        source = np.array([*self._begin, *document[1:place]])[:room]
+        target = np.array([*self._begin, *answer])[:room]
+        return np.append(source, self._end), np.concatenate([[self._start], target, [self._end]])

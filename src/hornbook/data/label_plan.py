@@ -1,0 +1,70 @@
+"""Which documents of a labelled set share a row: whole ones, as many as fit, in an order that is drawn once.
+
+A document that is longer than a row is cut at its end. Sets are often sorted by label, so documents are shuffled
+before they are packed; rows are shuffled anew in each pass like all others.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+from jaxtyping import Int64
+
+from hornbook.data.corpus import Stream
+from hornbook.data.keyed import shuffle
+from hornbook.data.label_table import LabelTable
+from hornbook.data.packing import VERSION, best_fit
+from hornbook.data.plan import TablePlan, stream_ends
+
+Documents = Int64[np.ndarray, " documents"]
+Pack = Callable[[Documents], Int64[np.ndarray, "2 pieces"]]
+"""(row, place in the list) of each document of a list."""
+
+
+def document_plan(
+    stream: Stream, key: np.uint64 | None, pack: Pack, name: str, *, limit: int | None = None, balance: bool = False
+) -> tuple[Int64[np.ndarray, "3 pieces"], str]:
+    """Table of pieces (row, first token, length of the whole document) and its digest.
+
+    `key`: draws the order, None keeps that of the stream. `pack`: see `Pack`. `limit`: only documents within the
+    first so many tokens, and at least one. `balance`: each label as often as the commonest; for one label per text.
+    """
+    ends = stream_ends(stream)
+    begins = np.concatenate([[0], ends[:-1]])
+    most = stream.tokens if limit is None or not len(ends) else max(limit, int(ends[0]))
+    chosen = np.flatnonzero(ends <= most)
+    state = np.uint64(0) if key is None else key
+    if balance:
+        chosen, state = _balanced(LabelTable([stream]).at(np.zeros_like(chosen), begins[chosen])[:, 0], chosen, state)
+    if key is not None:
+        shuffle(chosen, len(chosen), state)
+    rows, places = pack(chosen)
+    documents = chosen[places]
+    table = np.stack([rows, begins[documents], (ends - begins)[documents]])
+    content = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(table).data)
+    return table, xxhash.xxh3_128_hexdigest(f"{name} {VERSION} {stream.digest} {content}".encode())
+
+
+def _balanced(labels: np.ndarray, chosen: Documents, state: np.uint64) -> tuple[Documents, np.uint64]:
+    """Documents with those of rarer labels repeated; which are repeated once more than others is drawn."""
+    groups = [chosen[labels == label] for label in np.unique(labels)]
+    most = max((len(group) for group in groups), default=0)
+    for group in groups:
+        state = np.uint64(shuffle(group, len(group), state))
+    return np.concatenate([np.resize(group, most) for group in groups] or [chosen]), state
+
+
+def row_plan(
+    stream: Stream, sequence: int, key: np.uint64 | None, *, limit: int | None = None, balance: bool = False
+) -> TablePlan:
+    """Plan of rows of `sequence` tokens, filled by best fit with documents of at most as many."""
+    sizes = np.diff(stream_ends(stream), prepend=0)
+
+    def pack(chosen: Documents) -> Int64[np.ndarray, "2 pieces"]:
+        ends = np.cumsum(np.minimum(sizes[chosen], sequence))
+        rows, begins, _ = best_fit(ends, sequence)
+        return np.stack([rows, np.searchsorted(ends, begins, side="right")])
+
+    table, digest = document_plan(stream, key, pack, f"labels {sequence}", limit=limit, balance=balance)
+    table[2] = np.minimum(table[2], sequence)
+    return TablePlan(table, sequence, int(table[2].sum()), digest)

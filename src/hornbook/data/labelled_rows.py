@@ -1,0 +1,182 @@
+"""Batches of labelled texts: rows of whole documents, weights on the tokens that carry labels.
+
+What the tokens are is read as for any rows of text; then targets, values, weights and token types are written from
+the labels stored beside the tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch
+from hornbook.data.config import Answer, Labels
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.label_table import LabelTable
+from hornbook.data.making import Draws, Made
+from hornbook.data.plan import Plan, PlanSet, Segments, stream_ends
+from hornbook.data.row_arrays import RowArrays, row_arrays
+from hornbook.data.rows import RowReader
+from hornbook.data.text_rows import in_microbatches
+from hornbook.text.config_labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
+from hornbook.text.label_tokens import END, START
+
+
+class Pieces(NamedTuple):
+    """The documents of some rows, a piece each."""
+
+    streams: Int64[np.ndarray, " pieces"]
+    begins: Int64[np.ndarray, " pieces"]
+    """First token in the stream."""
+    sizes: Int64[np.ndarray, " pieces"]
+    places: Int64[np.ndarray, " pieces"]
+    """First token in the rows, as one line."""
+    whole: np.ndarray
+    """bool [pieces]: nothing was cut off."""
+
+    @property
+    def lasts(self) -> Int64[np.ndarray, " pieces"]:
+        """Last token in the rows."""
+        return self.places + self.sizes - 1
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """A value for each token of the pieces."""
+        return np.repeat(values, self.sizes)
+
+    @property
+    def steps(self) -> Int64[np.ndarray, " tokens"]:
+        """Place of each token in its piece."""
+        return np.arange(self.sizes.sum()) - self.spread(np.cumsum(self.sizes) - self.sizes)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Which tokens are the last of their pieces: bool [tokens]."""
+        return self.steps == self.spread(self.sizes - 1)
+
+
+class LabelledRows:
+    """Makes batches of labelled texts; `plans` are of `label_plan.row_plan`."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        streams: Sequence[Stream],
+        plans: Sequence[Plan],
+        objective: Labels | Answer,
+        *,
+        sequence: int,
+        ends_between: int,
+    ) -> None:
+        """`ends_between`: end tokens between the two texts of a pair."""
+        assert corpus.labels is not None
+        self.plans, self._plan_set = plans, PlanSet(plans)
+        self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=True)
+        self._labels, self._ends = LabelTable(streams), [stream_ends(stream) for stream in streams]
+        self._kind: LabelsConfig = corpus.labels
+        self._objective, self._sequence, self._ends_between = objective, sequence, ends_between
+        self._end, self._own_end = corpus.end_id, corpus.end_id != corpus.delimiter_id
+
+    def segments(self, draws: Draws) -> Segments:
+        """Which stretches of the streams each sample is made from."""
+        return self._plan_set.segments(draws.sources, draws.rows)
+
+    def make(self, draws: Draws, micro_batch: int) -> Made:
+        """The samples as one global batch."""
+        segments = self.segments(draws)
+        rows = self._reader.read(draws.sources, segments)
+        pieces = self._pieces(draws, segments)
+        arrays = row_arrays(rows, np.add.reduceat(pieces.sizes, segments[0][:-1]))
+        values = self._label(arrays, pieces)
+        types = self._types(arrays, pieces)
+        rows = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
+        made = in_microbatches(rows, None, draws, micro_batch)
+
+        def microbatch(j: int) -> Batch:
+            mine = slice(j * micro_batch, (j + 1) * micro_batch)
+            return replace(
+                made.microbatch(j),
+                values=None if values is None else torch.from_numpy(values[mine]),
+                types=None if types is None else torch.from_numpy(types[mine]),
+            )
+
+        return made._replace(microbatch=microbatch)
+
+    def _pieces(self, draws: Draws, segments: Segments) -> Pieces:
+        offsets, begins, sizes = segments
+        counts = np.diff(offsets)
+        rows, streams = np.repeat(np.arange(len(counts)), counts), np.repeat(draws.sources, counts)
+        before = np.cumsum(sizes) - sizes
+        columns = before - np.repeat(before[offsets[:-1]], counts)
+        whole = np.empty(len(begins), bool)
+        for number, ends in enumerate(self._ends):
+            some = streams == number
+            whole[some] = ends[np.searchsorted(ends, begins[some], side="right")] == begins[some] + sizes[some]
+        return Pieces(streams, begins, sizes, rows * self._sequence + columns, whole)
+
+    def _label(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
+        """Write targets and weights; gives the values of labels that are numbers."""
+        targets, weights = arrays.targets.reshape(-1), arrays.weights.reshape(-1)
+        if isinstance(self._objective, Answer):
+            weights[self._tokens(pieces)] *= self._answered(pieces)
+            return None
+        self._close(arrays, pieces)
+        targets[:], weights[:] = 0, 0.0
+        if isinstance(self._kind, ClassLabels | NumberLabels):
+            return self._label_texts(arrays, pieces)
+        labels = self._labels.at(pieces.spread(pieces.streams), pieces.spread(pieces.begins) + pieces.steps)[:, 0]
+        labels[pieces.ends & pieces.spread(~pieces.whole) & self._own_end] = np.nan
+        places = self._tokens(pieces)
+        targets[places] = np.nan_to_num(labels)
+        if isinstance(self._kind, SpanLabels):
+            first = np.cumsum(pieces.sizes) - pieces.sizes
+            bits = np.bitwise_or.reduceat(targets[places], first)
+            weights[pieces.places] = bits & (START | END) == START | END
+        else:
+            weights[places] = ~np.isnan(labels)
+        return None
+
+    def _label_texts(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
+        labels, places = self._labels.at(pieces.streams, pieces.begins), pieces.places
+        assert isinstance(self._objective, Labels)
+        if self._objective.token == "last":
+            places = np.maximum(pieces.lasts - self._own_end, places)
+        arrays.weights.reshape(-1)[places] = 1.0
+        if isinstance(self._kind, ClassLabels) and not self._kind.multiple:
+            arrays.targets.reshape(-1)[places] = labels[:, 0]
+            return None
+        values = np.zeros((*arrays.tokens.shape, labels.shape[1]), np.float32)
+        values.reshape(-1, labels.shape[1])[places] = labels
+        return values
+
+    def _tokens(self, pieces: Pieces) -> Int64[np.ndarray, " tokens"]:
+        """Place of each token of the pieces in the rows, as one line."""
+        return pieces.spread(pieces.places) + pieces.steps
+
+    def _close(self, arrays: RowArrays, pieces: Pieces) -> None:
+        """Documents that are cut end as others do, where texts have an end token of their own."""
+        if self._own_end:
+            cut = pieces.lasts[~pieces.whole]
+            arrays.tokens.reshape(-1)[cut] = self._end
+            arrays.ids.reshape(-1)[cut] = self._end
+
+    def _answered(self, pieces: Pieces) -> np.ndarray:
+        """1 for each token whose successor is to be written; the end behind a document belongs to what it ends."""
+        ends = pieces.ends & pieces.spread(pieces.whole)
+        following = pieces.spread(pieces.begins) + pieces.steps + ~ends
+        return ~np.isnan(self._labels.at(pieces.spread(pieces.streams), following)[:, 0])
+
+    def _types(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
+        """1 behind the end tokens between two texts."""
+        paired = isinstance(self._kind, SpanLabels) or getattr(self._kind, "pair", None) is not None
+        if not paired:
+            return None
+        places = self._tokens(pieces)
+        ends = (arrays.tokens.reshape(-1)[places] == self._end) & (pieces.steps > 0)
+        before = np.cumsum(ends) - ends
+        behind = before - pieces.spread(before[np.cumsum(pieces.sizes) - pieces.sizes]) >= self._ends_between
+        types = np.zeros_like(arrays.tokens)
+        types.reshape(-1)[places] = behind
+        return types
