@@ -1,4 +1,5 @@
 import time
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from hornbook.text.config_duplicates import NearDedup as NearConfig
 from hornbook.text.refinery.near_dedup import NearDedup
+from hornbook.text.refinery.step import Corpus
 from tests.text.refinery.duplicates import corpus_of, documents_of
 
 VOCABULARY = np.array([f"w{number}" for number in range(5000)])
@@ -130,3 +132,31 @@ def test_time_is_linear(pattern: str) -> None:
     seconds(1000)
     small, large = seconds(500_000), seconds(4_000_000)
     assert large < 40 * max(small, 0.001)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Sketches of 13 MB and records of 27 MB with a budget of 8 MB, beside 24 bytes for each row."""
+    rows, bands = 120_000, 14
+    rng = np.random.default_rng(0)
+    keys = rng.integers(1, 2**63, (rows, bands), dtype=np.uint64)
+    keys[rows // 2 :, 3] = keys[: rows // 2, 7]
+    np.save(tmp_path / "keys.npy", keys)
+    step = NearDedup(NearConfig())
+    alive = np.ones(rows, bool)
+    del keys
+
+    def clusters(budget: int) -> tuple[np.ndarray, int]:
+        step.budget = budget
+        corpus = Corpus(alive, {}, [np.load(tmp_path / "keys.npy", mmap_mode="r")], [0], tmp_path)
+        tracemalloc.start()
+        found = step.clusters(corpus)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found, peak
+
+    clusters(2**30)
+    bounded, peak = clusters(8 * 2**20)
+    whole, most = clusters(2**30)
+    assert np.array_equal(bounded, whole)
+    assert (bounded != np.arange(rows)).sum() == rows // 2
+    assert peak < 8 * 2**20 + 24 * rows < most

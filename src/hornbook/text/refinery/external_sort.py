@@ -29,7 +29,7 @@ def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarr
         if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and an order
             runs.add(_sort(held))
             size = 0
-        held.append(chunk)
+        held.append(chunk.copy())  # a view would keep all of what it is a part of
         size += chunk.nbytes
     if not runs.sizes:
         yield from [_sort(held)] if held else []

@@ -17,7 +17,7 @@ from hornbook.text.refinery.step import Corpus, Cut
 BUDGET = 480 * 2**20
 """Bytes of memory that a step over all documents takes, beside a few bytes per document."""
 
-_CHUNK_RECORDS = 1 << 16
+_CHUNK_BYTES = 1 << 19
 _ROW = np.uint64(32)
 _START = np.uint64(2**32 - 1)
 
@@ -39,8 +39,9 @@ class Copies(Cut):
 
 def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
     """Chunks of a sketch as copies; what was mapped for them is given back, so that memory stays small."""
-    for start in range(0, len(sketch), _CHUNK_RECORDS):
-        yield np.array(sketch[start : start + _CHUNK_RECORDS])
+    rows = _CHUNK_BYTES // (sketch.itemsize * sketch.shape[1]) + 1
+    for start in range(0, len(sketch), rows):
+        yield np.array(sketch[start : start + rows])
         if isinstance(sketch.base, mmap.mmap):
             sketch.base.madvise(mmap.MADV_DONTNEED)
 
@@ -54,7 +55,7 @@ def living(corpus: Corpus) -> Iterator[np.ndarray]:
 
 @compiled
 def _keep_living(records: np.ndarray, first: int, alive: np.ndarray) -> int:
-    """Move records of documents that are alive to the front, with their rows in the whole corpus; how many there are."""
+    """Move records of living documents to the front, with their rows in the whole corpus; how many there are."""
     count = 0
     for i in range(len(records)):
         row = np.int64(records[i, 1] >> _ROW) + first
