@@ -1,5 +1,6 @@
 import json
 import string
+import time
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,24 @@ def test_bad_test_sets_are_named(
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         step_of(tmp_path / name, **settings)
+
+
+@pytest.mark.parametrize("repeat", ["item", "word", "mark", "letter"])
+def test_time_is_linear(repeat: str, tmp_path: Path) -> None:
+    """A document of one item again and again, of one word, of nothing but marks, of one long word."""
+    rng = np.random.default_rng(6)
+    items = [sentence(rng, STOCKS["en"], 20) for _ in range(40)] + ["one " * 20]
+    step = step_of(write_items(tmp_path / "test.jsonl", [{"text": item} for item in items]))
+    piece = {"item": items[0] + " ", "word": "one ", "mark": "!", "letter": "a"}[repeat]
+
+    def seconds(size: int) -> float:
+        times = []
+        for _ in range(3):
+            begin = time.process_time()
+            measured(step, [piece * (size // len(piece))])
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    seconds(1000)
+    small, large = seconds(250_000), seconds(2_000_000)
+    assert large < 40 * max(small, 0.001)
