@@ -38,9 +38,10 @@ def run(draws: int = DRAWS) -> dict[str, Any]:
     import transformers
 
     from tests.model.architectures import DRAWS as ARCHITECTURES
+    from tests.model.architectures import LABEL_DRAWS
 
     found: dict[str, Any] = {}
-    for name in ARCHITECTURES:
+    for name in ARCHITECTURES | LABEL_DRAWS:
         found[name] = measure(name, draws)
         print(name, {case: f"{value:.1e}" for case, value in found[name]["cases"].items()}, found[name]["kept"])
     figures = {"transformers": transformers.__version__, "draws": draws, "limit": LIMIT, "architectures": found}

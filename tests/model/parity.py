@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
 from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.hf import read_hf, write_hf
 from hornbook.model.hf_config import identify
 from hornbook.model.safetensors_folder import read_json
@@ -240,6 +241,41 @@ def cached_pair(pair: Pair) -> float:
     return difference(torch.cat(steps, 1), their_logits(pair.theirs, ids, source))
 
 
+# ---- Heads for labels
+
+
+def packed_labels(pair: Pair) -> float:
+    """Documents one after the other in a row of ours, each alone in theirs."""
+    lengths, ids = (7, 1, 15), tokens(1, LENGTH)
+    ours = our_logits(pair.ours, ids, None, [lengths])[0].split(lengths)
+    worst = 0.0
+    for piece, logits in zip(ids[0].split(lengths), ours, strict=True):
+        theirs = their_logits(pair.theirs, piece[None])[0]
+        worst = max(worst, difference(read_as(pair.config, logits, theirs), theirs))
+    return worst
+
+
+def padded_labels(pair: Pair) -> float:
+    """Documents of several lengths, padded at the right in theirs and alone in ours."""
+    lengths, ids, worst = (LENGTH, 9, 17), tokens(3, LENGTH), 0.0
+    mask = (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.where(mask.bool(), ids, pair.theirs.config.pad_token_id)
+    theirs = their_logits(pair.theirs, ids, attention_mask=mask)
+    for row, length in enumerate(lengths):
+        ours = our_logits(pair.ours, ids[row : row + 1, :length])[0]
+        wanted = theirs[row] if theirs.dim() == 2 else theirs[row, :length]
+        worst = max(worst, difference(read_as(pair.config, ours, wanted), wanted))
+    return worst
+
+
+def typed_labels(pair: Pair) -> float:
+    """Two texts in a row, told apart by token types."""
+    ids = tokens(2, LENGTH)
+    types = (torch.arange(LENGTH) > 9).long().expand(2, -1) * (pair.config.embedding.types > 1)
+    theirs = their_logits(pair.theirs, ids, token_type_ids=types)
+    return difference(read_as(pair.config, our_logits(pair.ours, ids, types=types), theirs), theirs)
+
+
 # ---- Gradients and export
 
 
@@ -319,11 +355,19 @@ CASES: dict[str, dict[str, Case]] = {
     },
 }
 """Family -> what is compared."""
+LABEL_CASES: dict[str, Case] = {
+    "right padding": padded_labels,
+    "packed": packed_labels,
+    "token types": typed_labels,
+    "gradients": gradients,
+}
+"""What is compared of heads for labels."""
 
 
 def cases_of(pair: Pair) -> dict[str, Case]:
     """What is compared of this model."""
-    cases = dict(CASES[pair.config.kind])
+    labelled = isinstance(pair.config.head, LabelHeadConfig)
+    cases = dict(LABEL_CASES if labelled else CASES[pair.config.kind])
     if not pair.config.embedding.types:
         cases.pop("token types", None)
     return cases

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.model.architectures import DRAWS
+from tests.model.architectures import DRAWS, LABEL_DRAWS
 from tests.model.parity import exported, make_pair, measure
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
@@ -21,13 +21,13 @@ def check(name: str, seed: int, folder) -> None:
     assert exported(pair)
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", DRAWS | LABEL_DRAWS)
 def test_logits_and_gradients_are_theirs_and_what_we_write_is_what_they_saved(name, tmp_path):
     check(name, 0, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", DRAWS | LABEL_DRAWS)
 def test_more_draws(name, seed, tmp_path):
     check(name, seed, tmp_path)
