@@ -72,7 +72,8 @@ def _write_initial(job: Job, stage: Path) -> None:
     inputs = job.inputs
     plain = build_model(inputs.recipe.model, inputs.vocab, "meta")
     values = initial_values(plain, inputs.recipe.model, inputs.recipe.seed)
-    write_hf(stage, values, inputs.recipe.model, inputs.vocab, inputs.corpus.root / "tokenizer")
+    tokenizer, start = inputs.corpus.root / "tokenizer", inputs.decoder_start
+    write_hf(stage, values, inputs.recipe.model, inputs.vocab, tokenizer, decoder_start=start)
 
 
 def _sync(folder: Path) -> None:

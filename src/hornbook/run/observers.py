@@ -189,8 +189,7 @@ class Samples:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.looking() as model:
             text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
-            start = getattr(recipe.data.objective, "start", "pad")
-            begun = begin(model, tokenizer, text, tokenizer.end_id if start == "end" else None)
+            begun = begin(model, tokenizer, text, self._job.inputs.decoder_start)
             made = generate(
                 model,
                 begun.tokens,

@@ -48,6 +48,8 @@ class ModelSpec:
     """What was done to the model."""
     base_digest: str = ""
     """Of the frozen base that an adapter belongs to; the leader knows it."""
+    decoder_start: int | None = None
+    """The first token of an encoder-decoder's answers."""
 
 
 class State:
