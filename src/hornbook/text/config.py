@@ -1,5 +1,7 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
+import sys
+from pathlib import Path
 from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -63,6 +65,12 @@ class PythonStep(EditConfig):
     kind: Literal["python"] = "python"
     call: str = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
+
+    def reads(self) -> list[str]:
+        """The file of the module, where it can be found: other code makes another corpus."""
+        name = self.call.partition(":")[0].replace(".", "/") + ".py"
+        places = (Path(folder) / name for folder in ("", *sys.path))
+        return [str(path) for path in places if path.is_file()][:1]
 
 
 AnyStep = Annotated[

@@ -55,13 +55,13 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
     yield tuple(group)
 
 
-def read_by_steps(steps: Sequence[StepConfig]) -> dict[str, str]:
-    """Path -> digest of every file that steps read. Raises UsageError where one is missing."""
-    found: dict[str, str] = {}
+def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
+    """Digests of the files that steps read. Raises UsageError where one is missing."""
+    found: list[str] = []
     for step in steps:
         for path in step.reads():
             try:
-                found[path] = digest_file(Path(path))
+                found.append(digest_file(Path(path)))
             except OSError as error:
                 raise UsageError(f"step {step.label!r}: cannot read {path}: {error.strerror}") from error
     return found

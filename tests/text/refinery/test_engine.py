@@ -119,3 +119,14 @@ def test_a_document_with_nothing_left_is_dropped(tmp_path: Path, monkeypatch: py
     assert signals["reason"].to_pylist() == ["kept", "nothing left", "kept", "nothing left"]
     funnel = json.loads((tmp_path / "data" / "funnel.json").read_text())["sources"]["s"]
     assert funnel["changed"] == {"cut": [1, 4]}
+
+
+def test_other_code_makes_another_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = tmp_path / "own_steps_of_a_test.py"
+    code.write_text("def step(document):\n    return document.text.upper()\n")
+    step = PythonStep(call="own_steps_of_a_test:step")
+    assert prepare(tmp_path, [step], ["a"])[0] == ["A"]
+    code.write_text("def step(document):\n    return document.text + '!'\n")
+    with pytest.raises(UsageError, match="other settings"):
+        prepare(tmp_path, [step], ["a"])
