@@ -38,6 +38,7 @@ VERBS = {
     "prepare curve": Verb("prepare_curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
     "prepare classifier": Verb("prepare_classifier", "classifier", "Train a score on good and bad samples", "Data"),
     "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),
+    "tokenize terms": Verb("tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
     "train": Verb("train", "train", "Train a model", "Train", words=True),
     "resume": Verb("resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
     "fork": Verb("fork", "fork", "Start a new run from the weights of another", "Train", words=True),

@@ -1,0 +1,65 @@
+"""`hornbook tokenize terms`: words of a domain that a tokenizer breaks."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+
+if TYPE_CHECKING:
+    from hornbook.text.text_samples import TextSample
+
+_TokenizerPath = Annotated[
+    Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json or its folder.")
+]
+
+
+def terms(
+    text: Annotated[str, typer.Argument(metavar="DATA|PATH", help="Text of the domain: prepared, or files.")],
+    tokenizer: _TokenizerPath,
+    general: Annotated[
+        str, typer.Option("--general", metavar="DATA|PATH", help="Other text: only words rarer there are terms.")
+    ] = "",
+    top: Annotated[int, typer.Option("--top", min=1, help="How many terms.")] = 100,
+    least: Annotated[int, typer.Option("--least", min=1, help="Occurrences below which no word counts.")] = 5,
+    megabytes: Annotated[int, typer.Option("--megabytes", min=1, help="How much of each text is read.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the terms, one in a line.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the words of a domain whose own tokens would shorten its text most.
+
+    `hornbook import CHECKPOINT --add-tokens FILE` gives a model tokens for them, and `hornbook tokenize --compare`
+    shows what that saved.
+    """
+    from hornbook.cli.runs import columns
+    from hornbook.durable import write_atomic
+    from hornbook.text.terms import mine_terms
+    from hornbook.text.tokenizer import Tokenizer
+
+    known = Tokenizer.load(tokenizer)
+    samples = list(_samples(text, megabytes * 1_000_000))
+    others = list(_samples(general, megabytes * 1_000_000)) if general else []
+    texts, general_texts = ([each for sample in part for each in sample.texts] for part in (samples, others))
+    found = mine_terms(texts, known, general_texts, top=top, least=least)
+    size = sum(sample.bytes for sample in samples)
+    saved = sum(term.saved for term in found)
+    if out is not None:
+        write_atomic(out, "".join(f"{term.text}\n" for term in found))
+    rows = [(t.text, f"{t.count:,}", str(t.pieces), f"{t.saved:,}", f"{t.keyness:,.0f}") for t in found]
+    table = columns([("term", "count", "tokens", "saved", "keyness"), *rows])
+    note = f"{len(found)} terms would save {saved:,} tokens of {size:,} bytes"
+    value = {"terms": [asdict(term) for term in found], "saved": saved, "bytes": size}
+    answer(value, f"{table}\n{note}", as_json=as_json)
+
+
+def _samples(text: str, most: int) -> "Iterator[TextSample]":
+    from hornbook.text.folder import MANIFEST
+    from hornbook.text.text_samples import sample_path, sample_prepared
+
+    if (Path(text) / MANIFEST).exists():
+        yield from sample_prepared(Path(text), most, held_out=False)
+    else:
+        yield sample_path(Path(text).name, text, most)
