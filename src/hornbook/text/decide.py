@@ -142,17 +142,12 @@ def _least(keys: np.ndarray, rows: np.ndarray) -> list[int]:
 
 def _merge(spans: np.ndarray) -> np.ndarray:
     """Spans [n, 3] sorted, those of a row that touch or overlap joined."""
-    spans = spans[np.lexsort((spans[:, 2], spans[:, 1], spans[:, 0]))]
-    if not len(spans):
-        return spans
-    merged = [spans[0].tolist()]
-    for row, start, end in spans[1:].tolist():
-        last = merged[-1]
-        if row == last[0] and start <= last[2]:
-            last[2] = max(last[2], end)
-        else:
-            merged.append([row, start, end])
-    return np.array(merged, np.int64)
+    spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
+    begins, ends = (spans[:, :1] << 32 | spans[:, 1:]).T  # of any row after those of the rows before
+    reached = np.maximum.accumulate(ends)
+    first = np.flatnonzero(np.concatenate([[True], begins[1:] > reached[:-1]])[: len(spans)])
+    last = np.append(first[1:], len(spans))[: len(first)] - 1
+    return np.stack([spans[first, 0], spans[first, 1], reached[last] & 0xFFFFFFFF], axis=1)
 
 
 def remove(data: bytes, spans: Sequence[Sequence[int]]) -> bytes:

@@ -57,6 +57,12 @@ def test_decisions_do_not_depend_on_tasks() -> None:
     assert 5 < whole.count("near duplicate") < 75
 
 
+def test_tasks_without_documents_are_no_obstacle() -> None:
+    reasons, _ = judge(STEPS, [], [passage(0, 99), passage(0, 99) + " more"], [])
+    assert reasons == ["near duplicate", "kept"]
+    assert judge(STEPS, [], [])[0] == []
+
+
 def test_decontamination_names_the_item_it_found(tmp_path: Path) -> None:
     test_set = tmp_path / "test.jsonl"
     test_set.write_text(json.dumps({"question": passage(0, 30)}) + "\n")

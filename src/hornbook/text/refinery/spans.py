@@ -39,6 +39,8 @@ class Copies(Cut):
 
 def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
     """Chunks of a sketch as copies; what was mapped for them is given back, so that memory stays small."""
+    if not len(sketch):  # of a task without documents, so it has no other axes either
+        return
     rows = _CHUNK_BYTES // (sketch.itemsize * sketch.shape[1]) + 1
     for start in range(0, len(sketch), rows):
         yield np.array(sketch[start : start + rows])
