@@ -70,7 +70,8 @@ def plant(documents: int, copies: int, items: int, seed: int = 0) -> Planted:
 
 
 def _passage(text: str, rng: np.random.Generator) -> str:
-    words = text.split()
+    """Words of a document in an order that stands nowhere else."""
+    words = rng.permutation(text.split()).tolist()
     length = int(rng.integers(20, LEAST_WORDS))
     start = int(rng.integers(0, len(words) - length + 1))
     return " ".join(words[start : start + length])

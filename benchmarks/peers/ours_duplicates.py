@@ -82,7 +82,7 @@ def _decontaminate(texts: list[str], items: list[str]) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.jsonl"
         path.write_text("".join(json.dumps({"text": item}) + "\n" for item in items))
-        step = Decontaminate(DecontaminateConfig(paths=[str(path)], ngram=NGRAM, words="whitespace"))
+        step = Decontaminate(DecontaminateConfig(paths=[str(path)], ngram=NGRAM))
         reasons = []
         for _, batch in _batches(texts):
             columns = step.measurers[0].measure(batch)

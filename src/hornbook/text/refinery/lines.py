@@ -17,6 +17,14 @@ _ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 
 
 @compiled
+def _count_lines(data):
+    count = 0
+    for byte in data:
+        count += byte == _NEW_LINE
+    return count
+
+
+@compiled
 def _line_end(data, place):
     """Where the line at `place` ends: every text has a line feed after it. Eight bytes at a time."""
     while True:
@@ -98,7 +106,7 @@ class LineDedup(Copies):
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [units, 3], see `spans`."""
         data, bounds = pack(document.text for document in documents)
-        units = np.empty((int(np.count_nonzero(data == _NEW_LINE)), 3), np.uint64)
+        units = np.empty((_count_lines(data), 3), np.uint64)
         return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
 
 
