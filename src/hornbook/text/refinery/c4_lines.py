@@ -17,37 +17,42 @@ class C4Lines(Edit):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._endings, self._policies = tuple(config.endings), tuple(config.policies)
+        self._split_at = max(config.min_words - 1, 0)
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
         """The lines that stay; for each rule how many it removed, after how many citations were."""
-        counts = dict.fromkeys(self.counters, 0)
-        kept: list[str] = []
-        for each in document.text.splitlines():
-            line, words = each.strip(), each.split()
-            limit = self.config.max_word_length
-            if limit is not None and len(line) > limit and max(map(len, words)) > limit:
+        text, counts, kept = document.text, dict.fromkeys(self.counters, 0), []
+        citations = self.config.citations and "[" in text
+        phrases = citations or self._has_phrases(text.lower())  # what is cut out may part a phrase
+        limit = len(text) if self.config.max_word_length is None else self.config.max_word_length
+        endings, least, split_at, no_ending = self._endings, self.config.min_words, self._split_at, 0
+        for each in text.splitlines():
+            line = words = each.strip()
+            if len(line) > limit and max(map(len, line.split())) > limit:
                 counts["long_word"] += 1
                 continue
-            if self.config.citations and "[" in line:
+            if citations and "[" in line:
                 line, number = _CITATION.subn("", line)
                 counts["citations"] += number
-            broken = self._broken_rule(line, len(words))
-            if broken:
-                counts[broken] += 1
+            if endings and (not line.endswith(endings) or line.endswith("...")):
+                no_ending += 1
+            elif len(words.split(None, split_at)) < least:
+                counts["few_words"] += 1
+            elif phrases and (phrase := self._phrase(line.lower())):
+                counts[phrase] += 1
             else:
                 kept.append(line)
+        counts["no_ending"] = no_ending
         return "\n".join(kept).strip(), tuple(counts.values())
 
-    def _broken_rule(self, line: str, words: int) -> str:
-        if self._endings and (not line.endswith(self._endings) or line.endswith("...")):
-            return "no_ending"
-        if words < self.config.min_words:
-            return "few_words"
-        lower = line.lower()
+    def _has_phrases(self, lower: str) -> bool:
+        return "javascript" in lower or any(phrase in lower for phrase in self._policies)
+
+    def _phrase(self, lower: str) -> str:
+        """The rule that a line in lower case breaks by what it says, or ""."""
         if "lorem ipsum" in lower:
             return ""
         if self.config.javascript and "javascript" in lower:
             return "javascript"
-        if "{" not in line and any(phrase in lower for phrase in self._policies):
-            return "policy"
-        return ""
+        found = "{" not in lower and any(phrase in lower for phrase in self._policies)
+        return "policy" if found else ""

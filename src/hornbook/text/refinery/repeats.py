@@ -5,7 +5,7 @@ Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most 
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
+from hornbook.text.compiled import compiled, load64
 from hornbook.text.refinery.characters import decode
 from hornbook.text.refinery.line_counts import first_visible, last_begin, visible_end
 from hornbook.text.refinery.packed import hash_bytes
@@ -27,6 +27,7 @@ PART_COLUMNS = (
 """Paragraphs stand between empty lines, text lines between runs of newlines (with an empty one at an end that is a
 newline), visible lines are those with a character to see. Lengths are in characters."""
 _PARAGRAPHS, _LINES, _VISIBLE, _TERMINAL, _SHORT, _VISIBLE_CHARACTERS, _THIRD = 0, 3, 6, 7, 8, 9, 10
+_NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -66,12 +67,9 @@ def count_parts(data, begin, end, kind, terminal, short, starts, ends, row):
 @compiled
 def _split(data, begin, end, least, starts, ends):
     """Parts between runs of at least so many newlines; the first and the last may be empty."""
-    count, place = 0, begin
+    count, place = 0, _newline(data, begin, end)
     starts[0] = begin
     while place < end:
-        if data[place] != 0x0A:
-            place += 1
-            continue
         run = place
         while place < end and data[place] == 0x0A:
             place += 1
@@ -79,8 +77,22 @@ def _split(data, begin, end, least, starts, ends):
             ends[count] = run
             count += 1
             starts[count] = place
+        place = _newline(data, place, end)
     ends[count] = end
     return count + 1
+
+
+@compiled
+def _newline(data, place, end):
+    """The first newline from `place` on, eight bytes at a time: one of them is zero where bits would be borrowed."""
+    while place + 8 <= end:
+        eight = load64(data, place) ^ _NEWLINES
+        if (eight - _LOWEST) & ~eight & _HIGHEST:
+            break
+        place += 8
+    while place < end and data[place] != 0x0A:
+        place += 1
+    return place
 
 
 @compiled

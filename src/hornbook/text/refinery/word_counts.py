@@ -132,14 +132,15 @@ def _name_words(joined, places, sums, inverses, table, bits, words):
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     for i in range(len(words)):
         value = (sums[i + 1] - sums[i]) * inverses[i]
-        at, size = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, places[i + 1] - places[i]
+        at = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift
         words[i] = i
         while table[at]:
             j = np.int64(table[at]) - 1
-            equal = (sums[j + 1] - sums[j]) * inverses[j] == value and places[j + 1] - places[j] == size
-            if equal and same_bytes(joined, places[j], places[i], size):
-                words[i] = j
-                break
+            if (sums[j + 1] - sums[j]) * inverses[j] == value:
+                size = places[i + 1] - places[i]
+                if places[j + 1] - places[j] == size and same_bytes(joined, places[j], places[i], size):
+                    words[i] = j
+                    break
             at = (at + _ONE) & mask
         if words[i] == i:
             table[at] = i + 1
@@ -197,12 +198,13 @@ def _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits):
     table[:] = 0
     i, total = 0, 0
     while i + n < len(places):
-        value, size = (sums[i + n] - sums[i]) * inverses[i], places[i + n] - places[i]
+        value = (sums[i + n] - sums[i]) * inverses[i]
         at, found = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, False
         while table[at] and not found:
             j = np.int64(table[at]) - 1
-            equal = (sums[j + n] - sums[j]) * inverses[j] == value and places[j + n] - places[j] == size
-            found = equal and same_bytes(joined, places[j], places[i], size)
+            if (sums[j + n] - sums[j]) * inverses[j] == value:
+                size = places[i + n] - places[i]
+                found = places[j + n] - places[j] == size and same_bytes(joined, places[j], places[i], size)
             at = (at + _ONE) & mask
         if found:
             total += lengths[i + n] - lengths[i]
