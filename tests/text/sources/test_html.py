@@ -66,7 +66,28 @@ def test_a_wrong_encoding_is_named_with_its_byte(read_bytes: Any):
 def test_deep_pages_are_refused_before_they_cost_time(read_bytes: Any, opened: int, good: bool):
     (row,) = read_bytes("a.html", b"<div>" * opened + b"text")
     assert isinstance(row, Document) is good
-    assert good or row.reason.startswith("nested too deep")
+    assert good or row.reason.startswith("costly page: nested too deep")
+
+
+@pytest.mark.parametrize("tag", ["td", "input", "source", "g"])
+def test_in_drawings_nothing_is_closed_by_others(read_bytes: Any, tag: str):
+    (row,) = read_bytes("a.html", (f"<svg><{tag}>" + f"<{tag}>" * 20_000).encode())
+    assert row.reason.startswith("costly page: nested too deep")
+    (row,) = read_bytes("a.html", ("<svg>" + f"<{tag} x=1 />" * 20_000 + "</svg>text").encode())
+    assert isinstance(row, Document)
+
+
+@pytest.mark.parametrize(
+    ("page_", "reason"),
+    [
+        ("<p>" + "".join(f"<b a{number}>" for number in range(200)) + "<p>x" * 20_000, "formatting is never closed"),
+        ("<select>" + "<option>x" * 20_000, "more than 5000 options"),
+    ],
+)
+def test_pages_that_would_cost_the_square_are_refused(read_bytes: Any, page_: str, reason: str):
+    """Without the refusal they would not end within the time limit of a test."""
+    (row,) = read_bytes("a.html", page_.encode())
+    assert row.reason.startswith(f"costly page: {reason}")
 
 
 @pytest.mark.parametrize("tag", ["p", "li", "td", "br", "img src=x"])

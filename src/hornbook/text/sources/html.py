@@ -18,11 +18,13 @@ _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\
 _XML = re.compile(rb"""<\?xml\s[^>]{0,200}?encoding\s{0,8}=\s{0,8}["']([\w:.-]{1,40})""", re.IGNORECASE)
 _MARKS = {BOM: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
-MOST_NESTED = 256
-"""How many elements may be open at once: extraction takes time that grows with the square of the depth."""
+MOST_NESTED, MOST_OPTIONS, MOST_FORMATS = 256, 5000, 1_000_000
+"""Elements open at once, options of forms, formatting elements that the parser makes by itself: each costs time that
+grows with its square, in the parser or in the extraction."""
+_FORMATS = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u"))
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
 _CLOSED_BY_OTHERS = (
-    "area base br col embed hr img input link meta param source track wbr "
+    "a nobr area base br col embed hr img input link meta param source track wbr "
     "p li dt dd option optgroup tr td th tbody thead tfoot colgroup rb rp rt rtc html head body"
 )
 _UNCOUNTED = frozenset(_CLOSED_BY_OTHERS.split())
@@ -61,8 +63,8 @@ def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | s
         return f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}"
     except LookupError:
         return f"unknown charset: {encoding[:40]!a}"
-    if nesting(text) > MOST_NESTED:
-        return f"nested too deep: more than {MOST_NESTED} elements are open at once"
+    if problem := why_costly(text):
+        return f"costly page: {problem}"
     try:
         tree = tools.parse(text)
         metadata = _metadata(tree)
@@ -99,22 +101,57 @@ def _as_control(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("hornbook-c1", _as_control)
 
 
-def nesting(html: str) -> int:
-    """An upper bound of how many elements are open at once; those that others close are not counted."""
-    opened: Counter[str] = Counter()
-    depth = deepest = 0
+class _Open:
+    """What is open while the tags of a page are read, and what that costs."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.depth = self.formats = self.made = self.options = 0
+
+    def begin(self, name: str, counted: bool) -> None:
+        self.options += name == "option"
+        self.made += self.formats  # what is open is made anew in every block
+        if counted:
+            self.counts[name] += 1
+            self.depth += 1
+            self.formats += name in _FORMATS
+
+    def end(self, name: str) -> None:
+        if self.counts[name]:
+            self.counts[name] -= 1
+            self.depth -= 1
+            self.formats -= name in _FORMATS
+
+    def problem(self) -> str:
+        if self.depth > MOST_NESTED:
+            return f"nested too deep: more than {MOST_NESTED} elements are open at once"
+        if self.made > MOST_FORMATS:
+            return "formatting is never closed: it would be made anew in every paragraph"
+        return f"more than {MOST_OPTIONS} options in its forms" if self.options > MOST_OPTIONS else ""
+
+
+def why_costly(html: str) -> str:
+    """Why a page would take more than linear time to parse or to extract; empty where it would not.
+
+    Elements that others close are not counted as open; but within SVG and MathML nothing is closed by others, though a
+    tag may close itself.
+    """
+    opened = _Open()
     for match in _TAG.finditer(html):
         name = match.group(2).lower()
-        if name in _UNCOUNTED:
+        if match.group(1):
+            opened.end(name)
             continue
-        if not match.group(1):
-            opened[name] += 1
-            depth += 1
-            deepest = max(deepest, depth)
-        elif opened[name]:
-            opened[name] -= 1
-            depth -= 1
-    return deepest
+        counted = name not in _UNCOUNTED
+        if opened.counts["svg"] or opened.counts["math"]:
+            end = html.find(">", match.end())
+            counted = html[end - 1] != "/"
+            if end < 0:
+                break
+        opened.begin(name, counted)
+        if problem := opened.problem():
+            return problem
+    return ""
 
 
 def _metadata(tree: Any) -> dict[str, Any]:
