@@ -1,4 +1,4 @@
-"""Train a byte-level BPE tokenizer (Sennrich et al., arXiv:1508.07909; bytes as in GPT-2) with the tokenizers library.
+"""Train a byte-level BPE tokenizer (Sennrich et al., arXiv:1508.07909; bytes as in GPT-2).
 
 Text is split by GPT-4's pattern: words with one leading blank or mark, numbers of at most three digits, runs of
 marks, line ends and blanks. The 256 bytes are always in the vocabulary, so every text can be encoded.
@@ -7,22 +7,43 @@ marks, line ends and blanks. The 256 bytes are always in the vocabulary, so ever
 from collections.abc import Iterable
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from hornbook.text.bpe_styles import PATTERN, STYLES
+from hornbook.text.bpe_tables import byte_letters
 from hornbook.text.config import BPE
 from hornbook.text.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer import END_OF_TEXT, Tokenizer
 
-PATTERN = (
-    r"(?i:'(?:[sdmt]|ll|ve|re))|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
 _MIN_FREQUENCY = 2
 
 
 def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
-    """Train on batches of texts. Where the text has too few repeated pairs, the vocabulary is smaller than asked."""
-    raw = tokenizers.Tokenizer(models.BPE())
+    """Train on batches of texts. Where the text has too few repeated pairs, the vocabulary is smaller than asked.
+
+    Special tokens have the first ids, then the bytes in the order of their letters, then the merges: as the trainer
+    of the tokenizers library numbers them, whose result this is, byte for byte.
+    """
+    from hornbook.text.bpe_count import WordCounts
+    from hornbook.text.bpe_learn import learn_merges
+
+    counts = WordCounts(STYLES[PATTERN])
+    for batch in texts:
+        counts.add(batch)
+    letters, spelled = byte_letters(), spell_special_tokens(config)
+    specials = len(spelled)
+    spelled += sorted(letters)
+    ids = {letter: number for number, letter in enumerate(spelled[specials:], specials)}
+    pairs: list[tuple[str, str]] = []
+    for left, right in learn_merges(counts, [ids[letter] for letter in letters], config.vocab, _MIN_FREQUENCY):
+        pairs.append((spelled[left], spelled[right]))
+        spelled.append(spelled[left] + spelled[right])
+    model = models.BPE({token: number for number, token in enumerate(spelled)}, pairs)
+    return Tokenizer(_definition(model, spelled[:specials]), None, END_OF_TEXT)
+
+
+def _definition(model: models.BPE, specials: list[str]) -> str:
+    raw = tokenizers.Tokenizer(model)
     raw.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
             pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
@@ -30,12 +51,5 @@ def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
         ]
     )
     raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=spell_special_tokens(config),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    raw.train_from_iterator(texts, trainer)
-    return Tokenizer(raw.to_str(pretty=True), None, END_OF_TEXT)
+    raw.add_special_tokens(specials)
+    return raw.to_str(pretty=True)

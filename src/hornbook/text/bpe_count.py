@@ -1,0 +1,147 @@
+"""How often each pre-token occurs: all that training byte-level BPE needs to know of the text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hornbook.text.bpe_split import character_tables, word_end
+from hornbook.text.bpe_styles import Style
+from hornbook.text.compiled import borrowed, compiled, inlined, load64
+from hornbook.text.refinery.packed import pack
+
+_SLACK = 16
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ALL = np.uint64(2**64 - 1)
+_HALF = np.uint64(32)
+
+
+class WordCounts:
+    """The different pre-tokens of at least two bytes (others have no pairs), and their counts.
+
+    Memory is that of the different words: their bytes, 24 bytes beside, and 32 for the table that finds them.
+    """
+
+    def __init__(self, style: Style, room: int = 2**16) -> None:
+        """`room`: words before the tables grow."""
+        self._splitting = style.digits, *character_tables()
+        self._table = np.zeros(4 * room, np.uint64)
+        self._hashes, self._counts = np.empty(room, np.uint64), np.zeros(room, np.int64)
+        self._starts, self._bytes = np.zeros(room + 1, np.int64), np.zeros(8 * room + _SLACK, np.uint8)
+        self._size = 0
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Count the pre-tokens of some texts."""
+        data, bounds = pack(texts)
+        text, place = 0, 0
+        while True:
+            text, place, self._size, needed = _count(
+                *(data, bounds, text, place, *self._splitting, self._table),
+                *(self._hashes, self._counts, self._starts, self._bytes, self._size),
+            )
+            if not needed:
+                return
+            self._grow(needed)
+
+    @property
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """(uint8 [bytes], int64 [words + 1]): all words one after the other, and where each begins."""
+        starts = self._starts[: self._size + 1]
+        return self._bytes[: starts[-1]], starts
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Of each word, int64 [words]."""
+        return self._counts[: self._size]
+
+    def _grow(self, needed: int) -> None:
+        if 2 * self._size >= len(self._counts):
+            self._hashes, self._counts, self._starts = (
+                np.concatenate([part, np.zeros(len(self._counts), part.dtype)])
+                for part in (self._hashes, self._counts, self._starts)
+            )
+            self._table = np.zeros(2 * len(self._table), np.uint64)
+            _fill(self._table, self._hashes, self._size)
+        if self._starts[self._size] + needed + _SLACK > len(self._bytes):
+            self._bytes = np.concatenate([self._bytes, np.zeros(len(self._bytes) + needed, np.uint8)])
+
+
+@inlined
+def _lowest(value, count):
+    """The lowest 1 to 8 bytes of a uint64."""
+    return value & (_ALL >> np.uint64(64 - 8 * count))
+
+
+@inlined
+def _hash(data, start, end):
+    value = np.uint64(end - start) * _GOLDEN
+    place = start
+    while end - place > 8:
+        value = (value ^ load64(data, place)) * _FIRST
+        value ^= value >> _HALF
+        place += 8
+    value = (value ^ _lowest(load64(data, place), end - place)) * _FIRST
+    return (value ^ value >> _HALF) * _GOLDEN
+
+
+@inlined
+def _same(data, start, end, others, begin):
+    """Whether data[start:end] stands in `others` from `begin` on."""
+    while end - start > 8:
+        if load64(data, start) != load64(others, begin):
+            return False
+        start += 8
+        begin += 8
+    return _lowest(load64(data, start) ^ load64(others, begin), end - start) == 0
+
+
+@compiled
+def _fill(table, hashes, size):
+    """Enter words into an empty table: pairs of hash and number + 1, open addressing by the hash's low bits."""
+    for number in range(size):
+        slot = np.int64(hashes[number] & np.uint64(len(table) // 2 - 1))
+        while table[2 * slot + 1]:
+            slot = (slot + 1) & (len(table) // 2 - 1)
+        table[2 * slot], table[2 * slot + 1] = hashes[number], np.uint64(number + 1)
+
+
+@compiled
+def _count(data, bounds, text, place, digits, pages, kinds, table, hashes, counts, starts, words, size):
+    """Count packed texts from data[place] in text number `text` on.
+
+    Returns (text, place, size, needed): where to go on with how many words when room for a word of `needed` bytes is
+    made; all is counted when that is 0.
+    """
+    data, pages, kinds, table = borrowed(data), borrowed(pages), borrowed(kinds), borrowed(table)
+    hashes, counts, starts, words = borrowed(hashes), borrowed(counts), borrowed(starts), borrowed(words)
+    mask = len(table) // 2 - 1
+    while text < len(bounds) - 1:
+        end = bounds[text + 1] - 1  # a line feed stands between texts
+        while place < end:
+            stop = word_end(data, place, end, digits, pages, kinds)
+            length = stop - place
+            if length > 1:
+                hashed = _hash(data, place, stop)
+                slot, number = np.int64(hashed & np.uint64(mask)), np.int64(0)
+                while True:
+                    number = np.int64(table[2 * slot + 1]) - 1
+                    if number < 0:
+                        break
+                    alike = table[2 * slot] == hashed and starts[number + 1] - starts[number] == length
+                    if alike and _same(data, place, stop, words, starts[number]):
+                        break
+                    slot = (slot + 1) & mask
+                if number < 0:
+                    begin = starts[size]
+                    if 2 * size >= len(counts) or begin + length + _SLACK > len(words):
+                        return text, place, size, length
+                    number, size = size, size + 1
+                    table[2 * slot], table[2 * slot + 1] = hashed, np.uint64(size)
+                    hashes[number], counts[number], starts[size] = hashed, 0, begin + length
+                    for i in range(length):
+                        words[begin + i] = data[place + i]
+                counts[number] += 1
+            place = stop
+        text += 1
+        place = end + 1
+    return text, place, size, 0
