@@ -1,3 +1,4 @@
+import gzip
 import json
 import string
 import time
@@ -176,3 +177,11 @@ def test_time_is_linear(repeat: str, tmp_path: Path) -> None:
     seconds(1000)
     small, large = seconds(250_000), seconds(2_000_000)
     assert large < 40 * max(small, 0.001)
+
+
+def test_damaged_test_sets_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"word " * 9000 + b'"}\n')[:-20])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    for name in ("a.jsonl.gz", "b.parquet"):
+        with pytest.raises(UsageError, match=name):
+            step_of(tmp_path / name)

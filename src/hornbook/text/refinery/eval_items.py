@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
 from hornbook.text.config import SourceConfig
 from hornbook.text.inputs import InputFile, list_inputs
-from hornbook.text.lines import HashingFile, decompressed, open_input, read_lines
+from hornbook.text.lines import DamagedStream, HashingFile, decompressed, open_input, read_lines
 
 _LIMIT = 16 * 2**20
 _BATCH_ROWS = 256
@@ -22,11 +23,18 @@ def read_items(paths: Sequence[str], fields: Sequence[str]) -> Iterator[tuple[st
             raise UsageError(f"test set {file.name}: {file.problem}")
         if file.format not in _READERS:
             raise UsageError(f"test set {file.name}: cannot read {file.format}; give .jsonl, .parquet or .txt")
-        for number, row in _READERS[file.format](file):
+        for number, row in _rows(file):
             name = f"{file.name}:{number}"
             text = row if isinstance(row, str) else "\n".join(_texts(_chosen(row, fields, name)))
             if text.strip():
                 yield name, text
+
+
+def _rows(file: InputFile) -> Iterator[tuple[int, Any]]:
+    try:
+        yield from _READERS[file.format](file)
+    except (DamagedStream, OSError, pa.ArrowException) as error:
+        raise UsageError(f"test set {file.name} cannot be read: {error}") from error
 
 
 def _lines(file: InputFile) -> Iterator[tuple[int, str]]:

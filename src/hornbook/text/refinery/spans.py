@@ -29,6 +29,7 @@ class Copies(Cut):
 
     def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where later ones are; those that touch or overlap are one span."""
+        assert len(corpus.alive) < 2**32, "rows are kept in 32 bits"
         budget, count = self.budget // 3, sum(map(len, corpus.sketches))
         candidates = repeated(partial(living, corpus), count, budget)
         together = sorted_records(candidates, corpus.scratch / "by-hash.bin", budget)
