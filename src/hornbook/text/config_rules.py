@@ -51,7 +51,9 @@ class GopherQuality(CountsWords):
     """Least of the words that have a letter."""
     min_stop_words: Number | None = 2
     """Least different stop words of one language."""
-    stop_words: dict[str, list[str]] = Field(default_factory=lambda: {"en": list(STOP_WORDS)}, max_length=64)
+    stop_words: dict[str, list[str]] = Field(
+        default_factory=lambda: {"en": list(STOP_WORDS)}, min_length=1, max_length=64
+    )
     """Language -> its stop words, as they are written; name every language that is to stay."""
 
 

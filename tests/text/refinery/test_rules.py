@@ -20,32 +20,10 @@ from hornbook.text.refinery.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
 
 SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()
-PIECES = (
-    *(
-        "the",
-        "be",
-        "of",
-        "and",
-        "a",
-        "aa",
-        "ab",
-        "b",
-        "--",
-        "-",
-        "...",
-        "\u2026",
-        "#",
-        "1",
-        "12",
-        "x.",
-        "y!",
-        "z?",
-        "%",
-    ),
-    *('"q"', "\u2022", "javascript", "lorem ipsum", "Lorem Ipsum", "{", "cookie policy", "coo\u212aie policy", "[1]"),
-    *("[edit]", "[\u0663]", "\u0130", "e\u0301", "\u65e5\u672c", "\u304b", "\U0001f600", "\u200b", "\u3002", "\uff1f"),
-    *("\u06d4", "\u061d", "w" * 31, "v" * 1001, "und", "die"),
-)
+SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" javascript { [1] [edit] \u2026 \u2022
+[\u0663] \u0130 e\u0301 \u65e5\u672c \u304b \U0001f600 \u3002 \uff1f \u06d4 \u061d \u200b \0"""
+LONG = ("lorem ipsum", "Lorem Ipsum", "cookie policy", "coo\u212aie policy", "w" * 31, "v" * 1001)
+PIECES = (*SHORT.split(), *LONG)
 GAPS = (
     *(
         " ",
@@ -185,7 +163,11 @@ def test_mc4() -> None:
     assert decide(quality_rules.MC4(configs.MC4()), texts).tolist() == [1, 0, 1]
 
 
-@given(text=st.text(st.one_of(st.sampled_from(" \n\r.a\u3002\x85\u2028"), st.characters(codec="utf-8")), max_size=60))
+@given(
+    text=st.text(
+        st.one_of(st.sampled_from(" \n\r..-a\u3002\x85\u2028\u2026\x00"), st.characters(codec="utf-8")), max_size=60
+    )
+)
 @settings(max_examples=300)
 def test_any_text_is_measured_as_python_sees_it(text: str) -> None:
     row = {name: int(values[0]) for name, values in Statistics(Settings()).measure([Document(text, "", "s")]).items()}
@@ -193,6 +175,9 @@ def test_any_text_is_measured_as_python_sees_it(text: str) -> None:
     assert row["characters"] == len(text)
     assert row["lines"] == len(lines)
     assert row["newlines"] == text.count("\n")
+    assert row["ellipses"] == text.count("...") + text.count("\u2026")
+    assert row["bullet_lines"] == sum(line.lstrip().startswith(("-", "\u2022")) for line in lines)
+    assert row["ellipsis_lines"] == sum(line.rstrip().endswith(("...", "\u2026")) for line in lines)
     assert row["sentences"] == sum(plain.sentences(line, TERMINALS) for line in lines)
     assert row["words"] == len(text.split())
     assert row["text_lines"] == len(plain.re.split("\n+", text))

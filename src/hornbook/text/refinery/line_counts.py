@@ -49,7 +49,7 @@ def count_lines(data, begin, end, kind, terminal, row):
     character and the end of the last; of a sentence, whether it has a word (`inside`) and an end (`marked`).
     """
     row[_LOREM] = row[_CURLY] = -1
-    place, line, first, tail, dots, inside, marked = begin, begin, 0, begin, 0, False, False
+    place, line, first, tail, dots, inside, marked = begin, begin, -1, begin, 0, False, False
     characters, newlines, sentences, lines = 0, 0, 0, 0
     while place < end:
         if data[place] < _ASCII:
@@ -59,13 +59,13 @@ def count_lines(data, begin, end, kind, terminal, row):
         bits = kind[code]
         characters += 1
         if not bits & SPACE:
-            first = first or code
+            first = code if tail == line else first
             if bits & WORD:
                 inside, marked, dots = True, False, 0
                 if code | 0x20 == 0x6C and row[_LOREM] < 0 and _is_lorem_ipsum(data, place, end):
                     row[_LOREM] = lines
             else:
-                dots = _count_mark(code, dots if tail == place else 0, lines, row)
+                dots = _count_mark(code, dots, lines, row)
                 if inside and terminal[code]:
                     sentences += code >= 0x80
                     inside = marked = code < 0x80
@@ -73,11 +73,11 @@ def count_lines(data, begin, end, kind, terminal, row):
         else:
             newlines += code == 0x0A
             sentences += marked
-            inside, marked = inside and not marked, False
+            inside, marked, dots = inside and not marked, False, 0
             if _ends_line(code, data, place + 1, end):
                 sentences += inside
                 _count_line(data, line, tail, first, row)
-                lines, line, first, inside = lines + 1, place + width, 0, False
+                lines, line, first, inside = lines + 1, place + width, -1, False
                 tail = line
         place += width
     if line < end:
