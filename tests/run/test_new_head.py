@@ -111,12 +111,12 @@ def test_a_tensor_that_lacks_besides_the_head_is_an_error(
         start(tmp_path / "run", parent, "model.layers=2")
 
 
-WORDS = ("model.head.kind=token_classification", 'model.head.labels=["a", "b"]')
+LABELLED = ("data.objective.kind=labels", "data.objective.token=last", 'model.head.labels=["a", "b"]')
 
 
 def test_a_recipe_keeps_its_head_for_labels(parent: Path, tiny_settings: tuple[str, ...]) -> None:
     recipe = resolve(None, tiny_settings, environ={}).recipe
-    words = ("model.head.kind=classification", 'model.head.labels=["a", "b"]', "model.head.dropout=0.1")
+    words = ("model.head.kind=classification", *LABELLED, "model.head.dropout=0.1")
     resolved = resolve(None, words, environ={})
     adopted, origin = import_origin(resolved, parent)
     assert origin.new_head
@@ -130,13 +130,12 @@ def test_a_recipe_keeps_its_head_for_labels(parent: Path, tiny_settings: tuple[s
     assert plain.recipe.model.head.kind == "lm"
 
 
-def test_a_head_that_does_not_fit_the_stack_is_refused(parent: Path, tmp_path: Path) -> None:
-    words = ("model.kind=encoder_decoder", *WORDS)
+def test_a_head_that_does_not_fit_the_stack_is_refused(parent: Path) -> None:
+    words = ("model.head.kind=token_classification", *LABELLED)
     with pytest.raises(UsageError, match="an encoder-decoder writes its answers as text"):
-        resolve(None, words, environ={})
+        resolve(None, ("model.kind=encoder_decoder", *words), environ={})
     with pytest.raises(UsageError, match=r"model\.width is 64 \(command line\)"):
-        import_origin(resolve(None, ("model.width=64", "model.heads=4", *WORDS), environ={}), parent)
-    assert not list(tmp_path.glob("run"))
+        import_origin(resolve(None, ("model.width=64", "model.heads=4", *words), environ={}), parent)
 
 
 def test_the_ledger_of_older_runs_says_nothing_of_heads(tmp_path: Path, parent: Path, launch_run: Launch) -> None:
