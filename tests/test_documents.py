@@ -70,6 +70,8 @@ def missing_words(text: str) -> Iterator[str]:
 
 
 def missing_options(verb: str, words: list[str]) -> Iterator[str]:
+    if " ".join([verb, *words[:1]]) in VERBS:
+        verb = " ".join([verb, *words[:1]])
     if verb not in VERBS:
         yield f"hornbook {verb}"
         return
