@@ -15,12 +15,14 @@ from hornbook.evals.config import EvalConfig
 from hornbook.fields import Config, Count
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_checks import model_problems
+from hornbook.model.config_head import LabelHeadConfig, RegressionHead
 from hornbook.model.surgery.config import Prompt, Surgery, adapter_of, surgery_problems
 from hornbook.optim.config import OptimConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parametrization import unfit_for_mup
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.text.config import TextConfig
+from hornbook.text.config_labels import LabelsConfig, NumberLabels
 
 
 class Recipe(Config):
@@ -62,7 +64,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
-    problems += _check_surgery(recipe)
+    problems += [*_check_surgery(recipe), *_check_labels(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -90,6 +92,56 @@ def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
         rows, rest = divmod(math.gcd(*sizes), train.sequence)
         remedy = "take multiples of train.sequence" if rest else f"take a divisor of {rows}, or other sizes"
         yield "train.ramp", f"{text} rows of train.sequence {train.sequence}): {remedy}"
+
+
+def _check_labels(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Head and objective are both of labels, or both of text."""
+    head, objective, kind = recipe.model.head, recipe.data.objective, recipe.model.kind
+    labelled = isinstance(head, LabelHeadConfig)
+    if labelled != (objective.kind == "labels"):
+        fitting = 'take "labels"' if labelled else "take one of text, or a head of labels"
+        yield "data.objective", f'the head "{head.kind}" does not learn by "{objective.kind}": {fitting}'
+    elif objective.kind in ("answer", "seq2seq") and (objective.kind == "seq2seq") != (kind == "encoder_decoder"):
+        fitting = "seq2seq" if kind == "encoder_decoder" else "answer"
+        yield "data.objective", f'models of kind "{kind}" learn prompts and answers by the objective "{fitting}"'
+    if objective.kind in ("labels", "answer", "seq2seq") and not recipe.data.document_mask:
+        yield "data.document_mask", "labelled texts that share a row must not see each other: leave it true"
+    if labelled:
+        yield from _check_label_head(recipe, head)
+
+
+def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[str, str]]:
+    objective, model, labels = recipe.data.objective, recipe.model, recipe.text.labels
+    token = "first" if model.kind == "encoder" else "last"
+    of_text = head.kind in ("classification", "regression")
+    if of_text and objective.kind == "labels" and objective.token != token:
+        yield "data.objective.token", f'a text of models of kind "{model.kind}" carries its label on its {token} token'
+    if any(model.layer(number).mlp.kind == "experts" for number in range(model.layers)):
+        yield (
+            "model.mlp",
+            "experts count tokens up to the last that is predicted, and labels stand anywhere: take others",
+        )
+    if labels is not None and (problem := unlike(head, labels)):
+        yield "model.head", f"{problem} in text.labels: make them the same"
+    loss = recipe.train.loss
+    if loss.z_loss or (loss.smoothing and head.kind in ("regression", "span")):
+        yield (
+            "train.loss",
+            f'the head "{head.kind}" has no z-loss, and only classes and tags have smoothing: leave it out',
+        )
+
+
+def unlike(head: LabelHeadConfig, labels: LabelsConfig) -> str:
+    """How a head differs from the labels it is to learn; empty where it does not."""
+    if head.kind != labels.kind:
+        return f"its kind is {head.kind}, and it is {labels.kind}"
+    for name in ("labels", "multiple"):
+        ours, theirs = getattr(head, name, None), getattr(labels, name, None)
+        if ours != theirs:
+            return f"{name} are {ours}, and they are {theirs}"
+    if isinstance(head, RegressionHead) and isinstance(labels, NumberLabels) and head.outputs != len(labels.values):
+        return f"outputs are {head.outputs}, and there are {len(labels.values)} values"
+    return ""
 
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,10 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import Exit
 from hornbook.recipe_files import shipped_recipes
 from hornbook.text.installed import write_installed_corpus
+from hornbook.text.installed_labels import write_passages
 
-RECIPES = [name for name in shipped_recipes() if name.startswith("tiny-")]
+LABELLED = "tiny-classify"
+RECIPES = [name for name in shipped_recipes() if name.startswith("tiny-") and name != LABELLED]
 BYTES = 4_000_000
 
 
@@ -47,3 +49,22 @@ def test_it_learns_and_exports(name: str, raw: Path, tmp_path: Path) -> None:
     assert loss < unigram_nats(Corpus.open(data)), f"{name}: {loss}"
     assert main(["export", str(run), "--to", "hf", "--out", str(tmp_path / "exported")]) == Exit.DONE
     assert json.loads((tmp_path / "exported" / "certificate.json").read_text())["ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_labels_are_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    passages, data, run = write_passages(tmp_path), tmp_path / "data", tmp_path / "run"
+    assert main(["prepare", LABELLED, str(passages), "--out", str(data)]) == Exit.DONE
+    assert main(["tokenize", str(data)]) == Exit.DONE
+    assert main(["train", LABELLED, "--data", str(data), "--out", str(run)]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["eval", str(run), "--json"]) == Exit.DONE
+    figures = json.loads(capsys.readouterr().out)
+    corpus = Corpus.open(data)
+    labels = [shard.labels for stream in corpus.validation.values() for shard in stream.shards]
+    held_out = np.concatenate([each[~np.isnan(each)] for each in labels if each is not None])
+    majority = float(np.bincount(held_out.astype(int)).max() / len(held_out))
+    assert figures["labels"] == len(held_out)
+    assert figures["accuracy"] > majority + 0.05, (figures, majority)
+    assert figures["mcc"] > 0.6

@@ -99,7 +99,7 @@ def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path) -> "Iterator
     from hornbook.evals.corpus import corpus_of_files
 
     if data:
-        with corpus_of_files(data, folder) as corpus:
+        with corpus_of_files(data, folder, recipe.text.labels) as corpus:
             yield corpus
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")
@@ -111,6 +111,9 @@ def _show(figures: dict[str, Any]) -> None:
     """Print the figures as a table for people."""
     from rich.table import Table
 
+    if "labels" in figures:
+        _show_labels(figures)
+        return
     table = Table(title=figures["checkpoint"])
     for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == "source" else "right")
@@ -121,4 +124,18 @@ def _show(figures: dict[str, Any]) -> None:
         )
     for name, bits in figures.get("baselines", {}).items():
         table.add_row(name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", "")
+    people().print(table)
+
+
+def _show_labels(figures: dict[str, Any]) -> None:
+    """Print the figures of labels as a table for people."""
+    from rich.table import Table
+
+    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
+    names = [name for name, value in rows[0][1].items() if isinstance(value, float)]
+    table = Table(title=figures["checkpoint"])
+    for column in ("source", *(name.replace("_", " ") for name in names), "labels"):
+        table.add_column(column, justify="left" if column == "source" else "right")
+    for name, score in rows:
+        table.add_row(name, *(f"{score[figure]:.4f}" for figure in names), f"{score['labels']:,}")
     people().print(table)

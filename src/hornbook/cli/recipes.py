@@ -31,7 +31,7 @@ def list_recipes(as_json: Json = False) -> None:
     from hornbook.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
-    rows.sort(key=lambda row: (row["family"] != "tiny", row["family"], row["parameters"], row["name"]))
+    rows.sort(key=lambda row: (row["family"] != "tiny", row["family"], row["name"] != "tiny", row["parameters"], row["name"]))
     answer({"recipes": rows}, "\n".join(table(rows)), as_json=as_json)
 
 

@@ -9,9 +9,17 @@ from hornbook.data.config import Causal, DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.making import Draws, Setting
 from hornbook.data.objective import build_maker
+from hornbook.data.plan import Plan
 from hornbook.errors import UsageError
 
 _CAUSAL = Causal()
+
+
+def validation_plan(corpus: Corpus, source: str, sequence: int, max_tokens: int, objective: ObjectiveConfig) -> Plan:
+    """Which documents the rows of `validation_batches` hold; `Batch.samples` are its rows."""
+    config = DataConfig(objective=objective)
+    stream = corpus.validation[source]
+    return build_maker(Setting(corpus, [stream], config, sequence, 0, evaluation=True, limit=max_tokens)).plans[0]
 
 
 def validation_batches(

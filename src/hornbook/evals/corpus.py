@@ -1,30 +1,35 @@
 """Scores and baselines of the held-out part of a corpus, source by source."""
 
+import functools
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from hornbook.data.config import Causal, ObjectiveConfig
+from hornbook.data.config import Causal, Labels, ObjectiveConfig
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.validation import validation_batches
+from hornbook.data.validation import validation_batches, validation_plan
 from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
-from hornbook.evals.loss import Evaluator, Score, evaluate
+from hornbook.evals.labels import LabelScore, evaluate_labels
+from hornbook.evals.loss import Score, evaluate
+from hornbook.parallel.engine import Engine
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.prepare import prepare
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
 
 _CAUSAL = Causal()
+AnyScore = Score | LabelScore
 
 
 def score_sources(
-    engine: Evaluator,
+    engine: Engine,
     corpus: Corpus,
     token_bytes: np.ndarray,
     *,
@@ -34,32 +39,43 @@ def score_sources(
     max_tokens: int | None = None,
     objective: ObjectiveConfig = _CAUSAL,
     seed: int = 0,
-) -> dict[str, Score]:
+) -> dict[str, AnyScore]:
     """Score of each source's validation tokens, the first `max_tokens` of each (None: all).
 
     `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows of `sequence` tokens are disjoint, and
-    each token but a document's delimiter is predicted once.
+    each token but a document's delimiter is predicted once. Of labels, each is scored once.
     """
     sizes = torch.from_numpy(token_bytes).long()
-    scores = {}
+    scores: dict[str, AnyScore] = {}
     for source, stream in corpus.validation.items():
+        most = stream.tokens if max_tokens is None else max_tokens
         batches = validation_batches(
             corpus,
             source,
             sequence=sequence,
             micro_batch=micro_batch,
-            max_tokens=stream.tokens if max_tokens is None else max_tokens,
+            max_tokens=most,
             document_mask=document_mask,
             objective=objective,
             seed=seed,
         )
-        scores[source] = evaluate(engine, batches, sizes)
+        if isinstance(objective, Labels):
+            plan = validation_plan(corpus, source, sequence, most, objective)
+            scores[source] = evaluate_labels(engine, batches, corpus, source, plan)
+        else:
+            scores[source] = evaluate(engine, batches, sizes)
     return scores
 
 
-def report(scores: Mapping[str, Score]) -> dict[str, Any]:
+def in_all(scores: Iterable[AnyScore]) -> AnyScore:
+    """The score of all parts together; they are of one kind."""
+    first, *rest = scores
+    return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
+
+
+def report(scores: Mapping[str, AnyScore]) -> dict[str, Any]:
     """Figures of all sources together, and of each under `sources`."""
-    total = sum(scores.values(), Score())
+    total = in_all(scores.values())
     return total.as_dict() | {"sources": {source: score.as_dict() for source, score in scores.items()}}
 
 
@@ -96,16 +112,20 @@ def _counts(corpus: Corpus, split: str) -> np.ndarray:
 
 
 @contextmanager
-def corpus_of_files(paths: Sequence[str], tokenizer_folder: Path) -> Iterator[Corpus]:
+def corpus_of_files(
+    paths: Sequence[str], tokenizer_folder: Path, labels: LabelsConfig | None = None
+) -> Iterator[Corpus]:
     """A corpus whose validation split is the whole text of `paths`, one source per path, in a temporary folder.
 
-    The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out.
+    The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out. `labels`:
+    the files are a labelled set.
     """
     names = [Path(path).name.partition(".")[0] for path in paths]
     if len(set(names)) < len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) for name in names):
         names = [f"source{i}" for i in range(len(paths))]
     sources = {name: SourceConfig(paths=[path]) for name, path in zip(names, paths, strict=True)}
-    config = TextConfig(sources=sources, steps=[], tokenizer=TokenizerFile(path=str(tokenizer_folder)), validation=0.0)
+    tokenizer = TokenizerFile(path=str(tokenizer_folder))
+    config = TextConfig(sources=sources, labels=labels, steps=[], tokenizer=tokenizer, validation=0.0)
     with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
         prepare(config, Path(scratch), workers=1)
         tokenize(Path(scratch), config, workers=1)

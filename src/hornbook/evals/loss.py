@@ -53,6 +53,11 @@ class Score:
         """Bits per byte of the predicted text; NaN where nothing was predicted."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
+    @property
+    def summary(self) -> str:
+        """The figure for people beside the loss."""
+        return f"{self.bits_per_byte:.4f} bits per byte"
+
     def as_dict(self) -> dict[str, float | int]:
         """Figures as `eval --json` prints them."""
         return {

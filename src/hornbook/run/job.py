@@ -11,10 +11,11 @@ from hornbook.data.objective_parts import start_of
 from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
+from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.surgery.build import build_operated
 from hornbook.parallel.mesh import Place
 from hornbook.parameters import embedding_rows
-from hornbook.recipe import Recipe
+from hornbook.recipe import Recipe, unlike
 from hornbook.resolve import Resolved
 from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
@@ -132,6 +133,9 @@ def open_inputs(recipe: Recipe) -> Inputs:
             f"{loader.corpus.root / 'tokenizer'} is not the tokenizer that made the token shards: restore it, "
             f"or run `hornbook tokenize {loader.corpus.root}` again"
         )
+    labels, head = loader.corpus.labels, recipe.model.head
+    if isinstance(head, LabelHeadConfig) and labels is not None and (problem := unlike(head, labels)):
+        raise UsageError(f"model.head: {problem} in {loader.corpus.root}: make them the same")
     vocab, derived = _vocabulary(recipe.model, tokenizer.vocab_size)
     build_operated(recipe.model, vocab, recipe.surgery)
     complete = recipe.model_copy(

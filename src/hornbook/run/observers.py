@@ -14,9 +14,11 @@ from typing import Any, Self
 
 import torch
 
-from hornbook.data.config import Infill
-from hornbook.data.validation import validation_batches
+from hornbook.data.config import Infill, Labels
+from hornbook.data.validation import validation_batches, validation_plan
 from hornbook.errors import StorageError
+from hornbook.evals.corpus import AnyScore, in_all
+from hornbook.evals.labels import evaluate_labels
 from hornbook.evals.loss import Score, evaluate
 from hornbook.journal import Appender
 from hornbook.model.config_head import LabelHeadConfig
@@ -123,7 +125,7 @@ class Evaluation:
         scores = {source: self._score(source, step) for source in self._job.inputs.corpus.validation}
         if self._gives_way(step):
             return
-        total = sum(scores.values(), Score())
+        total = in_all(scores.values())
         self.newest = (step.step, total.loss)
         result = {
             "attempt": step.attempt,
@@ -136,8 +138,9 @@ class Evaluation:
         self._job.write(self._job.run.evals / f"step-{step.step:08d}.json", json.dumps(result, indent=2) + "\n")
         self._job.ledger.note("evaluation", step, all=result["all"], sources=result["sources"])
         for console in self._show:
-            console.scored(total.bits_per_byte)
-            console.note(f"validation loss {total.loss:.4f}, {total.bits_per_byte:.4f} bits per byte")
+            if isinstance(total, Score):
+                console.scored(total.bits_per_byte)
+            console.note(f"validation loss {total.loss:.4f}, {total.summary}")
 
     def _gives_way(self, step: Step) -> bool:
         """Whether someone waits for the run to stop: half an evaluation is dropped, the last one is not."""
@@ -145,7 +148,7 @@ class Evaluation:
         (interrupted,) = self._engine.mesh.agree([self._job.inbox.interrupted])
         return bool(interrupted) and not step.final
 
-    def _score(self, source: str, step: Step) -> Score:
+    def _score(self, source: str, step: Step) -> AnyScore:
         recipe = self._job.recipe
         batches = validation_batches(
             self._job.inputs.corpus,
@@ -158,6 +161,10 @@ class Evaluation:
             seed=recipe.seed,
         )
         wanted = itertools.takewhile(lambda _: not self._gives_way(step), batches)
+        if isinstance(recipe.data.objective, Labels):
+            corpus, most = self._job.inputs.corpus, recipe.eval.tokens
+            plan = validation_plan(corpus, source, recipe.train.sequence, most, recipe.data.objective)
+            return evaluate_labels(self._engine, wanted, corpus, source, plan)
         return evaluate(self._engine, wanted, self._token_bytes)
 
 

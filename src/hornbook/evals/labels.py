@@ -1,0 +1,191 @@
+"""Scores of labels over held-out texts: the loss, and the figures that the kind of labels is published with."""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hornbook.data.batch import Batch
+from hornbook.data.corpus import Corpus
+from hornbook.data.plan import Plan
+from hornbook.data.shard_table import ShardTable
+from hornbook.data.vocabulary import load_vocabulary
+from hornbook.evals import metrics
+from hornbook.model.label_answers import best_span
+from hornbook.parallel.mesh import Mesh
+from hornbook.text.config_labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.label_tokens import CHOOSABLE
+
+
+class Answerer(Protocol):
+    """What evaluation of labels asks of an engine."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that evaluate together."""
+        ...
+
+    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(losses [rows, sequence], outputs [rows, sequence, outputs]) of the head."""
+        ...
+
+
+@dataclass(frozen=True)
+class LabelScore:
+    """What was right and what was said, label by label; scores of parts add up to the score of the whole."""
+
+    kind: LabelsConfig
+    rows: np.ndarray
+    """float64 [labels, columns]: loss, number of the document, then right and said; of answers exact match and F1."""
+
+    def __add__(self, other: "LabelScore") -> "LabelScore":
+        theirs = other.rows.copy()
+        theirs[:, 1] += self.rows[:, 1].max(initial=-1) + 1
+        return LabelScore(self.kind, np.concatenate([self.rows, theirs]))
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a label; NaN where there was none."""
+        return float(np.nanmean(self.rows[:, 0])) if np.isfinite(self.rows[:, 0]).any() else math.nan
+
+    @property
+    def summary(self) -> str:
+        """The figures for people."""
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.figures.items())
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Figures as `eval --json` prints them."""
+        return {"loss": self.loss, **self.figures, "labels": len(self.rows)}
+
+    @functools.cached_property
+    def figures(self) -> dict[str, float]:
+        """Figures by name; empty where there was nothing to score."""
+        right, said = np.hsplit(self.rows[:, 2:], 2)
+        if not len(right):
+            return {}
+        match self.kind:
+            case ClassLabels(multiple=True):
+                return _several(right, said)
+            case NumberLabels():
+                columns = list(zip(right.T, said.T, strict=True))
+                return {
+                    name: float(np.mean([figure(*column) for column in columns]))
+                    for name, figure in (("pearson", metrics.pearson), ("spearman", metrics.spearman))
+                }
+            case SpanLabels():
+                return {"exact_match": float(right.mean()), "f1": float(said.mean())}
+            case TagLabels(labels=labels) if any(label.startswith("B-") for label in labels):
+                return _accuracy(right, said) | metrics.entity_scores(self._sentences(labels))
+        assert isinstance(self.kind, ClassLabels | TagLabels)
+        table = metrics.confusion(right[:, 0].astype(int), said[:, 0].astype(int), len(self.kind.labels))
+        by_label = metrics.f1_of_labels(table)
+        binary = {"f1": float(by_label[1])} if len(by_label) == 2 else {}
+        return _accuracy(right, said) | binary | {"macro_f1": float(by_label.mean()), "mcc": metrics.matthews(table)}
+
+    def _sentences(self, labels: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+        edges = np.flatnonzero(np.diff(self.rows[:, 1])) + 1
+        for part in np.split(self.rows[:, 2:].astype(int), edges):
+            yield [labels[number] for number in part[:, 0]], [labels[number] for number in part[:, 1]]
+
+
+def _accuracy(right: np.ndarray, said: np.ndarray) -> dict[str, float]:
+    return {"accuracy": float((right == said).all(1).mean())}
+
+
+def _several(right: np.ndarray, said: np.ndarray) -> dict[str, float]:
+    """Accuracy of whole sets; F1 over all labels together (micro)."""
+    both = 2 * float((right * said).sum()) / max(float(right.sum() + said.sum()), 1.0)
+    return _accuracy(right, said) | {"f1": both}
+
+
+def evaluate_labels(engine: Answerer, batches: Iterable[Batch], corpus: Corpus, source: str, plan: Plan) -> LabelScore:
+    """Score `batches` of the held-out texts of `source`; `plan` says which documents their rows hold.
+
+    Ranks take turns, go through the model together, and all return the same score.
+    """
+    kind, mesh, remaining = corpus.labels, engine.mesh, iter(batches)
+    assert kind is not None
+    reader = _Reader(corpus, source, plan, kind)
+    found, first = [np.empty((0, _columns(kind) + 1))], 0
+    while turn := list(itertools.islice(remaining, mesh.size)):
+        mine = mesh.rank < len(turn)
+        rows = reader.rows(turn[mesh.rank if mine else 0], *engine.answers(turn[mesh.rank if mine else 0]))
+        if mine:
+            found.append(np.insert(rows, 0, first + mesh.rank, axis=1))
+        first += len(turn)
+    rows = _gathered(np.concatenate(found), mesh)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    _, documents = np.unique(rows[:, [0, 2]], axis=0, return_inverse=True)
+    rows[:, 2] = documents.reshape(-1)
+    return LabelScore(kind, rows[:, 1:])
+
+
+def _columns(kind: LabelsConfig) -> int:
+    if isinstance(kind, NumberLabels):
+        return 2 + 2 * len(kind.values)
+    return 2 + 2 * (len(kind.labels) if isinstance(kind, ClassLabels) and kind.multiple else 1)
+
+
+def _gathered(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
+    """The rows of all ranks, which have any number of them."""
+    sizes = [int(size) for size in mesh.gather(torch.tensor(len(rows), device=mesh.device))]
+    padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
+    padded[: len(rows)] = torch.from_numpy(rows)
+    parts = mesh.gather(padded.to(mesh.device))
+    return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])
+
+
+class _Reader:
+    """From what a head says about a batch to rows of `LabelScore`."""
+
+    def __init__(self, corpus: Corpus, source: str, plan: Plan, kind: LabelsConfig) -> None:
+        self._stream, self._plan, self._kind = corpus.validation[source], plan, kind
+        self._shards = ShardTable(corpus, [self._stream])
+        self._tokenizer = load_vocabulary(corpus).tokenizer
+
+    def rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
+        """One for each label, in the order of tokens; documents are numbered within the batch."""
+        if isinstance(self._kind, SpanLabels):
+            return self._answer_rows(batch, losses.cpu(), outputs.cpu())
+        counts = batch.weights > 0
+        sizes = [size for row in batch.lengths for size in row]
+        documents = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).view(counts.shape)[counts]
+        said = outputs.cpu()[counts].double()
+        if batch.values is not None:
+            right = batch.values[counts].double()
+            said = said if isinstance(self._kind, NumberLabels) else (said > 0).double()
+        else:
+            right, said = batch.targets[counts][:, None].double(), said.argmax(1, keepdim=True).double()
+        own = torch.stack([losses.cpu()[counts].double(), documents.double()], 1)
+        return torch.cat([own, right, said], 1).numpy()
+
+    def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
+        offsets, begins, sizes = self._plan.segments(batch.samples.numpy())
+        found: list[tuple[float, ...]] = []
+        for row in range(len(batch.lengths)):
+            column = 0
+            for piece in range(offsets[row], offsets[row + 1]):
+                part = slice(column, column + int(sizes[piece]))
+                said, answers = self._answer(int(begins[piece]), outputs[row, part], batch.targets[row, part])
+                loss = float(losses[row, column]) if batch.weights[row, column] else math.nan
+                found.append((loss, float(piece), *metrics.answer_scores(said, answers)))
+                column = part.stop
+        return np.array(found).reshape(-1, 4)
+
+    def _answer(self, begin: int, outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
+        """(text that was chosen, right answers); the first token stands for no answer."""
+        ((number, document, _, _),) = self._shards.documents(0, begin, 1)
+        facts = self._stream.shards[number].document(document)
+        choosable = (marks & CHOOSABLE) > 0
+        best = best_span(outputs, choosable)
+        if best is None or best.first == 0:
+            return "", facts["answers"]
+        ((_, spans),) = self._tokenizer.encode_offsets([facts["context"]])
+        first = int(choosable[1:].int().argmax()) + 1
+        return facts["context"][spans[best.first - first][0] : spans[best.last - first][1]], facts["answers"]

@@ -1,0 +1,104 @@
+"""Figures of labelled sets against slow readings of their definitions and against values worked out by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from hornbook.evals import metrics
+
+DRAW = np.random.default_rng(3)
+
+
+def slow_matthews(right: list[int], said: list[int], labels: int) -> float:
+    """Correlation of one-hot vectors, as Gorodkin defines it, by sums over all triples of labels."""
+    table = [
+        [sum(r == k and s == j for r, s in zip(right, said, strict=True)) for j in range(labels)] for k in range(labels)
+    ]
+    top = sum(
+        table[k][k] * table[m][n] - table[n][k] * table[k][m] for k, m, n in itertools.product(range(labels), repeat=3)
+    )
+
+    def spread(rows: list[list[int]]) -> float:
+        return sum(sum(rows[k]) * sum(sum(rows[other]) for other in range(labels) if other != k) for k in range(labels))
+
+    columns = [list(column) for column in zip(*table, strict=True)]
+    bottom = math.sqrt(spread(table)) * math.sqrt(spread(columns))
+    return top / bottom if bottom else 0.0
+
+
+@pytest.mark.parametrize("labels", [2, 3, 5])
+def test_matthews_and_f1(labels: int) -> None:
+    right, said = DRAW.integers(0, labels, (2, 60))
+    said[:30] = right[:30]
+    table = metrics.confusion(right, said, labels)
+    assert metrics.matthews(table) == pytest.approx(slow_matthews(right.tolist(), said.tolist(), labels), abs=1e-12)
+    for label in range(labels):
+        hits = sum((right == label) & (said == label))
+        wanted = 2 * hits / (sum(right == label) + sum(said == label))
+        assert metrics.f1_of_labels(table)[label] == pytest.approx(wanted)
+
+
+def test_a_single_answer_has_no_correlation() -> None:
+    table = metrics.confusion(np.array([0, 1, 1]), np.array([1, 1, 1]), 2)
+    assert metrics.matthews(table) == 0
+    assert metrics.f1_of_labels(table).tolist() == [0, 0.8]
+
+
+def test_correlations() -> None:
+    x = DRAW.normal(size=50).round(1)
+    y = (x + DRAW.normal(size=50)).round(1)
+    assert metrics.pearson(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-12)
+    ranks = [[(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values] for values in (x, y)]
+    assert metrics.spearman(x, y) == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1], abs=1e-12)
+    assert metrics.spearman(x, np.exp(x)) == pytest.approx(1.0)
+    assert math.isnan(metrics.pearson(x, np.ones(50)))
+
+
+def slow_entities(tags: list[str]) -> set[tuple[str, int, int]]:
+    """conlleval's rule, tag by tag: what begins a chunk, what ends one."""
+    found, start = set(), None
+    for place, (tag, following) in enumerate(itertools.pairwise([*tags, "O"])):
+        prefix, _, label = tag.partition("-")
+        before = tags[place - 1].partition("-")[2] if place else ""
+        if prefix == "B" or (prefix == "I" and before != label):
+            start = place
+        goes_on = following.startswith("I-") and following[2:] == label
+        if label and not goes_on:
+            assert start is not None
+            found.add((label, start, place + 1))
+    return found
+
+
+def test_entities_by_label_and_extent() -> None:
+    tags = ["O", "B-A", "I-A", "B-B", "I-B"]
+    sentences = [
+        ([tags[n] for n in DRAW.integers(0, 5, 9)], [tags[n] for n in DRAW.integers(0, 5, 9)]) for _ in range(200)
+    ]
+    right = [slow_entities(each) for each, _ in sentences]
+    said = [slow_entities(each) for _, each in sentences]
+    both = sum(len(r & s) for r, s in zip(right, said, strict=True))
+    scores = metrics.entity_scores(sentences)
+    assert scores["precision"] == pytest.approx(both / sum(map(len, said)))
+    assert scores["recall"] == pytest.approx(both / sum(map(len, right)))
+    assert scores["f1"] == pytest.approx(2 * both / (sum(map(len, said)) + sum(map(len, right))))
+    assert metrics.entity_scores([(["O"], ["O"])]) == {"precision": 0, "recall": 0, "f1": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "answers", "wanted"),
+    [
+        ("The  Cat!", ["a cat", "dog"], (1, 1)),
+        ("big cat", ["cat"], (0, 2 / 3)),
+        ("cat cat", ["cat"], (0, 2 / 3)),
+        ("", [], (1, 1)),
+        ("cat", [], (0, 0)),
+        ("", ["cat"], (0, 0)),
+        ("U.S.", ["us"], (1, 1)),
+        ("theatre", ["atre"], (0, 0)),
+        ("", ["the", "cat"], (0, 0)),
+    ],
+)
+def test_answers_as_squad_compares_them(said: str, answers: list[str], wanted: tuple[float, float]) -> None:
+    assert metrics.answer_scores(said, answers) == pytest.approx(wanted)
