@@ -71,7 +71,7 @@ class LabelHead(Head):
     ) -> Float[Tensor, "batch time"]:
         """Loss of each label, float32, where weights are not 0; no gradients."""
         del lengths
-        counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if weights is None else weights > 0
+        counts = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if weights is None else weights > 0
         found = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
         found[counts] = self.label_losses(self.logits(hidden[counts]), targets[counts], 0.0).float()
         return found
