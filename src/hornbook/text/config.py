@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
 from hornbook.text.config_classifier import Classifier
+from hornbook.text.config_content import Personal, Repair
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
@@ -76,6 +77,8 @@ class PythonStep(EditConfig):
 AnyStep = Annotated[
     Normalize
     | PythonStep
+    | Repair
+    | Personal
     | DropEmpty
     | ExactDedup
     | GopherQuality
@@ -151,7 +154,7 @@ class Trained(Config, Generic[Kind]):
 
 
 class BPE(Trained[Literal["bpe"]]):
-    """Train a byte-level BPE tokenizer on the prepared text (tokenizers library)."""
+    """Train a byte-level BPE tokenizer on the prepared text; the file is the tokenizers library's, byte for byte."""
 
     kind: Literal["bpe"] = "bpe"
     always = ("end",)

@@ -10,6 +10,8 @@ from hornbook.text.refinery.step import Cut, Decision, Edit, GlobalDecision, Mea
 STEPS = {
     "normalize": ".basics:Normalize",
     "python": ".python_step:PythonStep",
+    "repair": ".repair:Repair",
+    "personal": ".personal:Personal",
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
     "classifier": ".classifier:ClassifierStep",

@@ -1,0 +1,76 @@
+"""Personal data: one pass finds anchors, patterns and check digits judge what stands there."""
+
+import ipaddress
+from typing import Any
+
+import numpy as np
+
+from hornbook.text.config_content import PERSONAL
+from hornbook.text.document import Document
+from hornbook.text.refinery.personal_anchors import CLASSES, STREETS, find_anchors
+from hornbook.text.refinery.personal_patterns import MATCHERS
+from hornbook.text.refinery.step import Edit
+
+Spans = list[tuple[int, int, str]]
+
+
+class Personal(Edit):
+    """Finds personal data and redacts, counts or drops."""
+
+    counters = PERSONAL
+    reason = "personal data"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._finder = Finder()
+        self._kinds = frozenset(config.kinds)
+        self._placeholders = {
+            kind: config.placeholders.get(kind, f"<{kind.upper()}>").encode("utf-8") for kind in config.kinds
+        }
+
+    def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
+        """The text without what was found, and how often each kind was."""
+        data = document.text.encode("utf-8")
+        spans = self.find(data)
+        counts = tuple(sum(kind == each for _, _, kind in spans) for each in PERSONAL)
+        if not spans or self.config.action == "detect":
+            return document.text, counts
+        return (None if self.config.action == "drop" else self._redact(data, spans)), counts
+
+    def find(self, data: bytes) -> Spans:
+        """(start, end, kind) in UTF-8 text of what the configuration asks for."""
+        return [each for each in self._finder.find(data) if self._counts(data, *each)]
+
+    def _counts(self, data: bytes, start: int, end: int, kind: str) -> bool:
+        if kind == "ip" and self.config.ip == "public":
+            return "ip" in self._kinds and ipaddress.ip_address(data[start:end].decode()).is_global
+        return kind in self._kinds
+
+    def _redact(self, data: bytes, spans: Spans) -> str:
+        parts, last = [], 0
+        for start, end, kind in spans:
+            parts += [data[last:start], self._placeholders[kind]]
+            last = end
+        return b"".join([*parts, data[last:]]).decode("utf-8")
+
+
+class Finder:
+    """Finds spans; keeps the memory of its anchors from text to text."""
+
+    def __init__(self) -> None:
+        self._anchors = np.empty((1024, 2), dtype=np.int64)
+
+    def find(self, data: bytes) -> Spans:
+        """(start, end, kind) of everything found in UTF-8 text, in order, none over another. Linear in its length."""
+        view = np.frombuffer(data, dtype=np.uint8)
+        while (count := find_anchors(view, CLASSES, STREETS, self._anchors)) < 0:
+            self._anchors = np.empty((4 * len(self._anchors), 2), dtype=np.int64)
+        spans: Spans = []
+        least = 0
+        for place, kind in self._anchors[:count].tolist():
+            if place >= least:
+                found = MATCHERS[kind](data, place, least)
+                if found:
+                    spans.append(found)
+                    least = found[1]
+        return spans

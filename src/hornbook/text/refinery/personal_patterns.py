@@ -1,0 +1,295 @@
+"""What stands at an anchor: patterns of bounded length over bytes, and the rules of what they find.
+
+Every matcher takes (text in UTF-8, place of the anchor, least start) and gives (start, end, kind) or None.
+"""
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from hornbook.text.refinery import check_digits
+from hornbook.text.refinery.personal_anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
+from hornbook.text.refinery.personal_streets import street
+
+Found = tuple[int, int, str] | None
+
+_LOCAL = rb"(?:[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]|[\xc3-\xc9][\x80-\xbf])"
+_LOCAL_END = re.compile(_LOCAL + rb"{1,64}\Z")
+_DOMAIN = re.compile(
+    rb"@((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}(?:[A-Za-z]{2,24}|xn--[a-z0-9-]{1,59}))(?![\w@])"
+)
+_CONTEXT_BYTES = 48
+
+
+def email(data: bytes, place: int, least: int) -> Found:
+    """An address around `@` (RFC 5322 atoms, a domain of at least two labels, the last of letters)."""
+    domain = _DOMAIN.match(data, place, min(len(data), place + 256))
+    start = place
+    while start > max(least, place - 64) and (data[start - 1] in _LOCAL_BYTES or data[start - 1] >= 0x80):
+        start -= 1
+    local = _LOCAL_END.search(data[start:place]) if domain else None
+    if domain is None or local is None:
+        return None
+    name = local.group().lstrip(b".'`/=|{}*&$!#%^~-?")
+    if not name or name.endswith(b".") or b".." in name:
+        return None
+    return place - len(name), domain.end(), "email"
+
+
+_LOCAL_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~.-")
+
+_IPV4 = re.compile(
+    rb"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(?![\w-]|\.\d)"
+)
+_VERSION = re.compile(rb"(?:version|release|firmware|ver\.?|section|v)[ :=]{0,2}\Z", re.IGNORECASE)
+_HEADING = re.compile(rb"[.:]?[ \t]+[A-Z]|[.:]?[ \t]*\n")  # numbers of sections
+_IPV6 = re.compile(rb"(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}")
+
+
+def ipv4(data: bytes, place: int) -> Found:
+    """Four octets without leading zeros that no word for a version goes before."""
+    found = _IPV4.match(data, place)
+    if found is None or _VERSION.search(data, max(0, place - 12), place):
+        return None
+    small = all(int(each) < 32 for each in found.group().split(b"."))
+    if small and _HEADING.match(data, found.end()) and not data[max(0, place - 1) : place].strip(b" \n"):
+        return None
+    return found.start(), found.end(), "ip"
+
+
+def ipv6(data: bytes, place: int, least: int) -> Found:
+    """An address with `::` or all eight groups (RFC 4291), of at least three digits in all."""
+    start = place
+    while start > max(least, place - 4) and data[start - 1] in b"0123456789abcdefABCDEF":
+        start -= 1
+    if start > 0 and (data[start - 1 : start].isalnum() or data[start - 1] in b"_:."):
+        return None
+    found = _IPV6.match(data, start, start + 40)
+    text = found.group().decode() if found else ""
+    end = start + len(text)
+    whole = text.count(":") == 7 or "::" in text
+    if not whole or data[end : end + 1].isalnum() or data[end : end + 1] in (b":", b"_"):
+        return None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return None
+    return (start, end, "ip") if sum(each != ":" for each in text) >= 3 else None
+
+
+_CONTEXT = {
+    kind: re.compile("|".join(words).encode(), re.IGNORECASE)
+    for kind, words in {
+        "us_ssn": ("ssn", "social security"),
+        "de_tax": ("steuer", "idnr", r"\btin\b"),
+        "nl_bsn": ("bsn", "burgerservice", "sofinummer"),
+        "br_cpf": ("cpf", "contribuinte"),
+        "in_aadhaar": ("aadhaar", "aadhar", "uidai"),
+        "pl_pesel": ("pesel",),
+        "phone": (
+            *(
+                r"\btel",
+                "phone",
+                "telefon",
+                r"\bfax",
+                r"\bmobil",
+                r"\bhandy",
+                r"\bcall\b",
+                "whatsapp",
+                "m\u00f3vil",
+                "celular",
+            ),
+            *(
+                "\u7535\u8bdd",
+                "\u624b\u673a",
+                "\u96fb\u8a71",
+                "\u643a\u5e2f",
+                "\u0442\u0435\u043b",
+                "\u0422\u0435\u043b",
+            ),
+            *("\u0647\u0627\u062a\u0641", "\u062c\u0648\u0627\u0644", "ligue", r"\bsms", "t\u00e9l"),
+        ),
+    }.items()
+}
+
+_SHAPES = {  # digits grouped as their country writes them; the rule; the context that is needed without the groups
+    "us_ssn": (rb"\d{3}-\d{2}-\d{4}", rb"\d{9}", check_digits.us_ssn),
+    "de_tax": (rb"\d{2} \d{3} \d{3} \d{3}", rb"\d{11}", check_digits.de_tax),
+    "fr_nir": (rb"\d ?\d\d ?\d\d ?\d\d ?\d{3} ?\d{3} ?\d\d", None, check_digits.fr_nir),
+    "br_cpf": (rb"\d{3}\.\d{3}\.\d{3}-\d\d", rb"\d{11}", check_digits.br_cpf),
+    "in_aadhaar": (rb"\d{4} \d{4} \d{4}|\d{4}-\d{4}-\d{4}", rb"\d{12}", check_digits.in_aadhaar),
+    "nl_bsn": (None, rb"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", check_digits.nl_bsn),
+    "pl_pesel": (None, rb"\d{11}", check_digits.pl_pesel),
+    "cn_resident": (rb"\d{17}[\dX]", None, check_digits.cn_resident),
+    "card": (rb"\d{13,19}|(?:\d{4}[ -]){3}\d{4}(?:[ -]\d{3})?|\d{4}[ -]\d{6}[ -]\d{4,5}", None, check_digits.card),
+    "es_dni": (rb"\d{8}-?[A-Z]", None, check_digits.es_dni),
+}
+_END = rb"(?![\w]|[-./ ]\d)"
+_CARD_END = rb"(?![\w]|[-./]\d)"
+_RULES = [
+    (kind, re.compile(rb"(?:" + shape + rb")" + (_CARD_END if kind == "card" else _END)), rule, needs_context)
+    for kind, (grouped, plain, rule) in _SHAPES.items()
+    for shape, needs_context in ((grouped, False), (plain, True))
+    if shape is not None
+]
+_SEPARATORS = str.maketrans("", "", " -./()")
+
+
+def _has_context(kind: str, data: bytes, place: int) -> bool:
+    return _CONTEXT[kind].search(data, max(0, place - _CONTEXT_BYTES), place) is not None
+
+
+def number(data: bytes, place: int, least: int) -> Found:
+    """An address, a card, a national number or a telephone number that begins with a digit (or `+`, `(` before)."""
+    found = ipv4(data, place)
+    if found:
+        return found
+    for kind, pattern, rule, needs_context in _RULES:
+        match = pattern.match(data, place)
+        right = match and rule(match.group().decode().translate(_SEPARATORS))
+        if right and (not needs_context or _has_context(kind, data, place)):
+            return place, match.end(), "card" if kind == "card" else "national_id"
+    return phone(data, place, least)
+
+
+_COUNTRIES = re.compile(
+    rb"1|7|2[07]|2[1-6689]\d|3[0123469]|3[578]\d|4[013456789]|42\d|5[1-8]|5[09]\d|6[0-6]|6[789]\d|8[12469]|8[05678]\d|"
+    rb"9[0123458]|9[679]\d"
+)
+_INTERNATIONAL = re.compile(rb"\d{1,15}(?:(?:[ .-]|[ ]?\(|\)[ ]?)\d{1,12}){0,6}(?!\w)")
+_NATIONAL = re.compile(
+    rb"(?:1[-. ])?[2-9]\d\d([-.])[2-9]\d\d\1\d{4}(?![\w-]|\.\d)"  # North America
+    rb"|0[1-9](?:([ .-])\d\d)(?:\2\d\d){3}(?!\w|[ .-](?:\d|[a-f]\d))"  # France, Morocco
+    # Britain, Germany, Netherlands, Japan
+    rb"|(?!0\d{4}-\d{4}(?!\d))0[1-9]\d{0,3}(?:/|[ -])\d{2,8}"
+    rb"(?:[ -]\d{2,5}){0,2}(?!\w|[ -]\d|\.\d)"
+    rb"|8[ -]?\(\d{3}\)[ -]?\d{3}[ -]\d\d[ -]\d\d(?!\w)"  # Russia
+    rb"|[67]\d\d(?: \d\d){3}(?![\w]| \d)"  # Spain
+)
+_DUMP = re.compile(rb"(?<!\w)(?=[a-fA-F]*\d)[0-9a-fA-F]{2,8} \Z")  # hexadecimal before it
+_OPEN = re.compile(
+    rb"(?:[2-9]\d\d\) ?[2-9]\d\d[- ]\d{4}|\d\d\) ?9?\d{4}-\d{4}|0\d{1,4}\)[ -]?\d{2,8}(?:[ -]\d{2,5}){0,2})(?!\w|-\d)"
+)
+_ANY = re.compile(rb"(?!\d{4}[-./]\d\d[-./]\d\d\b)\d{2,13}(?:[ ./-]\d{1,8}){0,5}(?!\w)")
+
+
+def phone(data: bytes, place: int, least: int) -> Found:
+    """International numbers by country code, national ones in the groups of their country, others by context."""
+    before = data[place - 1 : place] if place > least else b""
+    if before == b"+" or data[place : place + 2] == b"00":
+        skip = 0 if before == b"+" else 2
+        found = _INTERNATIONAL.match(data, place + skip, place + 36)
+        spelled = before == b"+" or (found and len(found.group().split()) > 2) or _has_context("phone", data, place)
+        if found and spelled and _COUNTRIES.match(found.group()) and 8 <= _digits(found.group()) <= 15:
+            return place - (before == b"+"), found.end(), "phone"
+        return None
+    if before == b"(":
+        found = _OPEN.match(data, place)
+        return (place - 1, found.end(), "phone") if found else None
+    found = _NATIONAL.match(data, place) if before not in (b"-", b".", b"/") else None
+    dump = _DUMP.search(data, max(0, place - 10), place)
+    if found and not dump and 9 <= _digits(found.group()) <= 12 and not _is_count(found.group()):
+        return place, found.end(), "phone"
+    found = _ANY.match(data, place, place + 32)
+    if found and 8 <= _digits(found.group()) <= 13 and _has_context("phone", data, place):
+        return place, found.end(), "phone"
+    return None
+
+
+def _digits(found: bytes) -> int:
+    return sum(48 <= each <= 57 for each in found)
+
+
+def _is_count(found: bytes) -> bool:
+    """Groups that go up by one are a table or a dump, not a number to call; so are dates."""
+    groups = [int(each) for each in re.findall(rb"\d+", found)]
+    return len(groups) > 2 and all(b - a == 1 for a, b in pairwise(groups))
+
+
+_LETTERED = (
+    ("iban", re.compile(rb"[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), check_digits.iban),
+    ("es_dni", re.compile(rb"[XYZ]-?\d{7}-?[A-Z](?!\w)"), check_digits.es_dni),
+    (
+        "it_codice",
+        re.compile(rb"[A-Z]{6}\d\d[ABCDEHLMPRST](?:[0-6]\d|7[01])[A-Z]\d{3}[A-Z](?!\w)"),
+        check_digits.it_codice,
+    ),
+    (
+        "uk_nino",
+        re.compile(rb"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d\d ?\d\d ?\d\d ?[A-D](?!\w)"),
+        lambda _: True,
+    ),
+)
+
+
+def lettered(data: bytes, place: int, least: int) -> Found:
+    """IBAN and national numbers that begin with letters."""
+    del least
+    for kind, pattern, rule in _LETTERED:
+        match = pattern.match(data, place)
+        if match and rule(match.group().decode().translate(_SEPARATORS)):
+            return place, match.end(), "iban" if kind == "iban" else "national_id"
+    return None
+
+
+_BEFORE_KEY = 12
+_KEYS = re.compile(
+    rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_\w{22,255}|[srp]k_(?:live|test)_[A-Za-z0-9]{16,255}"
+    rb"|whsec_[A-Za-z0-9]{24,255}|hf_[A-Za-z]{34}|npm_[A-Za-z0-9]{36}|glpat-[\w-]{20,64}|xox[abprs]-[A-Za-z0-9-]{10,255}"
+    rb"|sk-[A-Za-z0-9_-]{32,255}|A[KS]IA[A-Z2-7]{16}|AIza[\w-]{35}"
+    rb"|eyJ[\w-]{8,2048}\.eyJ[\w-]{8,4096}\.[\w-]{8,1024})(?![A-Za-z0-9])"
+)
+_PEM = re.compile(rb"-----BEGIN ([A-Z ]{0,24}PRIVATE KEY(?: BLOCK)?)-----")
+_PEM_BYTES = 16384
+
+
+def key(data: bytes, place: int, least: int) -> Found:
+    """A key that its issuer's prefix tells, or a private key in PEM."""
+    if data[place : place + 5] == b"-----":
+        found = _PEM.match(data, place, place + 64)
+        if found is None:
+            return None
+        last = b"-----END " + found.group(1) + b"-----"
+        end = data.find(last, found.end(), found.end() + _PEM_BYTES)
+        return None if end < 0 else (place, end + len(last), "key")
+    for start in range(max(least, place - _BEFORE_KEY), place + 1):
+        if data[start] in b"gsrpwhnxAe":
+            found = _KEYS.match(data, start)
+            if found:
+                return start, found.end(), "key"
+    return None
+
+
+_NAMED = re.compile(
+    rb"(?:passw(?:or)?d|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key)[\"' ]{0,3}\Z", re.I
+)
+_VALUE = re.compile(rb"[:=]>?[ \t]{0,4}([\"'`]?)([A-Za-z0-9+/=_.~!@#$%^&*-]{8,256})(?=\1)")
+_LEAST_BITS = 3.0
+
+
+def assigned(data: bytes, place: int, least: int) -> Found:
+    """A value like chance (letters and digits, three bits a character) that a secret's name is set to."""
+    if _NAMED.search(data, max(least, place - 20), place) is None:
+        return None
+    found = _VALUE.match(data, place, place + 300)
+    value = found.group(2) if found else b""
+    if found is None or not (any(48 <= each <= 57 for each in value) and any(each > 64 for each in value)):
+        return None
+    if not found.group(1) and len(value) < 16:
+        return None
+    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in (value.count(each) for each in set(value)))
+    return (found.start(2), found.end(2), "key") if bits >= _LEAST_BITS else None
+
+
+MATCHERS: dict[int, Callable[[bytes, int, int], Found]] = {
+    AT: email,
+    NUMBER: number,
+    LETTERS: lettered,
+    COLON: ipv6,
+    KEY: key,
+    ASSIGNED: assigned,
+    HOUSE: street,
+}
+"""Kind of anchor -> what may stand there."""

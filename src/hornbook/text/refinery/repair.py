@@ -1,0 +1,104 @@
+"""Repairs of damaged Unicode: text read in the wrong encoding, entities left over, characters that nobody sees."""
+
+import html
+import re
+import unicodedata
+
+from hornbook.text.document import Document
+from hornbook.text.refinery.step import Edit
+
+_HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirectional controls, soft hyphen
+    "[\u200b\u2060-\u2064\ufeff\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\u00ad]"
+)
+_JOINER = re.compile("(?<![\u0600-\u109f\u1780-\u17ff\U0001f000-\U0001ffff\u2600-\u27bf\ufe0f])[\u200c\u200d]")
+_PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010fffd]")
+_ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});")
+_QUOTES = (
+    "\u00a0\u00ab\u00ae\u00b0\u00b2\u00b3\u00b9\u00bb\u2013\u2014\u2018\u2019\u201a"
+    "\u201c\u201d\u201e\u2026\u2039\u203a\u2122"
+)
+"""Signs that may well follow a letter."""
+_C1 = {code: chr(code) for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
+
+_TABLE = {bytes([code]).decode("cp1252"): code for code in range(0x80, 0x100) if code not in _C1}
+_BYTES = {**_TABLE, **{text: code for code, text in _C1.items()}, **{chr(code): code for code in range(0x80, 0x100)}}
+"""Characters -> the byte that cp1252, or Latin-1 where that has none, reads as them."""
+
+_NEXT = "".join(re.escape(text) for text, code in _BYTES.items() if code < 0xC0)
+_SEQUENCE = rf"(?:[\u00c2-\u00df][{_NEXT}]|[\u00e0-\u00ef][{_NEXT}]{{2}}|[\u00f0-\u00f4][{_NEXT}]{{3}})"
+_SEQUENCES = re.compile(_SEQUENCE + "+")
+_ONE = re.compile(_SEQUENCE)
+"""Characters whose bytes are whole sequences of UTF-8."""
+_UNSAID = ("Cn", "Co", "Cs")
+
+
+def _said(text: str) -> str:
+    """What misread characters say; themselves where their bytes are no UTF-8 or say nothing printable."""
+    try:
+        said = bytes(_BYTES[each] for each in text).decode("utf-8")
+    except UnicodeDecodeError:
+        return text
+    return said if all(unicodedata.category(each) not in _UNSAID for each in said) else text
+
+
+def _is_certain(found: re.Match[str]) -> bool:
+    """Whether nobody can have meant these characters: an accented capital, say, may stand before a closing quote."""
+    text, before = found.group(), found.string[found.start() - 1 : found.start()]
+    after = found.string[found.end() : found.end() + 1]
+    if len(text) > 3 or (len(text) == 3 and text[1] not in _QUOTES and text[2] not in _QUOTES):
+        return True
+    if len(text) == 3 or before.isupper():
+        return text[:2] == "\u00e2\u20ac" and not before.isupper()
+    if text[0] in "\u00c2\u00c3":
+        return text == "\u00c3\u00a0" or text[1] not in _QUOTES or after.isalpha()
+    return text[1] not in _QUOTES and text[0] in "\u00c4\u00c5\u00ce\u00cf\u00d0\u00d1\u00d7\u00d8\u00d9"
+
+
+def _repaired(text: str) -> tuple[str, int]:
+    """Where something is certain, all of the text was misread: then every sequence of UTF-8 is taken as one."""
+    if not any(_said(found.group()) != found.group() and _is_certain(found) for found in _SEQUENCES.finditer(text)):
+        return text, 0
+    count = 0
+
+    def said(found: re.Match[str]) -> str:
+        nonlocal count
+        meant = _said(found.group())
+        count += meant != found.group()
+        return meant
+
+    return _ONE.sub(said, text), count
+
+
+class Repair(Edit):
+    """Undoes damage that cannot be meant, and counts what it cannot undo."""
+
+    counters = ("mojibake", "entities", "hidden", "private", "replacement")
+
+    def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        """The repaired text; private characters go, replacement characters are only counted: what they were is lost."""
+        text, misread = document.text, 0
+        if not text.isascii():
+            for _ in range(2):  # text may have been misread twice
+                text, count = _repaired(text)
+                misread += count
+        text, entities = self._entities(text)
+        hidden = private = 0
+        if not text.isascii():
+            text, hidden = _HIDDEN.subn("", text)
+            text, joiners = _JOINER.subn("", text)
+            hidden += joiners
+            text, private = _PRIVATE.subn("", text)
+        return text, (misread, entities, hidden, private, text.count("\ufffd"))
+
+    def _entities(self, text: str) -> tuple[str, int]:
+        if not self.config.entities or "&" not in text or "<" in text:
+            return text, 0  # where markup may stand, entities are meant
+        count = 0
+
+        def said(found: re.Match[str]) -> str:
+            nonlocal count
+            meant = html.unescape(found.group())
+            count += meant != found.group()
+            return meant
+
+        return _ENTITY.sub(said, text), count
