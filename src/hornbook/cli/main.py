@@ -33,7 +33,7 @@ VERBS = {
     "doctor": Verb("doctor", "doctor", "Check this machine", "Start"),
     "fetch": Verb("fetch", "fetch", "Files of the usual public corpora", "Data"),
     "prepare": Verb("prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
-    "prepare report": Verb("prepare_report", "report", "What prepare removed and why, as a page and a data card", "Data"),
+    "prepare report": Verb("prepare_report", "report", "What prepare removed and why: a page, a data card", "Data"),
     "prepare review": Verb("prepare_review", "review", "Judge examples of each rule; its estimated precision", "Data"),
     "prepare curve": Verb("prepare_curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
     "prepare classifier": Verb("prepare_classifier", "classifier", "Train a score on good and bad samples", "Data"),

@@ -31,8 +31,13 @@ def list_recipes(as_json: Json = False) -> None:
     from hornbook.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
-    rows.sort(key=lambda row: (row["family"] != "tiny", row["family"], row["name"] != "tiny", row["parameters"], row["name"]))
+    rows.sort(key=_place)
     answer({"recipes": rows}, "\n".join(table(rows)), as_json=as_json)
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The small ones first, `tiny` before all; then by family and size."""
+    return row["family"] != "tiny", row["family"], row["name"] != "tiny", row["parameters"], row["name"]
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
