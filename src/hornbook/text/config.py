@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
 from hornbook.text.config_classifier import Classifier
-from hornbook.text.config_content import Personal, Repair
+from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
@@ -79,6 +79,7 @@ AnyStep = Annotated[
     | PythonStep
     | Repair
     | Personal
+    | Boilerplate
     | DropEmpty
     | ExactDedup
     | GopherQuality
@@ -88,6 +89,9 @@ AnyStep = Annotated[
     | MC4
     | FineWeb
     | Classifier
+    | Harmful
+    | Language
+    | Code
     | NearDedup
     | Decontaminate
     | LineDedup

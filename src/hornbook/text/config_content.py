@@ -4,7 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.text.config_step import EditConfig
+from hornbook.fields import Count
+from hornbook.text.config_step import DecisionConfig, EditConfig
 
 PersonalKind = Literal["email", "phone", "iban", "card", "ip", "national_id", "address", "key"]
 PERSONAL: tuple[PersonalKind, ...] = ("email", "phone", "iban", "card", "ip", "national_id", "address", "key")
@@ -43,3 +44,65 @@ class Repair(EditConfig):
     kind: Literal["repair"] = "repair"
     entities: bool = True
     """Also `&amp;` and the like, in texts without markup."""
+
+
+class Boilerplate(EditConfig):
+    """Edit: lines about cookies, subscriptions, sharing and navigation go; they are in seven languages."""
+
+    kind: Literal["boilerplate"] = "boilerplate"
+    max_words: Count = Field(default=40, ge=1)
+    """Longer lines stay: they are prose that mentions such things."""
+
+
+class Harmful(DecisionConfig):
+    """Decision: documents of which too many words are on your lists of harmful ones. No list comes with hornbook."""
+
+    kind: Literal["harmful"] = "harmful"
+    lists: dict[Literal["hate", "violence", "sexual", "self_harm"], list[str]] = Field(min_length=1)
+    """Category -> text files, a term a line; what stands before the first dot of a name is its language: `de.txt`."""
+    max_share: float = Field(default=0.01, ge=0, le=1)
+    """Largest share of the words of a document that one category may have."""
+    min_hits: Count = Field(default=1, ge=1)
+    """Fewer terms of a category than that never drop a document."""
+
+    def reads(self) -> list[str]:
+        """The lists."""
+        return [path for paths in self.lists.values() for path in paths]
+
+
+class Language(DecisionConfig):
+    """Decision: only documents in some languages stay. Columns: language, confidence, script.
+
+    With lingua (extra `lang`); `detector = "script"` needs nothing, and knows scripts alone, not languages.
+    """
+
+    kind: Literal["language"] = "language"
+    keep: list[str] = Field(default_factory=list)
+    """ISO 639-1 codes (`en`), or names of scripts (`latin`) where the detector is `script`; by default all stay."""
+    among: list[str] = Field(default_factory=list)
+    """Codes that lingua chooses among; by default all it knows, which is slower and errs more in short texts."""
+    min_confidence: float = Field(default=0.5, ge=0, le=1)
+    """A less certain language counts as none of `keep`."""
+    detector: Literal["lingua", "script"] = "lingua"
+    """What judges."""
+    sample: Count = Field(default=2000, ge=100)
+    """How many characters of a document are looked at: half from its beginning, half from its middle."""
+
+
+class Code(DecisionConfig):
+    """Decision on source code: generated and minified files, licences. Columns: the figures, and an SPDX id.
+
+    The rules are those published for The Stack and StarCoder (Kocetkov et al. 2022, Li et al. 2023).
+    """
+
+    kind: Literal["code"] = "code"
+    max_line: Count = Field(default=1000, ge=1)
+    """Characters of the longest line."""
+    max_mean_line: float = Field(default=100, gt=0)
+    """Characters of a line on average."""
+    min_letters: float = Field(default=0.25, ge=0, le=1)
+    """Least share of letters and digits among the characters."""
+    generated: bool = False
+    """Keep files whose first five lines say that they are generated."""
+    licences: list[str] = Field(default_factory=list)
+    """SPDX ids that may stay, `""` for files that name none; by default all do."""

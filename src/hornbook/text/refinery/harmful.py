@@ -1,0 +1,102 @@
+"""Words of lists that a user gives: how many of each category a document has, as a share of its words."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import UsageError
+from hornbook.text.document import Document
+from hornbook.text.refinery.step import Columns, Decision
+
+CATEGORIES = ("hate", "violence", "sexual", "self_harm")
+_WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
+_SEGMENT = re.compile(rf"[{_WITHOUT_BLANKS}]|[^\W{_WITHOUT_BLANKS}]+(?:['\u2019][^\W{_WITHOUT_BLANKS}]+)*")
+
+
+def words_of(text: str) -> list[str]:
+    """Folded words; in scripts without blanks, each character is one, so that terms are found anywhere in them."""
+    return _SEGMENT.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+class Terms:
+    """Terms of one category, by their first word."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._rests: dict[str, list[tuple[str, ...]]] = {}
+        for path in paths:
+            for term in _read(path):
+                first, *rest = words_of(term)
+                self._rests.setdefault(first, []).append(tuple(rest))
+        for rests in self._rests.values():
+            rests.sort(key=len, reverse=True)
+
+    def count(self, words: list[str]) -> tuple[int, int]:
+        """(terms, words of them) found, the longest at each place, none over another."""
+        terms = covered = at = 0
+        for place, word in enumerate(words):
+            if place < at or word not in self._rests:
+                continue
+            for rest in self._rests[word]:
+                if tuple(words[place + 1 : place + 1 + len(rest)]) == rest:
+                    terms, covered, at = terms + 1, covered + 1 + len(rest), place + 1 + len(rest)
+                    break
+        return terms, covered
+
+
+def _read(path: str) -> list[str]:
+    """Terms, a line each. Errors: UsageError where there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a list of terms ({error}): give a UTF-8 file, a term a line"
+        ) from error
+    terms = [line.strip() for line in lines if words_of(line)]
+    if not terms:
+        raise UsageError(f"{path} holds no term: a list has one a line")
+    return terms
+
+
+class _Counts:
+    """Terms of each category, and the words among which they stand."""
+
+    def __init__(self, name: str, lists: dict[str, list[str]]) -> None:
+        self.name = name
+        self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in lists for end in ("", "_words")}}
+        self._terms = {category: Terms(paths) for category, paths in lists.items()}
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """A row per document."""
+        found = {name: np.zeros(len(documents), dtype=np.int64) for name in self.columns}
+        for row, document in enumerate(documents):
+            words = words_of(document.text)
+            found["words"][row] = len(words)
+            for category, terms in self._terms.items():
+                found[category][row], found[f"{category}_words"][row] = terms.count(words)
+        return found
+
+
+class Harmful(Decision):
+    """Drops documents in which a category has more than its share of words."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._categories = tuple(each for each in CATEGORIES if each in config.lists)
+        self.reasons = tuple(f"harmful: {each.replace('_', '-')}" for each in self._categories)
+        self.measurers = (_Counts(self.name, config.lists),)
+        self.needs = tuple(f"{self.name}.{column}" for column in self.measurers[0].columns)
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """The first category that is above."""
+        words = np.maximum(columns[f"{self.name}.words"], 1)
+        reasons = np.zeros(len(words), dtype=np.uint8)
+        for number, category in reversed(list(enumerate(self._categories, 1))):
+            share = columns[f"{self.name}.{category}_words"] / words
+            reasons[(share > self.config.max_share) & (columns[f"{self.name}.{category}"] >= self.config.min_hits)] = (
+                number
+            )
+        return reasons
