@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
 from hornbook.text.config_classifier import Classifier
-from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair
+from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
@@ -69,8 +69,9 @@ class PythonStep(EditConfig):
 
     def reads(self) -> list[str]:
         """The file of the module, where it can be found: other code makes another corpus."""
-        name = self.call.partition(":")[0].replace(".", "/") + ".py"
-        places = (Path(folder) / name for folder in ("", *sys.path))
+        name = self.call.partition(":")[0].replace(".", "/")
+        endings = (f"{name}/__init__.py", f"{name}.py")
+        places = (Path(folder) / ending for folder in (*sys.path, "") for ending in endings)  # as they are imported
         return [str(path) for path in places if path.is_file()][:1]
 
 
@@ -80,6 +81,8 @@ AnyStep = Annotated[
     | Repair
     | Personal
     | Boilerplate
+    | Swap
+    | WordEdits
     | DropEmpty
     | ExactDedup
     | GopherQuality

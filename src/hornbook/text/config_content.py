@@ -106,3 +106,40 @@ class Code(DecisionConfig):
     """Keep files whose first five lines say that they are generated."""
     licences: list[str] = Field(default_factory=list)
     """SPDX ids that may stay, `""` for files that name none; by default all do."""
+
+
+class Swap(EditConfig):
+    """Edit: in a share of the documents, words trade places with their counterparts (counterfactual augmentation).
+
+    English by default (he and she, mother and father ...); `pairs` are other words. Off unless it is in the list.
+    """
+
+    kind: Literal["swap"] = "swap"
+    share: float = Field(default=0.5, ge=0, le=1)
+    """Of the documents, chosen by their text and `seed`."""
+    pairs: list[tuple[str, str]] = Field(default_factory=list)
+    """Words that trade places; by default those of `swap.py`."""
+    seed: Count = Field(default=0, ge=0)
+    """Other seeds choose other documents."""
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        words = [word.casefold() for pair in self.pairs for word in pair]
+        if twice := sorted({word for word in words if words.count(word) > 1 or not word.isalpha()}):
+            raise ValueError(f"pairs are single words, each in one pair: look at {', '.join(twice)}")
+        return self
+
+
+class WordEdits(EditConfig):
+    """Edit: words left out, repeated or exchanged with the next (Wei and Zou 2019), in a share of the documents.
+
+    Off unless it is in the list. Lines and blanks stay. Back-translation is a `python` step of your own.
+    """
+
+    kind: Literal["word_edits"] = "word_edits"
+    share: float = Field(default=0.1, ge=0, le=1)
+    """Of the documents, chosen by their text and `seed`."""
+    rate: float = Field(default=0.1, gt=0, le=1)
+    """How many of the words are touched."""
+    seed: Count = Field(default=0, ge=0)
+    """Other seeds draw otherwise."""

@@ -13,6 +13,8 @@ STEPS = {
     "repair": ".repair:Repair",
     "personal": ".personal:Personal",
     "boilerplate": ".boilerplate:Boilerplate",
+    "swap": ".augment:Swap",
+    "word_edits": ".augment:WordEdits",
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
     "classifier": ".classifier:ClassifierStep",

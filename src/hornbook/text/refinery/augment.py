@@ -1,0 +1,107 @@
+"""Edits that make other text on purpose: counterfactual swaps and changes of words, drawn by a hash of the document.
+
+So what is drawn does not depend on the order of documents, on workers or on what ran before.
+"""
+
+import random
+import re
+from typing import Any
+
+import xxhash
+
+from hornbook.text.document import Document
+from hornbook.text.refinery.step import Edit
+
+PAIRS = (
+    *(("he", "she"), ("himself", "herself"), ("man", "woman"), ("men", "women"), ("boy", "girl"), ("boys", "girls")),
+    *(("father", "mother"), ("fathers", "mothers"), ("son", "daughter"), ("sons", "daughters"), ("king", "queen")),
+    *(("brother", "sister"), ("brothers", "sisters"), ("husband", "wife"), ("husbands", "wives"), ("uncle", "aunt")),
+    *(("nephew", "niece"), ("grandfather", "grandmother"), ("actor", "actress"), ("waiter", "waitress")),
+    *(("gentleman", "lady"), ("gentlemen", "ladies"), ("male", "female"), ("males", "females"), ("mr", "ms")),
+)
+_AMBIGUOUS = ("him", "his", "her", "hers")
+_WORD = re.compile(r"[^\W\d_]+")
+_OBJECT_ENDS = re.compile(
+    r"\s{0,2}(?:[^\w\s]|$|(?:and|or|but|to|in|on|at|for|with|from|by|as|when|that|the|a|an|is|was|had)\b)"
+)
+
+
+_LEAVE_OUT, _REPEAT, _EXCHANGE = range(3)
+
+
+def _generator(document: Document, seed: int) -> random.Random:
+    return random.Random(xxhash.xxh3_64_intdigest(document.text.encode("utf-8"), seed=seed))
+
+
+class Swap(Edit):
+    """Words trade places with their counterparts, in small letters, Title and CAPITALS."""
+
+    counters = ("words",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        pairs = [(one.casefold(), other.casefold()) for one, other in config.pairs or PAIRS]
+        self._other = dict(pairs) | {other: one for one, other in pairs}
+        self._english = not config.pairs
+
+    def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        """The text with its words swapped, where the document is among the chosen."""
+        if _generator(document, self.config.seed).random() >= self.config.share:
+            return document.text, (0,)
+        count = 0
+
+        def swapped(found: re.Match[str]) -> str:
+            nonlocal count
+            word = found.group()
+            other = self._counterpart(word.casefold(), found)
+            count += other is not None
+            return word if other is None else _in_case_of(word, other)
+
+        return _WORD.sub(swapped, document.text), (count,)
+
+    def _counterpart(self, word: str, found: re.Match[str]) -> str | None:
+        if self._english and word in _AMBIGUOUS:
+            if word == "her":  # an object before what ends a phrase, else a possessive
+                return "him" if _OBJECT_ENDS.match(found.string, found.end()) else "his"
+            if word == "his":
+                return "hers" if _OBJECT_ENDS.match(found.string, found.end()) else "her"
+            return "her" if word == "him" else "his"
+        return self._other.get(word)
+
+
+def _in_case_of(word: str, other: str) -> str:
+    if word.isupper() and len(word) > 1:
+        return other.upper()
+    return other.capitalize() if word[0].isupper() else other
+
+
+class WordEdits(Edit):
+    """Words are left out, repeated, or exchanged with the next one of their line."""
+
+    counters = ("left_out", "repeated", "exchanged")
+
+    def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        """The changed text, where the document is among the chosen."""
+        draw = _generator(document, self.config.seed)
+        counts = [0, 0, 0]
+        if draw.random() >= self.config.share:
+            return document.text, tuple(counts)
+        lines = [self._line(line, draw, counts) for line in document.text.split("\n")]
+        return "\n".join(lines), tuple(counts)
+
+    def _line(self, line: str, draw: random.Random, counts: list[int]) -> str:
+        words, kept, place = line.split(" "), [], 0
+        while place < len(words):
+            word = words[place]
+            what = draw.randrange(3) if word and draw.random() < self.config.rate else None
+            if what == _EXCHANGE and place + 1 == len(words):
+                what = None
+            if what is not None:
+                counts[what] += 1
+            if what == _EXCHANGE:
+                place += 1
+                kept.append(words[place])
+            if what != _LEAVE_OUT:
+                kept += [word] * (2 if what == _REPEAT else 1)
+            place += 1
+        return " ".join(kept)

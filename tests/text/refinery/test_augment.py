@@ -1,0 +1,60 @@
+"""Text that is changed on purpose: the same for the same document, and what the words say."""
+
+import pytest
+
+from hornbook.text.config_content import Swap, WordEdits
+from hornbook.text.document import Document
+from hornbook.text.refinery.augment import PAIRS
+from hornbook.text.refinery.table import build
+from tests.text.refinery.running import edited
+
+
+@pytest.mark.parametrize(
+    ("text", "swapped"),
+    [
+        ("He saw the woman; SHE waved.", "She saw the man; HE waved."),
+        ("Her dog bit him, and he told her.", "His dog bit her, and she told him."),
+        ("The book is his. It was hers", "The book is hers. It was his"),
+        ("The theory of mankind, shepherds", "The theory of mankind, shepherds"),
+    ],
+)
+def test_counterparts(text: str, swapped: str):
+    assert edited(Swap(share=1), text) == swapped
+    assert edited(Swap(share=0), text) == text
+
+
+def test_swapping_twice_gives_the_text_back():
+    text = " ".join(word for pair in PAIRS for word in pair)
+    assert edited(Swap(share=1), edited(Swap(share=1), text)) == text
+
+
+def test_pairs_of_ones_own():
+    config = Swap(share=1, pairs=[("ami", "amie"), ("\u043e\u043d", "\u043e\u043d\u0430")])
+    assert (
+        edited(config, "Ami et AMIE, he \u043e\u043d\u0430 \u041e\u043d")
+        == "Amie et AMI, he \u043e\u043d \u041e\u043d\u0430"
+    )
+    with pytest.raises(ValueError, match="each in one pair: look at a"):
+        Swap(pairs=[("a", "b"), ("a", "c")])
+
+
+@pytest.mark.parametrize("config", [Swap(share=0.3), WordEdits(share=0.3, rate=0.5)])
+def test_a_share_of_the_documents_by_their_text(config: Swap | WordEdits):
+    texts = [f"he said that number {number} was right and went away" for number in range(2000)]
+    changed = [edited(config, text) != text for text in texts]
+    assert 500 < sum(changed) < 700
+    assert changed == [edited(config, text) != text for text in reversed(texts)][::-1]
+    assert changed != [edited(config.model_copy(update={"seed": 1}), text) != text for text in texts]
+
+
+def test_word_edits_touch_what_they_count():
+    words = [f"w{number}" for number in range(5000)]
+    text = "\n".join(" ".join(words[at : at + 10]) for at in range(0, 5000, 10))
+    step = build([WordEdits(share=1, rate=0.1)]).edits[0]
+    found, (left_out, repeated, exchanged) = step.edit(Document(text, "1", "s"))
+    assert found is not None
+    assert len(found.split("\n")) == 500
+    assert len(found.split()) == 5000 - left_out + repeated
+    assert set(found.split()) <= set(words)
+    assert sum(a == b for a, b in zip(found.split(), found.split()[1:], strict=False)) == repeated
+    assert 100 < min(left_out, repeated, exchanged) <= max(left_out, repeated, exchanged) < 230
