@@ -45,13 +45,15 @@ def _is_certain(found: re.Match[str]) -> bool:
     """Whether nobody can have meant these characters: an accented capital, say, may stand before a closing quote."""
     text, before = found.group(), found.string[found.start() - 1 : found.start()]
     after = found.string[found.end() : found.end() + 1]
-    if len(text) > 3 or (len(text) == 3 and text[1] not in _QUOTES and text[2] not in _QUOTES):
+    quotes = any(each in _QUOTES for each in text[1:])
+    if len(text) > 3 or (len(text) == 3 and not quotes) or any("\u0080" <= each < "\u00a0" for each in text):
         return True
-    if len(text) == 3 or before.isupper():
+    if len(text) == 3:
         return text[:2] == "\u00e2\u20ac" and not before.isupper()
-    if text[0] in "\u00c2\u00c3":
-        return text == "\u00c3\u00a0" or text[1] not in _QUOTES or after.isalpha()
-    return text[1] not in _QUOTES and text[0] in "\u00c4\u00c5\u00ce\u00cf\u00d0\u00d1\u00d7\u00d8\u00d9"
+    if text[0] in "\u00c2\u00c3":  # within a word, or where no quote could stand
+        inside = before.islower() or (quotes and before.isalpha() and after.isalpha())
+        return inside or (not before.isupper() and (text == "\u00c3\u00a0" or not quotes or after.isalpha()))
+    return not quotes and not before.isupper() and text[0] in "\u00c4\u00c5\u00ce\u00cf\u00d0\u00d1\u00d7\u00d8\u00d9"
 
 
 def _repaired(text: str) -> tuple[str, int]:
