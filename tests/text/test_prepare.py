@@ -201,6 +201,58 @@ def test_an_input_that_changed_while_stopped_is_read_again(tmp_path: Path, monke
     assert kept_texts(tmp_path / "data", "s") == ["newer"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("measured-00000.json", ".parquet"),
+        ("verdicts.json", ".reasons.npy"),
+        ("verdicts.json", "verdicts.json"),
+        ("applied-00000.json", ".samples.jsonl"),
+    ],
+)
+def test_inputs_that_came_and_went_between_kills_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_tree: Tree, first: str, second: str
+):
+    """Files of one plan are never taken for those of another, wherever the run of either was killed."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "b.txt").write_text("first")
+    config = config_of(s=raw)
+    prepare(config, tmp_path / "expected")
+
+    def stop_after(name: str) -> None:
+        real = os.replace
+
+        def replace(source: Any, target: Any) -> None:
+            real(source, target)
+            if str(target).endswith(name):
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", replace)
+            with pytest.raises(Killed):
+                prepare(config, tmp_path / "data", workers=1)
+
+    stop_after(first)
+    (raw / "a.txt").write_text(" ")
+    (raw / "c.txt").write_text("first")
+    stop_after(second)
+    (raw / "a.txt").unlink()
+    (raw / "c.txt").unlink()
+    prepare(config, tmp_path / "data", workers=1)
+    assert read_tree(tmp_path / "data") == read_tree(tmp_path / "expected")
+
+
+def test_a_run_killed_after_its_manifest_leaves_no_work(tmp_path: Path, corpus: TextConfig, read_tree: Tree):
+    prepare(corpus, tmp_path / "data")
+    expected = read_tree(tmp_path / "data")
+    (tmp_path / "data" / "work").mkdir()
+    (tmp_path / "data" / "work" / "measured-00000.parquet").write_text("")
+    (tmp_path / "data" / "unfinished.json").write_text("{}")
+    prepare(corpus, tmp_path / "data")
+    assert read_tree(tmp_path / "data") == expected
+
+
 def test_a_second_prepare_of_the_same_gives_the_same_funnel_and_touches_nothing(
     tmp_path: Path, corpus: TextConfig, read_tree: Tree
 ):
@@ -372,6 +424,10 @@ def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfi
     data = tmp_path / "shares"
     with pytest.raises(UsageError, match=r"tasks are not measured \(the first is 0\)"):
         prepare_share(corpus, data, "decide")
+    for share in shares:
+        prepare_share(corpus, data, "measure", share)
+    with pytest.raises(UsageError, match="let `--phase decide` end first"):
+        prepare_share(corpus, data, "write", shares[0])  # jobs that all decide would share one scratch folder
     for phase in ("measure", "decide", "write"):
         for share in reversed(shares) if phase != "decide" else [WHOLE]:
             prepare_share(corpus, data, phase, share)

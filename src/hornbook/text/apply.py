@@ -105,6 +105,7 @@ def apply(task: ApplyTask) -> Applied:
     done = read_json(task.manifest)
     if isinstance(done, dict) and done.get("key") == task.key() and _intact(task.out, done["outputs"]):
         return Applied(**done)
+    task.manifest.unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
     with writing(task.samples) as samples, writing(task.documents) as documents, writing(task.signals) as signals:
         found = _write(task, documents, signals, samples)
     found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
@@ -162,10 +163,11 @@ def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
         return _Part(table, reasons, texts, sizes)
     changed = texts.to_pylist()
     cuts = verdict.cuts[begin:end]
-    for row in np.unique(cuts[:, 0]).tolist():
+    rows, begins = np.unique(cuts[:, 0], return_index=True)
+    for row, spans in zip(rows.tolist(), np.split(cuts[:, 1:], begins[1:]), strict=True):
         place = row - first
         if reasons[place] == 0:
-            data = remove(changed[place].encode(), cuts[cuts[:, 0] == row, 1:].tolist())
+            data = remove(changed[place].encode(), spans.tolist())
             changed[place], sizes[place] = data.decode(), len(data)
             if not is_visible(changed[place]):
                 reasons[place] = task.names.index(NOTHING_LEFT)
@@ -227,10 +229,11 @@ def _hex(column: pa.ChunkedArray) -> pa.Array:
 
 def _examples(task: ApplyTask, first: int, part: _Part) -> Iterator[dict[str, Any]]:
     for row in range(first, first + len(part.table)):
+        left = part.reasons[row - first] != task.names.index(NOTHING_LEFT)
         for reason in task.verdict.samples.get(row, ()):
             shown = part.table.slice(row - first, 1).to_pylist()[0]
             yield {
-                "reason": reason,
+                "reason": reason if left else NOTHING_LEFT,
                 "source": task.measured.source,
                 "id": shown["id"],
                 "origin": shown["origin"],

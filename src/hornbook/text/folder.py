@@ -144,8 +144,13 @@ def commit(
         "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, SAMPLES, FUNNEL, TEXT_TOML)}},
     }
     write_json(out / MANIFEST, manifest)
-    (out / UNFINISHED).unlink()
-    shutil.rmtree(out / WORK)
+    forget_work(out)
+
+
+def forget_work(out: Path) -> None:
+    """Of a finished folder; a run that was killed right after its manifest left it."""
+    (out / UNFINISHED).unlink(missing_ok=True)
+    shutil.rmtree(out / WORK, ignore_errors=True)
 
 
 def require_documents(funnel: Funnel, out: Path) -> None:

@@ -55,6 +55,7 @@ def _strict_error(damage: str) -> IntegrityError:
 
 def _measure(task: MeasureTask) -> Measured:
     result, steps = Measured(task.key()), build(task.steps)
+    task.manifest.unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
     with ExitStack() as stack:
         quarantine = stack.enter_context(writing(task.quarantine))
         file = stack.enter_context(writing(task.table))

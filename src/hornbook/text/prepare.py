@@ -22,6 +22,7 @@ from hornbook.text.folder import (
     commit,
     config_key,
     finished,
+    forget_work,
     make_folder,
     require_documents,
     write_whole,
@@ -35,7 +36,7 @@ from hornbook.text.plan import list_all, plan, workers_for
 from hornbook.text.pool import Where, run_tasks
 from hornbook.text.refinery.table import build
 from hornbook.text.store import digest_of, write_json
-from hornbook.text.verdicts import read_verdicts, write_verdicts
+from hornbook.text.verdicts import decided_before, read_verdicts, write_verdicts
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""
@@ -81,6 +82,7 @@ def prepare(
             clear(out)
         done = finished(config, inputs, out)
         if done is not None:
+            forget_work(out)
             return done
         write_json(out / UNFINISHED, {"key": config_key(config)})
         return _finish(_Job(config, inputs, out, workers, progress or _silent, on))
@@ -112,6 +114,7 @@ def prepare_share(
     if phase == "decide":
         job.decide()
         return f"decided about {len(job.tasks)} tasks"
+    job.require_decided()
     return f"wrote {len(job.write(job.decide(), share))} of {len(job.tasks)} tasks"
 
 
@@ -157,9 +160,17 @@ class _Job:
                 "let all shards of `--phase measure` end first"
             )
 
+    def _key(self) -> str:
+        return digest_of([task.key() for task in self.tasks])
+
+    def require_decided(self) -> None:
+        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it, in one place."""
+        if not decided_before(self.out / WORK, self._key()):
+            raise UsageError("nothing is decided about these inputs yet: let `--phase decide` end first")
+
     def decide(self) -> list[ApplyTask]:
         """Phase 2, unless its verdicts are there."""
-        key = digest_of([task.key() for task in self.tasks])
+        key = self._key()
         found = read_verdicts(self.out / WORK, key)
         if found is None:
             found = decide(self.tasks, build(self.config.steps), self.out / WORK / "scratch")

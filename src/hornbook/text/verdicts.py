@@ -2,33 +2,46 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hornbook.text.decide import Verdict
 from hornbook.text.store import read_json, write_json, writing
 
+_NAMES = "verdicts.json"
+
 
 def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequence[Verdict]) -> None:
     """One file of arrays per task, then the names of reasons and the examples under a key."""
+    (work / _NAMES).unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
     for number, verdict in enumerate(verdicts):
         for name, array in (("reasons", verdict.reasons), ("cuts", verdict.cuts)):
             with writing(_path(work, number, name)) as file:
                 np.save(file, array)
     samples = [sorted(verdict.samples.items()) for verdict in verdicts]
-    write_json(work / "verdicts.json", {"key": key, "names": list(names), "samples": samples})
+    write_json(work / _NAMES, {"key": key, "names": list(names), "samples": samples})
 
 
 def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | None:
     """What `write_verdicts` wrote under the same key, else None."""
-    found = read_json(work / "verdicts.json")
-    if not isinstance(found, dict) or found.get("key") != key:
+    found = read_json(work / _NAMES)
+    if not _is_about(found, key):
         return None
     verdicts = [
         Verdict(np.load(_path(work, number, "reasons")), np.load(_path(work, number, "cuts")), dict(samples))
         for number, samples in enumerate(found["samples"])
     ]
     return found["names"], verdicts
+
+
+def decided_before(work: Path, key: str) -> bool:
+    """Whether `read_verdicts` would find them."""
+    return _is_about(read_json(work / _NAMES), key)
+
+
+def _is_about(found: Any, key: str) -> bool:
+    return isinstance(found, dict) and found.get("key") == key
 
 
 def _path(work: Path, number: int, name: str) -> Path:

@@ -119,6 +119,9 @@ def test_a_document_with_nothing_left_is_dropped(tmp_path: Path, monkeypatch: py
     assert signals["reason"].to_pylist() == ["kept", "nothing left", "kept", "nothing left"]
     funnel = json.loads((tmp_path / "data" / "funnel.json").read_text())["sources"]["s"]
     assert funnel["changed"] == {"cut": [1, 4]}
+    lines = (tmp_path / "data" / "samples.jsonl").read_text().splitlines()
+    examples = {json.loads(line)["text"]: json.loads(line)["reason"] for line in lines}
+    assert list(examples.values()) == ["kept", "nothing left", "kept", "nothing left"]
 
 
 def test_other_code_makes_another_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -130,3 +133,24 @@ def test_other_code_makes_another_corpus(tmp_path: Path, monkeypatch: pytest.Mon
     code.write_text("def step(document):\n    return document.text + '!'\n")
     with pytest.raises(UsageError, match="other settings"):
         prepare(tmp_path, [step], ["a"])
+
+
+def surrogate(document: Document) -> str:
+    return document.text + "\ud800"
+
+
+def test_text_that_is_no_unicode_names_the_function_and_the_document(tmp_path: Path):
+    call = "tests.text.refinery.test_engine:surrogate"
+    with pytest.raises(UsageError, match=f"{call} gave text with a lone surrogate for document .*000.jsonl:1"):
+        prepare(tmp_path, [PythonStep(call=call)], ["a"])
+
+
+def test_the_code_of_a_package_is_read_where_it_is_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, here = tmp_path / "first", tmp_path / "here"
+    (first / "own").mkdir(parents=True)
+    here.mkdir()
+    (first / "own" / "__init__.py").write_text("")
+    (here / "own.py").write_text("")
+    monkeypatch.syspath_prepend(str(first))
+    monkeypatch.chdir(here)
+    assert PythonStep(call="own:step").reads() == [str(first / "own" / "__init__.py")]

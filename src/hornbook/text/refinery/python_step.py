@@ -9,6 +9,7 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.text.document import Document
 from hornbook.text.refinery.step import Edit
+from hornbook.text.rows import is_valid_unicode
 
 
 class PythonStep(Edit):
@@ -33,6 +34,11 @@ class PythonStep(Edit):
             raise UsageError(
                 f"{self.config.call} gave {type(found).__name__} for document {document.id!r}: "
                 "give a Document, its new text, or None to drop it"
+            )
+        if text is not None and not is_valid_unicode(text):
+            raise UsageError(
+                f"{self.config.call} gave text with a lone surrogate for document {document.id!r}: "
+                "it cannot be written as UTF-8; take such characters out"
             )
         return text, (int(text is not None and text != document.text),)
 
