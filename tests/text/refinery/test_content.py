@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config_content import Boilerplate, Code, Harmful, Language
+from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair
 from hornbook.text.document import Document
 from hornbook.text.refinery.code import licence
 from hornbook.text.refinery.language import script_of
 from hornbook.text.refinery.table import build
-from tests.text.refinery.running import columns_of, edited
+from tests.text.refinery.running import columns_of, edited, prepare
 
 
 def reasons_of(config, texts: list[str]) -> list[str]:
@@ -182,3 +182,26 @@ def test_boilerplate_counts_and_long_lines():
     assert edited(Boilerplate(), long) == long
     assert edited(Boilerplate(max_words=60), long) == ""
     assert step.counters == ("cookies", "subscribe", "share", "navigation")
+
+
+def test_steps_of_content_in_a_run(tmp_path: Path, lists: dict[str, list[str]]):
+    texts = [
+        "Write to a@b.example today, sch\u00c3\u00b6n\nRead more\nand some more text",
+        "# SPDX-License-Identifier: MIT\nvalue = 1 and more words",
+        "\u043f\u0440\u0438\u0432\u0435\u0442 \u0432\u0441\u0435\u043c",
+        "florbish",
+    ]
+    steps = [
+        Repair(),
+        Personal(),
+        Boilerplate(),
+        Harmful(lists=lists),
+        Language(detector="script", keep=["latin"]),
+        Code(),
+    ]  # type: ignore[arg-type]
+    kept, signals = prepare(tmp_path, steps, texts)
+    assert kept == ["Write to <EMAIL> today, sch\u00f6n\nand some more text", texts[1]]
+    assert signals["reason"].to_pylist() == ["kept", "kept", "language", "harmful: hate"]
+    assert signals["code.licence"].to_pylist()[1] == "MIT"
+    assert signals["personal.email"].to_pylist() == [1, 0, 0, 0]
+    assert signals["language.script"].to_pylist() == ["latin", "latin", "cyrillic", "latin"]
