@@ -11,7 +11,7 @@ from hornbook.recipe import Recipe
 from hornbook.recipe_files import shipped_recipes
 from hornbook.resolve import resolve
 
-PRESETS = [name for name in shipped_recipes() if not name.startswith("tiny")]
+PRESETS = [name for name, text in shipped_recipes().items() if name != "tiny" and 'extends = "tiny' not in text]
 
 RELEASED = {
     "gpt2-124m": 124_439_808,
