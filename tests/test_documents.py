@@ -10,6 +10,7 @@ from hornbook.cli.main import VERBS, load_verb
 from hornbook.errors import UsageError
 from hornbook.listing import find_setting, spelled
 from hornbook.schema import settings
+from hornbook.text.refinery.table import STEPS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hornbook"
@@ -102,6 +103,11 @@ def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert list(missing_paths(text)) == []
     assert page.name in PLANS or list(missing_words(text)) == []
+
+
+def test_every_step_of_the_refinery_has_its_line() -> None:
+    text = (ROOT / "docs" / "refinery.md").read_text()
+    assert [kind for kind in STEPS if f"`{kind}`" not in text] == []
 
 
 def test_what_is_missing_is_found() -> None:
