@@ -13,6 +13,12 @@ from benchmarks import (
     parity,
     quickstart,
     ranks,
+    refinery_bpe,
+    refinery_duplicates,
+    refinery_endurance,
+    refinery_personal,
+    refinery_pipeline,
+    refinery_rules,
     throughput,
 )
 
@@ -29,6 +35,12 @@ for benchmark in (
     kill,
     kill_ranks,
     quickstart,
+    refinery_pipeline,
+    refinery_rules,
+    refinery_duplicates,
+    refinery_personal,
+    refinery_bpe,
+    refinery_endurance,
 ):
     print(f"\n== {benchmark.__name__} ==")
     benchmark.run()

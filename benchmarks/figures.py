@@ -1,27 +1,17 @@
-"""Writes docs/figures.md from benchmarks/results/*.json: `python -m benchmarks.figures`. No figure is typed by hand."""
+"""Writes pages of docs from benchmarks/results/*.json: `python -m benchmarks.figures`. No figure is typed by hand."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS
+from benchmarks import refinery_figures
+from benchmarks.report import RESULTS, rows_of, section
 
-PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
+DOCS = Path(__file__).parent.parent / "docs"
 MIB = 2**20
 FIGURES = ("losses", "norms", "weights")
 BOUND, OURS = "matrix products alone", "hornbook"
-
-
-def rows_of(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A markdown table."""
-    cells = [[f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row] for row in rows]
-    return ["", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)), ""]
-
-
-def section(title: str, *lines: str) -> list[str]:
-    """Lines under a heading."""
-    return [f"## {title}", "", *lines]
 
 
 def throughput(found: dict[str, Any]) -> list[str]:
@@ -232,58 +222,37 @@ def experts(found: dict[str, Any]) -> list[str]:
     return lines + rows_of(header, rows)
 
 
-def refinery_rules(found: dict[str, Any]) -> list[str]:
-    """Reasons and speed of the published rules beside datatrove."""
-    forms = {
-        "each_on_raw": "Gopher, FineWeb and mC4, every document by each",
-        "each_behind_c4": "C4, and these on what its lines leave",
-        "pipeline": "all in a row; datatrove stops at the first reason, ours measures all",
-    }
-    counts = [(name, step, *each.values()) for name, steps in found["reasons"].items() for step, each in steps.items()]
-    speeds = [
-        (text, *(found["speed"][form][key] for key in ("ours_mb_per_second", "times_logic", "times_stock")))
-        for form, text in forms.items()
-    ]
-    return [
-        *section(
-            "Rules of quality",
-            f"`python -m benchmarks.refinery_rules`: {found['documents']:,} documents ({found['megabytes']:.1f} MB) of",
-            "technical documentation beside datatrove 0.10.1; `different` counts documents with another reason when",
-            "datatrove is given the same words.",
+PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = {
+    "figures.md": (
+        "Figures",
+        (
+            parity,
+            throughput,
+            large,
+            experts,
+            loader,
+            ranks,
+            parallel,
+            checkpoint,
+            kill,
+            kill_ranks,
+            quickstart,
         ),
-        *rows_of(["words", "step", "documents", "dropped", "different"], counts),
-        "MB per CPU second, and how often datatrove's: its logic with words between blanks (goal 15), and as it is,",
-        "which splits with spaCy (goal 100).",
-        *rows_of(["", "MB/s", "x its logic", "x stock"], speeds),
-    ]
+    ),
+    "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),
+}
 
 
 def main() -> None:
-    """Write the page from whatever results there are."""
-    lines = [
-        "# Figures",
-        "",
-        "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again.",
-        "",
-    ]
-    for write in (
-        parity,
-        throughput,
-        large,
-        experts,
-        loader,
-        ranks,
-        parallel,
-        checkpoint,
-        kill,
-        kill_ranks,
-        quickstart,
-        refinery_rules,
-    ):
-        path = RESULTS / f"{write.__name__}.json"
-        if path.exists():
-            lines += write(json.loads(path.read_text()))
-    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+    """Write the pages from whatever results there are."""
+    for name, (title, sections) in PAGES.items():
+        told = "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again."
+        lines = [f"# {title}", "", told, ""]
+        for write in sections:
+            path = RESULTS / f"{write.__name__}.json"
+            if path.exists():
+                lines += write(json.loads(path.read_text()))
+        (DOCS / name).write_text("\n".join(lines).rstrip() + "\n")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def _measure(name: str, source: Path, folder: Path) -> tuple[float, Any]:
     return found["seconds"], found["result"]
 
 
-def run(quick: bool = False) -> dict[str, Any]:
-    """Time all contenders; returns the figures that are written to results/refinery_duplicates.json."""
+def compare(quick: bool) -> dict[str, Any]:
+    """Time all contenders; the figures."""
     rounds = 1 if quick else ROUNDS
     planted = plant(DOCUMENTS // 8, COPIES // 8, ITEMS // 8) if quick else plant(DOCUMENTS, COPIES, ITEMS)
     seconds: dict[str, list[float]] = {name: [] for name in (*OURS, *PEERS)}
@@ -139,9 +139,9 @@ def _found(planted: Planted, result: list[int]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run, print tables, write results/refinery_duplicates.json."""
-    figures = run(quick="--quick" in sys.argv)
+def run(quick: bool = False) -> dict[str, Any]:
+    """Compare and print tables; written to results/refinery_duplicates.json unless quick."""
+    figures = compare(quick)
     speed, ratio = figures["megabytes_per_cpu_second"], figures["ratio"]
     rates = [
         [name, speed[name], figures["documents_per_cpu_second"][name], ratio.get(name, 1.0)] for name in sorted(speed)
@@ -162,9 +162,10 @@ def main() -> None:
     print("\n" + table(["recall at similarity", *bands, "removed", "precision J>=.7", "J>=.5"], rows))
     rows = [[name, *values.values()] for name, values in figures["decontamination"].items()]
     print("\n" + table(["test items", "found as it is", "found altered", "precision"], rows))
-    if "--quick" not in sys.argv:
+    if not quick:
         print(f"written: {write('refinery_duplicates', figures)}")
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    run("--quick" in sys.argv)

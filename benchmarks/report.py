@@ -1,4 +1,4 @@
-"""What every benchmark shares: facts of the machine, the file of results, and a plain table."""
+"""What every benchmark shares: facts of the machine, the file of results, plain tables and markdown."""
 
 import json
 import os
@@ -42,6 +42,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
+
+
+def rows_of(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A markdown table."""
+    cells = [[f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+    return ["", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)), ""]
+
+
+def section(title: str, *lines: str) -> list[str]:
+    """Lines under a heading."""
+    return [f"## {title}", "", *lines]
 
 
 def _cell(value: object) -> str:

@@ -1,0 +1,171 @@
+"""Sections of docs/refinery-figures.md: each function tells the results of the benchmark that has its name."""
+
+from typing import Any
+
+from benchmarks.report import rows_of, section
+
+
+def refinery_pipeline(found: dict[str, Any]) -> list[str]:
+    """From raw text to tokens beside datatrove and tokenizers."""
+    few, sample = (found["samples"][part] for part in ("few", "sample"))
+    few_seconds, sample_seconds = found["stock_cpu_seconds"].values()
+    low, high = found["times_range"]
+    speeds = [(name, rate, found["times"].get(name, "")) for name, rate in found["megabytes_per_cpu_second"].items()]
+    kept = [
+        (name, {"behind_rules": "rules", "kept": "near duplicates"}[stage], *each[stage].values(), *each["tokens"])
+        for name, each in found["documents_kept"].items()
+        for stage in ("behind_rules", "kept")
+    ]
+    return [
+        *section(
+            "From raw text to shards",
+            f"`python -m benchmarks.refinery_pipeline`: {found['documents']:,} documents ({found['megabytes']:.1f} MB)",
+            "of technical English with planted copies: Unicode form, exact duplicates, rules of Gopher and FineWeb,",
+            "near duplicates, tokens. CPU seconds of whole commands, start and imports too, one worker each, in turn,",
+            "beside datatrove 0.10.1 with tokenizers; the machine did other work too (load average "
+            f"{' to '.join(f'{load:.1f}' for load in found['load_average'])}).",
+            f"Stock datatrove did {few['documents']} documents in {few_seconds:.1f} s and {sample['documents']} in",
+            f"{sample_seconds:.1f} s: the line through both gives its time for all. Goal: 30 x stock.",
+        ),
+        *rows_of(["", "MB per CPU second", "hornbook is x"], speeds),
+        f"Rounds of the logic with words between blanks: {low:.3g} to {high:.3g} x. Documents that stay behind the",
+        "rules, and then behind the near duplicates, of which each keeps another of equals; stock datatrove on its",
+        "sample, where its rules count punctuation as words:",
+        *rows_of(["", "behind", "ours", "its", "both", "our tokens", "its tokens"], kept),
+    ]
+
+
+def refinery_rules(found: dict[str, Any]) -> list[str]:
+    """Reasons and speed of the published rules beside datatrove."""
+    forms = {
+        "each_on_raw": "Gopher, FineWeb and mC4, every document by each",
+        "each_behind_c4": "C4, and these on what its lines leave",
+        "pipeline": "all in a row; datatrove stops at the first reason, ours measures all",
+    }
+    counts = [(name, step, *each.values()) for name, steps in found["reasons"].items() for step, each in steps.items()]
+    speeds = [
+        (text, *(found["speed"][form][key] for key in ("ours_mb_per_second", "times_logic", "times_stock")))
+        for form, text in forms.items()
+    ]
+    return [
+        *section(
+            "Rules of quality",
+            f"`python -m benchmarks.refinery_rules`: {found['documents']:,} documents ({found['megabytes']:.1f} MB) of",
+            "technical documentation beside datatrove 0.10.1; `different` counts documents with another reason when",
+            "datatrove is given the same words.",
+        ),
+        *rows_of(["words", "step", "documents", "dropped", "different"], counts),
+        "MB per CPU second, and how often datatrove's: its logic with words between blanks (goal 15), and as it is,",
+        "which splits with spaCy (goal 100).",
+        *rows_of(["", "MB/s", "x its logic", "x stock"], speeds),
+    ]
+
+
+def refinery_duplicates(found: dict[str, Any]) -> list[str]:
+    """Duplicates and test items beside libraries."""
+    speeds = [
+        (name, rate, f"{found['documents_per_cpu_second'][name]:,.0f}", found["ratio"].get(name, ""))
+        for name, rate in sorted(found["megabytes_per_cpu_second"].items())
+    ]
+    near = found["near"]
+    bands = list(near["theory"]["recall"])
+    rows = [
+        (name, *each["recall"].values(), *(each.get(key, "") for key in ("removed", "precision_0.7", "precision_0.5")))
+        for name, each in near.items()
+    ]
+    edits = {name: each["recall_by_edited_words"] for name, each in near.items() if name != "theory"}
+    items = [(name, *each.values()) for name, each in found["decontamination"].items()]
+    return [
+        *section(
+            "Duplicates and test items",
+            f"`python -m benchmarks.refinery_duplicates`: {found['documents']:,} documents",
+            f"({found['megabytes']:.1f} MB) of several languages with planted copies and test items, CPU seconds of",
+            f"the work alone, medians of {found['rounds']} rounds in turn. Goals of near duplicates: 5 x rensa,",
+            "20 x datasketch, 100 x datatrove; of the others: 3 x.",
+        ),
+        *rows_of(["", "MB per CPU second", "documents per CPU second", "ours is x"], speeds),
+        "Recall of planted pairs by their similarity (shared runs of 5 words), and the share of removed documents that",
+        "have another that similar in their cluster:",
+        *rows_of(["", *bands, "removed", "precision, 0.7", "0.5"], rows),
+        "Recall by the share of words that were edited:",
+        *rows_of(["", *next(iter(edits.values()))], [(name, *each.values()) for name, each in edits.items()]),
+        "Planted test items: found as they are, with a tenth of the words altered, and precision:",
+        *rows_of(["", "as they are", "altered", "precision"], items),
+    ]
+
+
+def refinery_personal(found: dict[str, Any]) -> list[str]:
+    """Personal data beside datatrove and plain expressions."""
+    truth = found["truth"]
+    kinds, speeds = list(next(iter(truth.values()))), found["mb_per_cpu_s"]
+    times = speeds["ours, e-mail and IP"] / speeds["datatrove, e-mail and IP"]
+    rows = [
+        (language, *(f"{each[kind]['precision']:.3g} / {each[kind]['recall']:.3g}" for kind in kinds))
+        for language, each in truth.items()
+    ]
+    return [
+        *section(
+            "Personal data",
+            f"`python -m benchmarks.refinery_personal`: {found['megabytes']:.1f} MB of technical documentation;",
+            f"e-mail and IP addresses {times:.1f} x datatrove (goal 3).",
+        ),
+        *rows_of(["", "MB per CPU second"], list(speeds.items())),
+        "Planted truth, precision / recall to the letter; its forms are those that the patterns know:",
+        *rows_of(["", *(kind.replace("_", " ") for kind in kinds)], rows),
+    ]
+
+
+def refinery_bpe(found: dict[str, Any]) -> list[str]:
+    """BPE training and encoding beside rustbpe, tiktoken and tokenizers."""
+    goals = {("train", "rustbpe"): 2.5, ("train", "tokenizers"): 7, ("encode", "tiktoken"): 2.5}
+    goals[("encode", "tokenizers")] = 10
+    rows = [
+        (work, peer, each["ours"], each["peer"], each["ratio"], goals[work, peer], "yes" if each["identical"] else "NO")
+        for work in ("train", "encode")
+        for peer, each in found[work].items()
+    ]
+    cases = [
+        (name, 1e3 * each["ours"], 1e3 * each["peer"], each["ratio"], "yes" if each["identical"] else "NO")
+        for name, each in found["cases"].items()
+    ]
+    return [
+        *section(
+            "BPE",
+            f"`python -m benchmarks.refinery_bpe`: {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB),",
+            f"32,768 tokens, one thread, medians of {found['rounds']} rounds in turn.",
+        ),
+        *rows_of(["", "beside", "ours, CPU s", "its", "ours is x", "goal", "the same result"], rows),
+        "Texts that are slow for many encoders, beside tiktoken (goal 0.5):",
+        *rows_of(["", "ours, CPU ms", "tiktoken", "ours is x", "the same result"], cases),
+    ]
+
+
+def refinery_endurance(found: dict[str, Any]) -> list[str]:
+    """Memory as the input grows, and random kills."""
+    kills = found["kills"]
+    rows = [
+        (f"{each['megabytes']:,}", *(each[name][key] for name in ("prepare", "tokenize") for key in each[name]))
+        for each in found["memory"]
+    ]
+    return [
+        *section(
+            "Memory and kills",
+            "`python -m benchmarks.refinery_endurance`: two workers, the largest memory of all processes (goal: the",
+            "same for any size, under 2,048 MiB).",
+        ),
+        *rows_of(["input, MB", "prepare, MiB", "seconds", "tokenize, MiB", "seconds"], rows),
+        f"kill -9 at {kills['kills']} random points of {kills['runs']} runs over {kills['megabytes']} MB: in",
+        f"{kills['runs'] - kills['unequal']} of {kills['runs']} runs all files are those of one worker that was left",
+        "alone, to the byte.",
+        "",
+    ]
+
+
+SECTIONS = (
+    refinery_pipeline,
+    refinery_rules,
+    refinery_duplicates,
+    refinery_personal,
+    refinery_bpe,
+    refinery_endurance,
+)
