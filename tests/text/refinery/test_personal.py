@@ -90,6 +90,12 @@ def test_weak_check_digits_need_their_word():
     assert found("BSN: 111222333 here") == [("national_id", "111222333")]
 
 
+def test_what_follows_an_iban_is_none_of_it():
+    spelled, plain = "ES91 2100 0418 4502 0005 1332", "DE89370400440532013000"
+    assert found(f"IBAN {spelled} BIC CAIX, {plain} BIC") == [("iban", spelled), ("iban", plain)]
+    assert found(f"IBAN {plain[:-1]}1") == []
+
+
 def test_private_keys_go_whole():
     pem = "-----BEGIN PRIVATE KEY-----\n" + "QUJD" * 40 + "\n-----END PRIVATE KEY-----"
     assert found(f"x\n{pem}\ny") == [("key", pem)]

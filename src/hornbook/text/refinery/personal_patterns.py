@@ -7,6 +7,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery import check_digits
@@ -208,16 +209,14 @@ def _is_count(found: bytes) -> bool:
     return len(groups) > 2 and all(b - a == 1 for a, b in pairwise(groups))
 
 
+_NOTHING = re.compile(rb"(?!)")
 _LETTERED = (
-    ("iban", re.compile(rb"[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"), check_digits.iban),
-    ("es_dni", re.compile(rb"[XYZ]-?\d{7}-?[A-Z](?!\w)"), check_digits.es_dni),
+    (re.compile(rb"[XYZ]-?\d{7}-?[A-Z](?!\w)"), check_digits.es_dni),
     (
-        "it_codice",
         re.compile(rb"[A-Z]{6}\d\d[ABCDEHLMPRST](?:[0-6]\d|7[01])[A-Z]\d{3}[A-Z](?!\w)"),
         check_digits.it_codice,
     ),
     (
-        "uk_nino",
         re.compile(rb"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d\d ?\d\d ?\d\d ?[A-D](?!\w)"),
         lambda _: True,
     ),
@@ -227,11 +226,24 @@ _LETTERED = (
 def lettered(data: bytes, place: int, least: int) -> Found:
     """IBAN and national numbers that begin with letters."""
     del least
-    for kind, pattern, rule in _LETTERED:
+    match = _iban_pattern(data[place : place + 2].decode()).match(data, place)
+    if match and check_digits.iban(match.group().decode().translate(_SEPARATORS)):
+        return place, match.end(), "iban"
+    for pattern, rule in _LETTERED:
         match = pattern.match(data, place)
         if match and rule(match.group().decode().translate(_SEPARATORS)):
-            return place, match.end(), "iban" if kind == "iban" else "national_id"
+            return place, match.end(), "national_id"
     return None
+
+
+@cache
+def _iban_pattern(country: str) -> re.Pattern[bytes]:
+    """As many characters as the country has, in groups of four or without blanks; no match for other letters."""
+    groups, rest = divmod(check_digits.IBAN_LENGTHS.get(country, 0) - 4, 4)
+    if groups < 0:
+        return _NOTHING
+    tail = rb"(?: ?[A-Z0-9]{%d})" % rest if rest else b""
+    return re.compile(rb"[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){%d}%s(?!\w)" % (groups, tail))
 
 
 _BEFORE_KEY = 12
