@@ -21,6 +21,14 @@ def test_a_label_is_a_name_or_a_number() -> None:
         assert label_row(CLASSES, {"text": "t", "label": given_label})[1].values == (1.0,)
 
 
+def test_where_names_are_numbers_a_number_is_a_name() -> None:
+    stars = ClassLabels(labels=["1", "2", "3", "-1"])
+    for given_label, number in ((1, 0), ("1", 0), (3, 2), (-1, 3), (True, 1)):
+        assert label_row(stars, {"text": "t", "label": given_label})[1].values == (number,)
+    with pytest.raises(UnfitRow, match=r"unknown label: '0'"):
+        label_row(stars, {"text": "t", "label": 0})
+
+
 def test_parts_of_a_pair_are_where_they_stand() -> None:
     text, labels = label_row(PAIRS, {"a": "one", "b": "two\nlines", "label": 0})
     assert [text[begin:end] for begin, end in labels.parts] == ["one", "two\nlines"]

@@ -58,15 +58,21 @@ def _short(value: object) -> str:
 
 
 def _number_of(labels: Sequence[str], value: Any) -> int:
-    """The number of a label that is given by its name or its number. Booleans are 0 and 1 (BoolQ)."""
-    if isinstance(value, str):
-        if value in labels:
-            return labels.index(value)
-        value = int(value) if value.isascii() and value.isdecimal() else value
-    if isinstance(value, int) and 0 <= value < len(labels):
-        return int(value)
+    """The number of a label that is given by its name or its number. Booleans are 0 and 1 (BoolQ).
+
+    Where every name is a number (stars from 1 to 5), a number is a name.
+    """
+    numbers = all(label.isascii() and label.removeprefix("-").isdecimal() for label in labels)
+    given = str(value) if numbers and type(value) is int else value
+    if isinstance(given, str):
+        if given in labels:
+            return labels.index(given)
+        given = int(given) if not numbers and given.isascii() and given.isdecimal() else given
+    if isinstance(given, int) and 0 <= given < len(labels):
+        return int(given)
     known = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
-    raise UnfitRow(f"unknown label: {_short(value)}; text.labels.labels are {known} (or their numbers from 0)")
+    known += "" if numbers else " (or their numbers from 0)"
+    raise UnfitRow(f"unknown label: {_short(value)}; text.labels.labels are {known}")
 
 
 def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
