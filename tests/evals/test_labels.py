@@ -43,6 +43,15 @@ class Pointer(Oracle):
         return torch.zeros(marks.shape), torch.stack([marks & 1, marks >> 1 & 1], -1).float()
 
 
+class Torn(Pointer):
+    """As `Pointer`, but the likeliest begin is that of "it is not here", which is no likely end."""
+
+    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        losses, outputs = super().answers(batch)
+        outputs[batch.weights > 0] = torch.tensor([3.0, -3.0])
+        return losses, outputs
+
+
 def held_out(folder: Path, labels: LabelsConfig, rows: list[dict[str, object]]) -> Corpus:
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -111,3 +120,4 @@ def test_answers_are_words_of_the_text_as_it_was_written(tmp_path: Path) -> None
     corpus = held_out(tmp_path, SpanLabels(), rows)
     assert score(corpus, Pointer(2)).figures == {"exact_match": 1, "f1": 1}
     assert np.isfinite(score(corpus, Pointer(2)).loss)
+    assert score(corpus, Torn(2)).figures == {"exact_match": 1, "f1": 1}

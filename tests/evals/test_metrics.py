@@ -46,6 +46,12 @@ def test_a_single_answer_has_no_correlation() -> None:
     assert metrics.f1_of_labels(table).tolist() == [0, 0.8]
 
 
+def test_a_label_that_never_comes_up_is_not_averaged() -> None:
+    """A constant set with a constant answer is all right, however many more labels the head has."""
+    assert metrics.macro_f1(metrics.confusion(np.array([1, 1]), np.array([1, 1]), 3)) == 1
+    assert metrics.macro_f1(metrics.confusion(np.array([1, 1]), np.array([1, 2]), 4)) == pytest.approx((2 / 3 + 0) / 2)
+
+
 def test_correlations() -> None:
     x = DRAW.normal(size=50).round(1)
     y = (x + DRAW.normal(size=50)).round(1)

@@ -86,7 +86,7 @@ class LabelScore:
         table = metrics.confusion(right[:, 0].astype(int), said[:, 0].astype(int), len(self.kind.labels))
         by_label = metrics.f1_of_labels(table)
         binary = {"f1": float(by_label[1])} if len(by_label) == 2 else {}
-        return _accuracy(right, said) | binary | {"macro_f1": float(by_label.mean()), "mcc": metrics.matthews(table)}
+        return _accuracy(right, said) | binary | {"macro_f1": metrics.macro_f1(table), "mcc": metrics.matthews(table)}
 
     def _sentences(self, labels: list[str]) -> Iterator[tuple[list[str], list[str]]]:
         edges = np.flatnonzero(np.diff(self.rows[:, 1])) + 1
@@ -179,13 +179,14 @@ class _Reader:
         return np.array(found).reshape(-1, 4)
 
     def _answer(self, begin: int, outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
-        """(text that was chosen, right answers); the first token stands for no answer."""
+        """(text that was chosen, right answers); none where "it is not here", at the first token, scores no less."""
         ((number, document, _, _),) = self._shards.documents(0, begin, 1)
         facts = self._stream.shards[number].document(document)
         choosable = (marks & CHOOSABLE) > 0
+        choosable[0] = False
         best = best_span(outputs, choosable)
-        if best is None or best.first == 0:
+        if best is None or best.score <= float(outputs[0].float().sum()):
             return "", facts["answers"]
         ((_, spans),) = self._tokenizer.encode_offsets([facts["context"]])
-        first = int(choosable[1:].int().argmax()) + 1
+        first = int(choosable.int().argmax())
         return facts["context"][spans[best.first - first][0] : spans[best.last - first][1]], facts["answers"]

@@ -28,6 +28,11 @@ def f1_of_labels(table: Int[np.ndarray, "labels labels"]) -> Float[np.ndarray, "
     return 2 * np.diag(table) / np.maximum(both, 1)
 
 
+def macro_f1(table: Int[np.ndarray, "labels labels"]) -> float:
+    """Mean F1 of the labels that are there or were said; one that is neither says nothing about the model."""
+    return float(f1_of_labels(table)[table.sum(0) + table.sum(1) > 0].mean())
+
+
 def matthews(table: Int[np.ndarray, "labels labels"]) -> float:
     """Matthews correlation of any number of labels (Gorodkin 2004); 0 where one side has one label only."""
     right, said, total = table.sum(1).astype(float), table.sum(0).astype(float), float(table.sum())
