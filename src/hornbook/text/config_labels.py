@@ -22,7 +22,7 @@ class ClassLabels(Config):
 
     kind: Literal["classification"] = "classification"
     labels: list[str] = Field(min_length=1)
-    """Names of the labels, in the order of their numbers; rows hold names or numbers (names, if all names are numbers)."""
+    """Names of the labels, in the order of their numbers; rows hold names, or numbers unless names are numbers."""
     multiple: bool = False
     """Rows hold a list of any number of labels."""
     text: str = "text"
@@ -55,7 +55,7 @@ class TagLabels(Config):
 
     kind: Literal["token_classification"] = "token_classification"
     labels: list[str] = Field(min_length=2)
-    """Names of the tags, in the order of their numbers; rows hold names or numbers (names, if all names are numbers)."""
+    """Names of the tags, in the order of their numbers; rows hold names, or numbers unless names are numbers."""
     words: str = "tokens"
     """Column or key of the list of words."""
     tags: str = "tags"
