@@ -28,7 +28,8 @@ from hornbook.text import config_rules as configs
 from hornbook.text.document import Document
 from hornbook.text.refinery import quality_rules
 from hornbook.text.refinery.c4_lines import C4Lines
-from hornbook.text.refinery.retention import retention
+from hornbook.text.refinery.curve import Signals
+from hornbook.text.refinery.curve import curve as points_of
 from hornbook.text.refinery.rules import Rules
 from hornbook.text.refinery.statistics import Settings, Statistics
 from hornbook.text.refinery.words import DEFINITIONS, word_bounds
@@ -239,10 +240,10 @@ def curve(rows: int = 1_000_000) -> dict[str, float]:
     """Milliseconds of what stays at twenty values of one threshold, over random columns."""
     step, draw = quality_rules.GopherRepetition(configs.GopherRepetition()), np.random.default_rng(0)
     columns = {name: draw.integers(0, 1000, rows) for name in step.needs}
-    sizes, values = draw.integers(1, 10_000, rows), np.linspace(0, 1, 20).tolist()
+    signals, values = Signals(columns, draw.integers(1, 10_000, rows)), np.linspace(0, 1, 20).tolist()
     return {
         "rows": rows,
-        "milliseconds": 1e3 * _seconds(lambda: retention(step, columns, sizes, "max_top_2_gram", values)),
+        "milliseconds": 1e3 * _seconds(lambda: points_of(step, signals, "max_top_2_gram", values)),
     }
 
 

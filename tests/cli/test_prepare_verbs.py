@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,21 @@ def test_review_keeps_labels(data: Path, output: Output, monkeypatch: pytest.Mon
     assert output("review", data, "--rule", "no rule")[0] == 2
 
 
+def test_names_in_archives_do_not_steer_the_terminal(
+    tmp_path: Path, output: Output, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "400")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("\x1b[2Jnow.txt", "text \x1b[2J")
+    assert output(tmp_path / "a.zip", "--out", tmp_path / "data", "text.steps=[]")[0] == 0
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: "q")
+    assert main(["prepare", "review", str(tmp_path / "data")]) == 0
+    shown = capsys.readouterr()
+    assert "now.txt" in shown.err
+    assert "\x1b[2J" not in shown.err + shown.out
+
+
 def test_curve(data: Path, output: Output):
     code, text = output("curve", data, "classifier.threshold", "0", "0.5", "1", "--json")
     assert code == 0
@@ -86,6 +102,9 @@ def test_shares_are_checked(tmp_path: Path, output: Output):
     for words in (["--shard", "0/2"], ["--shard", "3/2"], ["--shard", "x"], ["--phase", "sort"], ["--on", "moon"]):
         assert output(tmp_path / "a.txt", "--out", tmp_path / "data", "--phase", "measure", *words)[0] == 2
     assert output(tmp_path / "a.txt", "--out", tmp_path / "data", "--shard", "1/2")[0] == 2
+    for option in ("--dry-run", "--overwrite"):
+        assert output(tmp_path / "a.txt", "--out", tmp_path / "data", "--phase", "measure", option)[0] == 2
+    assert not (tmp_path / "data").exists()
     for phase in ("measure", "decide", "write"):
         assert output(tmp_path / "a.txt", "--out", tmp_path / "data", "--phase", phase, "--shard", "1/1")[0] == 0
     assert output(tmp_path / "a.txt", "--out", tmp_path / "data")[0] == 0

@@ -117,7 +117,7 @@ def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
     rows = sizes[: len(weights)]
     stages = [Stage.build(0, weights), Stage.build(second, weights[::-1])]
     capped, end = cap_epochs(stages, rows, epochs)
-    limits = np.ceil(np.array(rows) * epochs).astype(int)
+    limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(int)
     assert end == limits.sum()
     order = Order([str(n) for n in range(len(rows))], rows, capped, seed=1)
     assert order.draws(end).tolist() == limits.tolist()
@@ -129,3 +129,10 @@ def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
         alive = order.draws(stage.first) < limits
         share = np.where(alive, shares[int(stage.first >= second)], 0)
         assert stage.weights == pytest.approx(share / share.sum())
+
+
+def test_a_cap_is_exact_and_a_source_without_rows_is_used_up():
+    weights, rows = [1.0, 1.0], [10, 0]
+    capped, end = cap_epochs([Stage.build(0, weights)], rows, 1.1)
+    assert end == 11  # 10 * 1.1 is 11.000000000000002 in floating point
+    assert capped[0].weights == (1.0, 0.0)

@@ -82,6 +82,14 @@ def test_the_card_counts_what_the_funnel_counts(data: Path):
     assert "| unknown | 30 |" in text
 
 
+def test_what_documents_say_of_themselves_is_no_markdown(tmp_path: Path):
+    said = "MIT | <b>\n## [all](x) `free`" + "\u2028" * 200
+    prepare(tmp_path, [], [{"text": "a", "licence": said}])
+    (line,) = [line for line in card(read_receipt(tmp_path / "data")).splitlines() if "MIT" in line]
+    assert line.startswith("| MIT &#124; &#60;b&#62; ## &#91;all&#93;&#40;x&#41; &#96;free&#96;")
+    assert line.count("|") == 3
+
+
 def test_damaged_examples_are_named(data: Path):
     (data / "samples.jsonl").write_text("{")
     with pytest.raises(IntegrityError, match=r"samples.jsonl is damaged"):

@@ -58,6 +58,8 @@ def prepare(
     config = text_config(words or [], strict)
     place = _one_of("--on", on, "here", "ray")
     if phase:
+        if dry_run or overwrite:
+            raise UsageError("--phase goes with neither --dry-run nor --overwrite: name another --out, or leave it out")
         share = _share(shard)
         with progress_bar() as progress:
             said = prepare_share(

@@ -50,8 +50,9 @@ def _ask(example: "Example", place: str) -> bool | None:
 
     kept = example.reason == "kept"
     question = "Was it right to keep this?" if kept else f"Was it right to drop this as {example.reason!r}?"
-    shown = escape("".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in example.text))
-    title = escape(f"{place}: {example.reason} - {example.source}, {example.origin}, {example.bytes:,} bytes")
+    shown = escape(_printable(example.text, "\n\t"))
+    title = f"{place}: {example.reason} - {example.source}, {example.origin}, {example.bytes:,} bytes"
+    title = escape(_printable(title))
     people().print(Panel(shown, title=title, title_align="left"))
     while True:
         said = typer.prompt(f"{question} [y]es, [n]o, [q]uit", err=True).strip().lower()[:1]
@@ -59,6 +60,11 @@ def _ask(example: "Example", place: str) -> bool | None:
             return _KEYS[said]
         if said == "q":
             return None
+
+
+def _printable(text: str, also: str = "") -> str:
+    """Without what could steer the terminal: names in archives can hold that, too."""
+    return "".join(char if char.isprintable() or char in also else "\ufffd" for char in text)
 
 
 def _table(data: Path) -> str:

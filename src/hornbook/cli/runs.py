@@ -107,7 +107,8 @@ def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as aligned columns, the first line a header."""
+    """Rows of words as aligned columns, the first line a header; what could steer the terminal is escaped."""
+    rows = [[word if word.isprintable() else repr(word)[1:-1] for word in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -94,8 +94,8 @@ def cap_epochs(stages: Sequence[Stage], rows: Sequence[int], epochs: float) -> t
     A stage begins wherever a source is used up; there the others share what it had, by their weights. Also gives the
     position at which all of a stage are used up, from which on stages stand as they were; None where that never comes.
     """
-    limits = np.ceil(np.array(rows) * epochs).astype(np.int64)
-    drawn, spent = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(np.int64)
+    drawn, spent = np.zeros(len(rows), np.int64), limits == 0
     pending, capped = list(stages), []
     while pending:
         stage = pending.pop(0)

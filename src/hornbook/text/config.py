@@ -242,6 +242,8 @@ class TextConfig(Config):
             if after < before:
                 raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
         labels = [step.label for step in self.steps]
+        if "kept" in labels:
+            raise ValueError("no step can be named 'kept': so are the documents that none drops")
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice:
             raise ValueError(f"two steps are named {twice!r}: give one of them a `name` of its own")

@@ -31,6 +31,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; paddi
   .bar, pre { background: #222934; } .note { color: #97a3b6; } }
 """
 
+_MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -209,5 +211,11 @@ def _said(receipt: Receipt, reason: str) -> str:
 
 
 def _facts(title: str, counts: Mapping[str, int]) -> list[str]:
-    rows = [f"| {value} | {count:,} |" for value, count in list(counts.items())[:30]]
+    rows = [f"| {_plain(value)} | {count:,} |" for value, count in list(counts.items())[:30]]
     return [f"## {title}", "", "| | documents |", "|---|--:|", *rows, ""]
+
+
+def _plain(value: str) -> str:
+    """What a document says of itself, as one cell: no line of it begins a table, no sign of it is Markdown or HTML."""
+    line = "".join(char if char.isprintable() else " " for char in value[:_CELL])
+    return "".join(f"&#{ord(char)};" if char in _MARKS else char for char in line)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.text.config import DropEmpty, ExactDedup, Normalize, PythonStep, TextConfig
+from hornbook.text.config_content import Language
 from hornbook.text.config_step import CutConfig
 from hornbook.text.decide import remove
 from hornbook.text.document import Document
@@ -57,6 +58,8 @@ def test_edits_come_first_and_names_are_unique():
         TextConfig(steps=[DropEmpty(), Normalize()])
     with pytest.raises(ValidationError, match="two steps are named 'python'"):
         TextConfig(steps=[OWN, OWN])
+    with pytest.raises(ValidationError, match="no step can be named 'kept'"):
+        TextConfig(steps=[OWN.model_copy(update={"name": "kept"})])
     assert TextConfig(steps=[OWN, OWN.model_copy(update={"name": "again"})]).steps[1].label == "again"
 
 
@@ -154,3 +157,9 @@ def test_the_code_of_a_package_is_read_where_it_is_imported_from(tmp_path: Path,
     monkeypatch.syspath_prepend(str(first))
     monkeypatch.chdir(here)
     assert PythonStep(call="own:step").reads() == [str(first / "own" / "__init__.py")]
+
+
+def test_a_name_that_another_measurement_has_is_refused():
+    steps = [DropEmpty(), Language(name="text", detector="script")]
+    with pytest.raises(UsageError, match="step 'text': 'text' is what another step measures"):
+        table.build(steps)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
@@ -32,13 +33,28 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """To which group each document belongs."""
+
+    names: list[str]
+    numbers: np.ndarray
+    """int32 [rows]: places in `names`."""
+
+    def shares(self, kept: np.ndarray) -> dict[str, float]:
+        """The part of each group that is kept."""
+        count = len(self.names)
+        all_, stay = (np.bincount(numbers, minlength=count) for numbers in (self.numbers, self.numbers[kept]))
+        return {name: float(part / whole) for name, part, whole in zip(self.names, stay, all_, strict=True) if whole}
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """Columns of the documents that come to a step."""
 
     columns: dict[str, np.ndarray]
     bytes: np.ndarray
-    groups: dict[str, np.ndarray]
-    """Name -> bool [rows]."""
+    groups: list[Groups] = field(default_factory=list)
+    """By source, and by language where that was measured."""
 
 
 def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple[Decision, Signals]:
@@ -49,17 +65,21 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
         known = ", ".join(each.name for each in steps.decisions if isinstance(each, Decision))
         raise UsageError(f"{label!r} is no step of {data} that decides by columns alone: there are {known}")
     languages = [name for name in steps.columns() if name.endswith(".language")]
-    names = [*step.needs, "reason", "source", "bytes", *languages]
-    paths = sorted((data / "signals").glob("*.parquet"))
-    table = pa.concat_tables([pq.read_table(path, columns=list(dict.fromkeys(names))) for path in paths])
-    table = table.filter(pa.array(np.isin(table["reason"].to_numpy(), _reach(steps, step))))
-    groups = {
-        f"{kind} {name}": table[column].to_numpy() == name
-        for kind, column in (("source", "source"), *(("language", name) for name in languages))
-        for name in table[column].unique().to_pylist()
-    }
+    names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages]))
+    reach = pc.SetLookupOptions(pa.array(_reach(steps, step)))
+    parts = []
+    for path in sorted((data / "signals").glob("*.parquet")):
+        part = pq.read_table(path, columns=names, read_dictionary=["source", *languages])
+        parts.append(part.filter(pc.call_function("is_in", [part["reason"]], reach)).drop_columns(["reason"]))
+    table = pa.concat_tables(parts).unify_dictionaries()
+    kinds = (("source", "source"), *(("language", name) for name in languages))
+    groups = [_groups(kind, table[column].combine_chunks()) for kind, column in kinds if len(table)]
     columns = {name: table[name].to_numpy() for name in step.needs}
     return step, Signals(columns, table["bytes"].to_numpy(), groups)
+
+
+def _groups(kind: str, column: Any) -> Groups:
+    return Groups([f"{kind} {name}" for name in column.dictionary.to_pylist()], column.indices.to_numpy())
 
 
 def _reach(steps: Steps, step: Decision) -> list[str]:
@@ -69,24 +89,35 @@ def _reach(steps: Steps, step: Decision) -> list[str]:
 
 
 def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -> list[Point]:
-    """A point for each value of `step.config.key`. Raises UsageError where that is no number of the step."""
+    """A point for each value of `step.config.key`. Raises UsageError where that is no number that the step compares."""
+    kept_at = step.sweep(signals.columns, _checked(step, key))
     found = []
     for value in values:
-        kept = type(step)(_with(step.config, key, value)).decide(signals.columns) == 0
-        shares = {name: float(kept[mask].mean()) for name, mask in signals.groups.items()}
+        kept = kept_at(_as_set(step.config, key, value))
+        shares = {name: share for groups in signals.groups for name, share in groups.shares(kept).items()}
         share = float(kept.mean()) if len(kept) else 0.0
         found.append(Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares))
     return found
 
 
 def numbers(config: StepConfig) -> dict[str, float]:
-    """The thresholds of a step: its settings that are numbers."""
-    values = {key: getattr(config, key) for key in type(config).model_fields}
+    """The thresholds of a step: its settings that are numbers; those that are off, at their defaults."""
+    fields = type(config).model_fields
+    values = {key: getattr(config, key) for key in fields}
+    values = {key: fields[key].default if value is None else value for key, value in values.items()}
     return {key: v for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-def _with(config: Any, key: str, value: float) -> Any:
-    if key not in numbers(config):
-        raise UsageError(f"step {config.label!r} has no threshold {key!r}: it has {', '.join(numbers(config))}")
-    whole = isinstance(getattr(config, key), int) and value == int(value)
-    return config.model_copy(update={key: int(value) if whole else value})
+def _checked(step: Decision, key: str) -> str:
+    known = numbers(step.config)
+    if key not in known:
+        raise UsageError(f"step {step.name!r} has no threshold {key!r}: it has {', '.join(known)}")
+    other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, known[key] + 1)}))
+    if other.needs != step.needs:
+        raise UsageError(f"{step.name}.{key} is part of what was measured: prepare again with another value to see it")
+    return key
+
+
+def _as_set(config: StepConfig, key: str, value: float) -> float:
+    """A whole number where the setting is one."""
+    return int(value) if isinstance(numbers(config)[key], int) and value == int(value) else value

@@ -5,7 +5,7 @@ text. Decisions drop documents: by columns that are measured on each document al
 Cuts remove parts of documents by sketches of all of them. Nothing depends on how documents are spread over tasks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -71,6 +71,10 @@ class Decision(Step):
     def decide(self, columns: Columns) -> np.ndarray:
         """uint8 [rows]: 0 keeps, k drops for `reasons[k - 1]`."""
         raise NotImplementedError
+
+    def sweep(self, columns: Columns, key: str) -> Callable[[Any], np.ndarray]:
+        """What stays, bool [rows], as a function of one threshold of the configuration."""
+        return lambda value: type(self)(self.config.model_copy(update={key: value})).decide(columns) == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hornbook.errors import UsageError
 from hornbook.text.config_step import StepConfig
 from hornbook.text.refinery.step import Cut, Decision, Edit, GlobalDecision, Measurer, Sketched, Step
 
@@ -77,5 +78,8 @@ def _measurers(steps: Sequence[Decision | Sketched]) -> list[Measurer]:
     found: dict[str, Measurer] = {}
     for step in steps:
         for each in step.measurers:
-            found.setdefault(each.name, each)
+            if type(found.setdefault(each.name, each)) is not type(each):
+                raise UsageError(
+                    f"step {step.name!r}: {each.name!r} is what another step measures: give it another name"
+                )
     return list(found.values())

@@ -9,7 +9,7 @@ from hornbook.errors import UsageError
 from hornbook.text import config_rules as configs
 from hornbook.text.config_step import DecisionConfig
 from hornbook.text.refinery import quality_rules
-from hornbook.text.refinery.retention import retention
+from hornbook.text.refinery.curve import Groups, Signals, curve
 from hornbook.text.refinery.rules import Rules
 
 STEPS = (
@@ -36,15 +36,32 @@ def test_equal_to_deciding_again(kind: type[Rules], config: DecisionConfig) -> N
     columns, sizes = make_columns(step, 5000)
     for rule in step.rules:
         values = [0, 0.01, 0.2, 0.7, 1, 2, 5, 100, 250]
-        for found, value in zip(retention(step, columns, sizes, rule.key, values), values, strict=True):
+        for found, value in zip(curve(step, Signals(columns, sizes), rule.key, values), values, strict=True):
             kept = kind(config.model_copy(update={rule.key: value})).decide(columns) == 0
-            assert (found.threshold, found.documents, found.bytes) == (value, kept.sum(), sizes[kept].sum())
+            assert (found.value, found.documents, found.bytes) == (value, kept.sum(), sizes[kept].sum())
 
 
 def test_an_unknown_threshold_is_refused() -> None:
     step = quality_rules.MC4(configs.MC4())
     with pytest.raises(UsageError, match="min_line_length"):
-        retention(step, *make_columns(step, 3), "min_words", [1])
+        curve(step, Signals(*make_columns(step, 3)), "min_words", [1])
+
+
+def test_what_was_measured_is_no_threshold() -> None:
+    step = quality_rules.FineWeb(configs.FineWeb())
+    with pytest.raises(UsageError, match=r"fineweb\.short_line is part of what was measured"):
+        curve(step, Signals(*make_columns(step, 3)), "short_line", [20])
+
+
+def test_a_threshold_that_is_off_can_be_moved() -> None:
+    step, off = (quality_rules.MC4(configs.MC4(min_line_length=length)) for length in (200, None))
+    signals = Signals(*make_columns(step, 1000))
+    assert curve(off, signals, "min_line_length", [50]) == curve(step, signals, "min_line_length", [50])
+
+
+def test_shares_of_groups() -> None:
+    groups = Groups(["a", "b", "nobody"], np.array([0, 1, 1, 0, 1], np.int32))
+    assert groups.shares(np.array([True, True, False, True, False])) == {"a": 1.0, "b": 1 / 3}
 
 
 def test_many_thresholds_cost_little_more_than_one() -> None:
@@ -53,7 +70,7 @@ def test_many_thresholds_cost_little_more_than_one() -> None:
 
     def seconds(count: int) -> float:
         begin = time.process_time()
-        retention(step, columns, sizes, "max_newlines", np.linspace(0, 1, count).tolist())
+        curve(step, Signals(columns, sizes), "max_newlines", np.linspace(0, 1, count).tolist())
         return time.process_time() - begin
 
     seconds(1)
