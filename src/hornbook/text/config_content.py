@@ -59,7 +59,7 @@ class Harmful(DecisionConfig):
 
     kind: Literal["harmful"] = "harmful"
     lists: dict[Literal["hate", "violence", "sexual", "self_harm"], list[str]] = Field(min_length=1)
-    """Category -> text files, a term a line; what stands before the first dot of a name is its language: `de.txt`."""
+    """Category -> text files, a term a line; all lists of a category are looked for in every document."""
     max_share: float = Field(default=0.01, ge=0, le=1)
     """Largest share of the words of a document that one category may have."""
     min_hits: Count = Field(default=1, ge=1)
