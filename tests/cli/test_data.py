@@ -88,3 +88,14 @@ def test_remove_names_checkpoints_and_those_of_later_runs(runs: Path, output: Ou
     whole = json.loads(output("remove", first["source"], "--runs", runs, "--json")[1])
     assert {run["run"] for run in whole["runs"]} == {str(runs / "fast"), str(runs / "fork")}
     assert output("remove", "nothing", "--runs", runs)[0] == 2
+
+
+def test_remove_names_later_runs_of_checkpoints_that_are_gone(runs: Path, output: Output, tmp_path: Path):
+    parent = shutil.copytree(runs / "fast", tmp_path / "parent")
+    assert main(["fork", str(parent), "--at", "8", "--out", str(tmp_path / "child")]) == 0
+    shutil.rmtree(parent / "checkpoints" / "step-00000008")
+    early = json.loads(output(f"{parent}@1", "--json")[1])["documents"][0]
+    value = json.loads(output("remove", early["id"], "--runs", tmp_path, "--json")[1])
+    named = {run["run"]: [Path(path).name for path in run["checkpoints"]] for run in value["runs"]}
+    assert named[str(parent)] == ["step-00000004", "step-00000012"]
+    assert str(tmp_path / "child") in named

@@ -118,6 +118,7 @@ def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
     stages = [Stage.build(0, weights), Stage.build(second, weights[::-1])]
     capped, end = cap_epochs(stages, rows, epochs)
     limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(int)
+    assert end is not None
     assert end == limits.sum()
     order = Order([str(n) for n in range(len(rows))], rows, capped, seed=1)
     assert order.draws(end).tolist() == limits.tolist()

@@ -1,5 +1,6 @@
 """`hornbook data RUN@STEP | where | remove`: data and training joined, in both directions."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -118,16 +119,17 @@ def remove(
 
     Nothing is deleted: what is named has to be trained again without it.
     """
-    touched: dict[str, list[str]] = {}
+    firsts: dict[RunDir, int] = {}
     known, all_runs = False, _runs(runs)
     for run in all_runs:
         first, here = _first_step(run, name)
         known |= here
         if first is not None:
-            touched[str(run.path)] = [str(path) for path in _checkpoints(run, first)]
+            firsts[run] = first
     if not known:
         raise UsageError(f"no run in {_folder(runs)} has a source or a document {name!r} in its data")
-    _add_descendants(touched, all_runs)
+    _add_descendants(firsts, all_runs)
+    touched = {str(run.path): [str(path) for path in _checkpoints(run, first)] for run, first in firsts.items()}
     value = {"name": name, "runs": [{"run": run, "checkpoints": paths} for run, paths in touched.items()]}
     lines = [
         f"{run}: {len(paths)} checkpoints\n" + "\n".join(f"  {path}" for path in paths)
@@ -148,8 +150,8 @@ def _first_step(run: "RunDir", name: str) -> tuple[int | None, bool]:
     if name in loader.corpus.train:
         places = [] if (first := first_position(loader.index, name, end)) is None else [first]
         if places and places[0] not in steps:  # it lies in a skipped window: look at all that follow
-            index = loader.index
-            places = [place for place in samples if index.sources[int(index.draws(_array([place])).sources[0])] == name]
+            drawn = loader.index.draws(_array(samples)).sources
+            places = _array(samples)[drawn == loader.index.sources.index(name)].tolist()
         return (steps[places[0]] if places else None), True
     here: list[Found] = find_documents(all_streams(loader.index), name)
     seen = [place for place in positions_of_documents(loader.index, here, end).tolist() if place in steps]
@@ -162,19 +164,23 @@ def _checkpoints(run: "RunDir", first: int) -> list[Path]:
     return [path for path in reversed(list_checkpoints(run.checkpoints)) if (step_of(path) or 0) >= first]
 
 
-def _add_descendants(touched: dict[str, list[str]], runs: "Sequence[RunDir]") -> None:
-    """Runs that began from a checkpoint that is touched are so from their first checkpoint on; and theirs, too."""
+def _add_descendants(firsts: "dict[RunDir, int]", runs: "Sequence[RunDir]") -> None:
+    """Runs that began from a checkpoint that is touched, also one that is gone since, are so from the first on."""
+    from hornbook.run.commit import step_of
     from hornbook.run.ledger import replay
     from hornbook.runstatus import events
 
-    origins = {run: (replay(events(run)).origin or {}).get("checkpoint") for run in runs}
+    origins = {run: Path(origin["checkpoint"]) for run in runs if (origin := replay(events(run)).origin) is not None}
     grew = True
     while grew:
-        bad = {str(Path(path).resolve()) for paths in touched.values() for path in paths}
-        reached = {str(run.path): run for run, origin in origins.items() if origin in bad}
-        new = {path: [str(each) for each in _checkpoints(run, 0)] for path, run in reached.items()}
-        grew = any(touched.get(path) != paths for path, paths in new.items())
-        touched.update(new)
+        begun = {run.checkpoints.resolve(): first for run, first in firsts.items()}
+        new = {
+            run: 0
+            for run, origin in origins.items()
+            if firsts.get(run) != 0 and (step_of(origin) or 0) >= begun.get(origin.parent, math.inf)
+        }
+        firsts.update(new)
+        grew = bool(new)
 
 
 def _folder(runs: Path | None) -> Path:
