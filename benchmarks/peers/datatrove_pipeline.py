@@ -2,8 +2,8 @@
 
 One task, its steps called in turn without the executor: read, normalise, drop copies, filter, write what stays, MinHash
 in its four stages, encode. `stock` splits words with spaCy, as datatrove does; `blanks` splits between blanks. OUT gets
-the kept documents (kept.jsonl), the ids that the filters left (filtered/) and the tokens (tokens/). This runs in the
-environment of the peers, so it imports nothing of hornbook.
+the documents that the filters left (filtered/), ids of those that MinHash left too (kept.json) and tokens (tokens/).
+This runs in the environment of the peers, so it imports nothing of hornbook.
 """
 
 import json
