@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ class Tokenizer:
             raise IntegrityError(f"{file} is not a tokenizer.json: it has no model")
         try:
             settings = read_settings(file.parent)
-            return cls(definition, *choose_delimiters(data, settings, end_of_text), settings)
+            return _made(definition, *choose_delimiters(data, settings, end_of_text), json.dumps(settings))
         except UsageError as error:
             raise UsageError(f"{file}: {error}") from error
         except IntegrityError as error:
@@ -188,6 +188,12 @@ class Tokenizer:
         if number is None:
             raise UsageError(f"the tokenizer has no token {token!r}")
         return number
+
+
+@lru_cache(maxsize=2)
+def _made(definition: str, begin: str | None, end: str, settings: str) -> Tokenizer:
+    """A tokenizer read before is not made again: one of 32k tokens takes half a second, and nothing changes it."""
+    return Tokenizer(definition, begin, end, json.loads(settings))
 
 
 def _cutter(data: dict[str, Any], encoder: tokenizers.Tokenizer) -> Cutter | None:
