@@ -8,6 +8,7 @@ import pytest
 
 from hornbook.errors import IntegrityError
 from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.text.asked import ask_text
 from hornbook.text.config import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_files import save_tokenizer
@@ -28,6 +29,25 @@ def test_a_bare_tokenizer_is_completed_for_autotokenizer(tokenizer_folder, tmp_p
     assert ours.digest == Tokenizer.load(tokenizer_folder).digest
     text = "the letters \u00e9t\u00e9 \U0001f600"
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_pairs_have_token_types_where_the_model_reads_them(tmp_path, bare):
+    """Without them the second text of a pair is taken for the first, and outputs differ from ours in silence."""
+    import transformers
+
+    made = train_tokenizer(WordPiece(vocab=300), [["the letters of the page", "a page of letters 12"] * 9])
+    save_tokenizer(made, tmp_path / "source")
+    if bare:
+        (tmp_path / "source" / "tokenizer_config.json").unlink()
+    for types in (False, True):
+        out = tmp_path / f"types-{types}"
+        out.mkdir()
+        copy_tokenizer(tmp_path / "source", out, 512, types=types)
+        read = transformers.AutoTokenizer.from_pretrained(out)("the page", "a page")
+        asked = ask_text(made, "the page", "a page")
+        assert read["input_ids"] == asked.tokens
+        assert read.get("token_type_ids") == (asked.types if types else None)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,11 @@ def create_hf(
     architecture = choose_architecture(config)
     layout = lay_out(config, vocab, architecture)
     create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)
+    types = config.embedding.types > 1
     tokens = (
-        special_ids(None) if tokenizer_dir is None else copy_tokenizer(tokenizer_dir, folder, config.position.length)
+        special_ids(None)
+        if tokenizer_dir is None
+        else copy_tokenizer(tokenizer_dir, folder, config.position.length, types=types)
     )
     if config.kind == "encoder_decoder":
         usual = tokens[architecture.decoder_start if architecture and architecture.decoder_start else "pad_token_id"]

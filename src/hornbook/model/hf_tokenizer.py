@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hornbook.model.safetensors_folder import regular_size, write_json
+from hornbook.model.safetensors_folder import read_json, regular_size, write_json
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_files import name_special_tokens
 
@@ -30,10 +30,11 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
     }
 
 
-def copy_tokenizer(source: Path, folder: Path, length: int) -> dict[str, int | None]:
+def copy_tokenizer(source: Path, folder: Path, length: int, *, types: bool = False) -> dict[str, int | None]:
     """Copy the tokenizer of `source`; returns its `special_ids`.
 
     `length`: positions of the model, written for AutoTokenizer if `source` has no tokenizer_config.json of its own.
+    `types`: the model tells the two texts of a pair apart by token types, so AutoTokenizer must give them.
     """
     for name in FILES:
         path = source / name
@@ -43,7 +44,16 @@ def copy_tokenizer(source: Path, folder: Path, length: int) -> dict[str, int | N
     tokenizer = Tokenizer.load(source)
     if not (source / "tokenizer_config.json").exists():
         write_json(folder / "tokenizer_config.json", _settings(tokenizer, length))
+    if types:
+        _ask_for_types(folder / "tokenizer_config.json")
     return special_ids(tokenizer)
+
+
+def _ask_for_types(path: Path) -> None:
+    """Transformers' own classes, such as BertTokenizer, know by themselves what their models read."""
+    settings = read_json(path)
+    if settings.get("tokenizer_class") == "PreTrainedTokenizerFast" and "model_input_names" not in settings:
+        write_json(path, settings | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]})
 
 
 def _settings(tokenizer: Tokenizer, length: int) -> dict[str, Any]:

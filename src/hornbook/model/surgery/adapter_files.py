@@ -102,7 +102,7 @@ def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> N
     create_file(folder / WEIGHTS, shapes, metadata={"format": "pt", OWN: own})
     write_json(folder / CONFIG, adapter_config(spec))
     if tokenizer is not None:
-        copy_tokenizer(tokenizer, folder, spec.config.position.length)
+        copy_tokenizer(tokenizer, folder, spec.config.position.length, types=spec.config.embedding.types > 1)
 
 
 def fill_adapter(folder: Path, spec: AdapterSpec, rectangles: Mapping[str, Rectangle]) -> None:
