@@ -42,6 +42,23 @@ def throughput(found: dict[str, Any]) -> list[str]:
     return lines + rows_of(["", *peaks], [*rows, ("hornbook / best of transformers", *shares)])
 
 
+def families(found: dict[str, Any]) -> list[str]:
+    """Encoders and encoder-decoders beside transformers."""
+    rows = [
+        (f"{case}, {precision}", name, rate, each["ours_over"][name], each["above_states_bytes"][name] / 2**20)
+        for case, precisions in found["cases"].items()
+        for precision, each in precisions.items()
+        for name, rate in each["tokens_per_second"].items()
+    ]
+    return section(
+        "Encoders and encoder-decoders",
+        "`python -m benchmarks.families`: BERT of 6 layers and T5 v1.1 of 4 and 4, 384 wide, 8 rows of 512 tokens, on",
+        "a CPU, beside transformers in a plain loop; all from one checkpoint, on the same rows, in turns. Documents:",
+        "rows of several texts, which the plain loop pads. Memory: the peak above parameters, gradients and moments.",
+        *rows_of(["", "", "tokens/s", "hornbook is x", "MiB above states"], rows),
+    )
+
+
 def loader(found: dict[str, Any]) -> list[str]:
     """Tokens per CPU second beside torch's DataLoader."""
     ratios = found["ratio_to_dataloader"]
@@ -228,6 +245,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
         (
             parity,
             throughput,
+            families,
             large,
             experts,
             loader,
