@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
-from hornbook.data.compiled import compiled
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.keyed import Keys, choices, row_keys
 from hornbook.data.making import Draws, Made
@@ -21,6 +20,7 @@ from hornbook.data.pairs import Pairs, Parts, Roles, write_pairs
 from hornbook.data.plan import Plan, Segments
 from hornbook.data.rows import tuples
 from hornbook.data.shard_table import ShardTable
+from hornbook.text.compiled import compiled
 
 MULTIPLE = 8
 """Rows of different lengths are padded to a multiple of this."""

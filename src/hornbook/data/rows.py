@@ -16,10 +16,10 @@ from jaxtyping import Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from hornbook.data.compiled import compiled, inlined, pointer
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
 from hornbook.data.shard_table import ShardTable
+from hornbook.text.compiled import compiled, inlined, pointer
 
 
 class _Rules(NamedTuple):

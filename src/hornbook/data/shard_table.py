@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.data.compiled import compiled, pointer
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.errors import IntegrityError
+from hornbook.text.compiled import compiled, pointer
 
 
 class Addresses(NamedTuple):

@@ -1,4 +1,4 @@
-"""How the kernels of this room are compiled, and how they read eight bytes of text at once."""
+"""How kernels of text and data are compiled; reading eight bytes at once, and memory that numpy has mapped."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -47,5 +47,15 @@ def _borrowed(_context: Any, array: Any) -> Any:
     return array(array), generate
 
 
+def _pointer(_context: Any, address: Any) -> Any:
+    """In kernels: an address (uint64) as a pointer that `numba.carray` accepts."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(address), generate
+
+
 load64: Any = intrinsic(_load64)
+pointer: Any = intrinsic(_pointer)
 borrowed: Any = intrinsic(_borrowed)
