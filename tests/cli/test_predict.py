@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.model.build import build_model
-from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
+from hornbook.model.config import ModelConfig
 from hornbook.model.config_head import (
     ClassificationHead,
     DenseTransform,
@@ -23,10 +23,10 @@ from hornbook.model.config_head import (
     SpanHead,
     TokenClassificationHead,
 )
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions, Rope
+from hornbook.model.config_position import Rope
 from hornbook.model.hf import write_hf
 from hornbook.model.init import initialize
+from tests.model.likenesses import bert_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 POSITIONS = 48
@@ -37,18 +37,7 @@ WORDS = [
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 CLASSES = ClassificationHead(labels=["bad", "good", "neither"], transform=DenseTransform())
-BERT = ModelConfig(
-    kind="encoder",
-    layers=2,
-    width=32,
-    heads=4,
-    attention=FullAttention(bias=True, out_bias=True),
-    mlp=MLP(activation="gelu"),
-    norm=LayerNorm(eps=1e-12),
-    block=PostNorm(),
-    position=LearnedPositions(length=POSITIONS),
-    embedding=EmbeddingConfig(norm=True, types=2),
-)
+BERT = bert_like(length=POSITIONS)
 LLAMA = ModelConfig(layers=2, width=32, heads=4, position=Rope(length=POSITIONS))
 CLASS_AUTO = "AutoModelForSequenceClassification"
 Run = Callable[..., tuple[int, str, str]]

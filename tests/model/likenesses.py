@@ -1,6 +1,6 @@
 """Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
 
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
 from hornbook.model.config_mlp import MLP
 from hornbook.model.config_position import LearnedPositions
 
@@ -17,4 +17,20 @@ def gpt2_like(
         mlp=MLP(hidden=hidden),
         norm=LayerNorm(),
         position=LearnedPositions(length=length),
+    )
+
+
+def bert_like(*, length: int, layers: int = 2, width: int = 32, heads: int = 4) -> ModelConfig:
+    """BERT's parts: norms behind the sums and on the embedding, two types of tokens, `length` learned positions."""
+    return ModelConfig(
+        kind="encoder",
+        layers=layers,
+        width=width,
+        heads=heads,
+        attention=FullAttention(bias=True, out_bias=True),
+        mlp=MLP(activation="gelu"),
+        norm=LayerNorm(eps=1e-12),
+        block=PostNorm(),
+        position=LearnedPositions(length=length),
+        embedding=EmbeddingConfig(norm=True, types=2),
     )

@@ -11,28 +11,15 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import Exit, HornbookError
 from hornbook.model.certificate import certify
-from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
 from hornbook.model.config_head import ClassificationHead, DenseTransform, LMHead, NoTransform, RegressionHead
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions
 from hornbook.model.hf import left_out, read_hf
 from hornbook.model.hf_config import choose_architecture, from_json, to_json
+from tests.model.likenesses import bert_like
 from tests.model.parity import Pair, make_pair
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 CLASSES = ClassificationHead(labels=["a", "b"], transform=DenseTransform())
-BERT = ModelConfig(
-    kind="encoder",
-    layers=1,
-    width=16,
-    heads=2,
-    attention=FullAttention(bias=True, out_bias=True),
-    mlp=MLP(activation="gelu"),
-    norm=LayerNorm(eps=1e-12),
-    block=PostNorm(),
-    position=LearnedPositions(length=24),
-    embedding=EmbeddingConfig(norm=True, types=2),
-)
+BERT = bert_like(length=24, layers=1, width=16, heads=2)
 Edit = Callable[[dict[str, Any]], object]
 
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
 from hornbook.model.config_head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
-from hornbook.model.config_mlp import MLP
 from hornbook.model.config_position import LearnedPositions
 from hornbook.model.hf import read_hf, write_hf
 from hornbook.model.init import initialize
@@ -27,6 +25,7 @@ from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
+from tests.model.likenesses import bert_like
 from tests.model.surgery.conftest import CONFIGS, Operated, ids, logits, spoil
 
 # peft asks transformers by an old name.
@@ -200,18 +199,7 @@ def test_dora_on_a_part_of_a_fused_matrix_is_refused(
         written(tmp_path / "adapter", bases["gpt2"], operated("gpt2", step), step)
 
 
-BERT_LIKE = ModelConfig(
-    kind="encoder",
-    layers=2,
-    width=32,
-    heads=4,
-    attention=FullAttention(bias=True, out_bias=True),
-    mlp=MLP(activation="gelu"),
-    norm=LayerNorm(eps=1e-12),
-    block=PostNorm(),
-    position=LearnedPositions(length=64),
-    embedding=EmbeddingConfig(norm=True, types=2),
-)
+BERT_LIKE = bert_like(length=64)
 ROBERTA_POSITIONS = LearnedPositions(length=62, offset=2)
 HEADS = {
     "gpt2": ("AutoModelForSequenceClassification", ClassificationHead(labels=["a", "b", "c"], bias=False)),
