@@ -162,9 +162,8 @@ def require_documents(funnel: Funnel, out: Path) -> None:
         raise UsageError("the input files hold no rows at all: they are empty")
     tables = (*total.quarantined.items(), *total.dropped.items())
     reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
-    raise IntegrityError(
-        f"none of {total.read.rows} rows is left: {reasons}; damaged rows are named in {out / QUARANTINE}"
-    )
+    damage = f"; damaged rows are named in {out / QUARANTINE}" if total.quarantined else ""
+    raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}")
 
 
 def read_manifest(data: Path) -> dict[str, Any] | None:
