@@ -58,4 +58,5 @@ def main() -> None:
     serve(step, shape)
 
 
-main()
+if __name__ == "__main__":
+    main()
