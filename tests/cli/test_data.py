@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hornbook.cli import data
 from hornbook.cli.main import main
 from hornbook.rundir import RunDir
 from hornbook.runstatus import steps_that_count
@@ -99,3 +102,15 @@ def test_remove_names_later_runs_of_checkpoints_that_are_gone(runs: Path, output
     named = {run["run"]: [Path(path).name for path in run["checkpoints"]] for run in value["runs"]}
     assert named[str(parent)] == ["step-00000004", "step-00000012"]
     assert str(tmp_path / "child") in named
+
+
+def test_the_steps_of_a_run_are_held_not_its_samples(runs: Path, tmp_path: Path):
+    copy = shutil.copytree(runs / "fast", tmp_path / "copy")
+    first, *others = (copy / "metrics.jsonl").read_text().splitlines()
+    last = {**json.loads(others[-1]), "first_sample": 10**12, "num_samples": 10**12}
+    (copy / "metrics.jsonl").write_text(f"{first}\n{json.dumps(last)}\n")
+    tracemalloc.start()
+    learned = data._learned(RunDir(copy))
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert learned.step_of(np.array([0, 10**12 - 1, 2 * 10**12 - 1])).tolist() == [1, -1, last["step"]]

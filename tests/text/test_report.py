@@ -1,6 +1,7 @@
 """The receipt: examples, judgements and their precision, the page, the data card, the curve."""
 
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config import DropEmpty, ExactDedup
 from hornbook.text.config_classifier import Classifier
+from hornbook.text.config_rules import GopherQuality
 from hornbook.text.folder import clear
 from hornbook.text.refinery.classifier import train
 from hornbook.text.refinery.curve import curve, read_signals
 from hornbook.text.report import card, page, read_receipt
-from hornbook.text.reviews import Precision, judge, precisions, read_examples
+from hornbook.text.reviews import Precision, judge, judged, precisions, read_examples
 from tests.text.refinery.running import prepare
 
 TEXTS = [f"document {number} <script>alert(1)</script>" for number in range(30)]
@@ -128,3 +130,65 @@ def test_judgements_outlive_the_folder(data: Path):
 
     clear(data)
     assert (data / "reviews.jsonl").exists()
+
+
+LENGTHS = [f"{number:03d} " + "word " * (number % 50) for number in range(500)]
+"""Texts of 1 to 50 words."""
+
+
+def judge_all(data: Path, least: int, count: int | None = None) -> None:
+    """Say what is true: it is right to drop what has fewer than `least` words."""
+    open_ = [each for each, right in judged(data) if right is None and each.reason != "kept"]
+    for each in open_[:count]:
+        judge(data, each, right=len(each.text.split()) < least)
+
+
+def dropped_below(root: Path, least: int) -> Path:
+    """The folder of `root`, prepared again with another threshold; what was said of it stays."""
+    shutil.rmtree(root / "raw", ignore_errors=True)
+    if (root / "data").exists():
+        clear(root / "data")
+    prepare(root, [GopherQuality(min_words=least, min_stop_words=0, min_alphabetic_words=0)], LENGTHS)
+    return root / "data"
+
+
+def test_precision_is_of_what_the_present_settings_drop(tmp_path: Path):
+    reason = "Gopher: too few words"
+    data = dropped_below(tmp_path, 40)
+    judge_all(data, least=10)
+    assert precisions(data)[reason].share < 0.5
+    data = dropped_below(tmp_path, 10)
+    kept_labels = [right for each, right in judged(data) if right is not None and each.reason == reason]
+    assert 0 < len(kept_labels) < 20  # of documents that both settings drop
+    judge_all(data, least=10)
+    assert precisions(data) == {reason: Precision(20, 0)}
+
+
+def test_labels_of_other_settings_do_not_choose_what_counts(tmp_path: Path):
+    """Those of a stricter rule are all right; what the present one drops besides is not looked at yet."""
+    reason = "Gopher: too few words"
+    data = dropped_below(tmp_path, 10)
+    judge_all(data, least=10)
+    data = dropped_below(tmp_path, 40)
+    known = [right for each, right in judged(data) if each.reason == reason]
+    assert None in known
+    first = known.index(None)
+    assert any(right is not None for right in known[first:])
+    found = precisions(data).get(reason)
+    assert (0 if found is None else found.right + found.wrong) == first
+
+
+def test_a_judgement_is_about_the_text_it_was_made_of(tmp_path: Path):
+    data = dropped_below(tmp_path, 10)
+    judge_all(data, least=10)
+    clear(data)
+    prepare(tmp_path, [GopherQuality(min_words=12, min_stop_words=0)], [f"{text} more" for text in LENGTHS])
+    assert all(right is None for _, right in judged(data))
+
+
+def test_a_part_of_the_judgements_is_of_a_random_part_of_the_examples(tmp_path: Path):
+    data = dropped_below(tmp_path, 40)
+    in_order = [each.origin for each, _ in judged(data)]
+    assert in_order != [each.origin for each in read_examples(data)]
+    judge_all(data, least=10, count=5)
+    assert sum(each.right + each.wrong for each in precisions(data).values()) == 5

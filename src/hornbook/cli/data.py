@@ -17,7 +17,7 @@ from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from hornbook.data.loader import Loader
-    from hornbook.data.tracing import Found
+    from hornbook.data.tracing import Found, Learned
     from hornbook.rundir import RunDir
 
 
@@ -86,12 +86,12 @@ def where(
         loader = _loader(run)
         here = find_documents(all_streams(loader.index), name)
         if here:
-            steps, samples = _steps(run)
-            seen = positions_of_documents(loader.index, here, samples[-1] + 1 if samples else 0)
+            learned = _learned(run)
+            seen = learned.step_of(positions_of_documents(loader.index, here, learned.end))
             found[str(run.path)] = {
                 "documents": [asdict(each) for each in here],
-                "steps": sorted({steps[place] for place in seen.tolist() if place in steps}),
-                "runs_on_to": steps[samples[-1]] if samples else 0,
+                "steps": sorted({step for step in seen.tolist() if step >= 0}),
+                "runs_on_to": int(learned.steps[-1]) if len(learned.steps) else 0,
             }
     if not found:
         raise UsageError(f"no run in {_folder(runs)} has a document with the id or origin {name!r} in its data")
@@ -142,20 +142,14 @@ def remove(
 
 def _first_step(run: "RunDir", name: str) -> tuple[int | None, bool]:
     """(the first step that learned from a source or document, or None; whether the run's data knows it)."""
-    from hornbook.data.tracing import all_streams, find_documents, first_position, positions_of_documents
+    from hornbook.data.tracing import all_streams, find_documents, first_step, positions_of_documents
 
-    loader = _loader(run)
-    steps, samples = _steps(run)
-    end = samples[-1] + 1 if samples else 0
+    loader, learned = _loader(run), _learned(run)
     if name in loader.corpus.train:
-        places = [] if (first := first_position(loader.index, name, end)) is None else [first]
-        if places and places[0] not in steps:  # it lies in a skipped window: look at all that follow
-            drawn = loader.index.draws(_array(samples)).sources
-            places = _array(samples)[drawn == loader.index.sources.index(name)].tolist()
-        return (steps[places[0]] if places else None), True
+        return first_step(loader.index, name, learned), True
     here: list[Found] = find_documents(all_streams(loader.index), name)
-    seen = [place for place in positions_of_documents(loader.index, here, end).tolist() if place in steps]
-    return (steps[seen[0]] if seen else None), bool(here)
+    steps = learned.step_of(positions_of_documents(loader.index, here, learned.end))
+    return next((step for step in steps.tolist() if step >= 0), None), bool(here)
 
 
 def _checkpoints(run: "RunDir", first: int) -> list[Path]:
@@ -196,13 +190,20 @@ def _runs(runs: Path | None) -> "list[RunDir]":
     return found
 
 
-def _steps(run: "RunDir") -> tuple[dict[int, int], list[int]]:
-    """(position -> step, positions in order) of all samples that a run learned from."""
-    from hornbook.runstatus import steps_that_count
+def _learned(run: "RunDir") -> "Learned":
+    """Which positions a run learned from, in which steps."""
+    import numpy as np
 
+    from hornbook.data.tracing import Learned, end_of
+    from hornbook.journal import current_branch, read_records
+
+    keys = ("attempt", "step", "first_sample", "num_samples")
     windows = _windows(run)
-    steps = {place: record["step"] for record in steps_that_count(run) for place in _samples(windows, record)}
-    return steps, sorted(steps)
+    records = current_branch({key: record[key] for key in keys} for record, _ in read_records(run.metrics))
+    spans = ((each["step"], each["first_sample"], each["num_samples"]) for each in records)
+    rows = [(step, first, end_of(windows, first, count)) for step, first, count in spans if count]
+    steps, firsts, ends = np.array(rows, np.int64).reshape(-1, 3).T
+    return Learned(steps, firsts, ends, windows)
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -22,19 +22,18 @@ def review(
 ) -> None:
     """Show documents that each rule dropped, and some that stayed, and ask whether that was right.
 
-    Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again. Without a terminal only what is
-    known so far is printed.
+    Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again: they then count where the same text
+    is again an example. Without a terminal only what is known so far is printed.
     """
     from hornbook.text.reviews import as_json as precisions_as_json
-    from hornbook.text.reviews import judge, judged, precisions, read_examples
+    from hornbook.text.reviews import judge, judged, precisions
 
-    examples = read_examples(data)
-    reasons = sorted({example.reason for example in examples})
+    examples = judged(data)
+    reasons = sorted({example.reason for example, _ in examples})
     if rule and rule not in reasons:
         raise UsageError(f"{data} has no examples of {rule!r}; it has {', '.join(reasons)}")
     if sys.stdin.isatty() and not as_json:
-        known = judged(data)
-        open_ = [e for e in examples if (not rule or e.reason == rule) and (e.reason, e.origin) not in known]
+        open_ = [each for each, right in examples if right is None and (not rule or each.reason == rule)]
         for number, example in enumerate(open_, start=1):
             if (right := _ask(example, f"{number} of {len(open_)}")) is None:
                 break

@@ -52,6 +52,47 @@ def all_streams(index: GlobalIndex) -> list[tuple[str, Stream]]:
     return [*(("train", stream) for stream in [*index.streams, *rest]), *held_out]
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Which positions a run learned from, and in which steps: 24 bytes a step, however many samples it has."""
+
+    steps: Int64[np.ndarray, " n"]
+    """Those that count, in their order."""
+    firsts: Int64[np.ndarray, " n"]
+    """Of each step the first position."""
+    ends: Int64[np.ndarray, " n"]
+    """The position after its last."""
+    windows: Sequence[tuple[int, int]]
+    """Skipped positions (first, end), which no step learned from."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last that was learned from."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def step_of(self, positions: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+        """The step that learned from each position; -1 where none did."""
+        if not len(self.steps):
+            return np.full(len(positions), -1)
+        place = np.maximum(np.searchsorted(self.firsts, positions, side="right") - 1, 0)
+        inside = (self.firsts[place] <= positions) & (positions < self.ends[place])
+        for first, end in self.windows:
+            inside &= (positions < first) | (positions >= end)
+        return np.where(inside, self.steps[place], -1)
+
+
+def end_of(windows: Sequence[tuple[int, int]], first: int, count: int) -> int:
+    """The position after the last of `count` positions from `first` on that lie in no window."""
+    place = first
+    for begin, end in sorted(windows):
+        if place + count <= begin:
+            break
+        if end > place:
+            count -= max(begin - place, 0)
+            place = end
+    return place + count
+
+
 def positions_of_documents(index: GlobalIndex, found: Sequence[Found], samples: int) -> Int64[np.ndarray, " n"]:
     """Positions below `samples` whose rows hold a token of one of the documents (of the training split)."""
     stretches = {number: _stretches(stream, found) for number, stream in enumerate(index.streams)}
@@ -83,14 +124,14 @@ def _stretches(stream: Stream, found: Sequence[Found]) -> Int64[np.ndarray, "n 2
     return np.array(places, np.int64).reshape(-1, 2)
 
 
-def first_position(index: GlobalIndex, source: str, samples: int) -> int | None:
-    """The first position below `samples` that is drawn from a source."""
+def first_step(index: GlobalIndex, source: str, learned: Learned) -> int | None:
+    """The first step that learned from a source."""
     if source not in index.sources:
         return None
     number = index.sources.index(source)
-    for first in range(0, samples, _BLOCK):
-        positions = np.arange(first, min(first + _BLOCK, samples))
-        hits = np.flatnonzero(index.draws(positions).sources == number)
-        if len(hits):
-            return int(positions[hits[0]])
+    for first in range(0, learned.end, _BLOCK):
+        positions = np.arange(first, min(first + _BLOCK, learned.end))
+        steps = learned.step_of(positions[index.draws(positions).sources == number])
+        if len(steps := steps[steps >= 0]):
+            return int(steps[0])
     return None

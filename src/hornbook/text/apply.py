@@ -237,6 +237,7 @@ def _examples(task: ApplyTask, first: int, part: _Part) -> Iterator[dict[str, An
                 "source": task.measured.source,
                 "id": shown["id"],
                 "origin": shown["origin"],
+                "cluster": shown["hash"].hex(),
                 "bytes": shown["bytes"],
                 "text": shown["text"][:_SHOWN],
             }

@@ -1,7 +1,5 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-import sys
-from pathlib import Path
 from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -11,6 +9,7 @@ from hornbook.text.config_classifier import Classifier
 from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
+from hornbook.text.config_modules import code_of
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 
@@ -68,11 +67,8 @@ class PythonStep(EditConfig):
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
 
     def reads(self) -> list[str]:
-        """The file of the module, where it can be found: other code makes another corpus."""
-        name = self.call.partition(":")[0].replace(".", "/")
-        endings = (f"{name}/__init__.py", f"{name}.py")
-        places = (Path(folder) / ending for folder in (*sys.path, "") for ending in endings)  # as they are imported
-        return [str(path) for path in places if path.is_file()][:1]
+        """The files of the module and of its own imports, where they can be found: other code makes another corpus."""
+        return [str(path) for path in code_of(self.call.partition(":")[0])]
 
 
 AnyStep = Annotated[
@@ -211,7 +207,7 @@ class TextConfig(Config):
     """Named sources; `hornbook prepare PATH...` makes one per path."""
     labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
-    steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()])
+    steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()], max_length=255)
     """Edits, then decisions, then cuts; each stretch in this order."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""

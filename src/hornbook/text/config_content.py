@@ -88,6 +88,10 @@ class Language(DecisionConfig):
     sample: Count = Field(default=2000, ge=100)
     """How many characters of a document are looked at: half from its beginning, half from its middle."""
 
+    def packages(self) -> list[str]:
+        """lingua, where it judges."""
+        return ["lingua-language-detector"] if self.detector == "lingua" else []
+
 
 class Code(DecisionConfig):
     """Decision on source code: generated and minified files, licences. Columns: the figures, and an SPDX id.

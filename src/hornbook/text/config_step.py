@@ -27,6 +27,10 @@ class StepConfig(Config):
         """Files that the step reads: what is in them is part of what makes a folder."""
         return []
 
+    def packages(self) -> list[str]:
+        """Installed packages that judge for the step: their versions are part of what makes a folder."""
+        return []
+
 
 class EditConfig(StepConfig):
     """Changes the text of each document alone; edits come first."""

@@ -1,8 +1,13 @@
-"""Phase 2 of prepare: which documents go and why, what is cut out of others; from columns and sketches alone."""
+"""Phase 2 of prepare: which documents go and why, what is cut out of others; from columns and sketches alone.
+
+Memory grows by 3 bytes a document (its reason, whether it is alive), by the columns that a global step needs while it
+judges, and by 24 bytes for each span that is cut; all else is one task at a time.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path
 
@@ -23,7 +28,7 @@ class Verdict:
     """What becomes of the documents of one task."""
 
     reasons: np.ndarray
-    """uint8 [rows]: index into the names of reasons; 0 is kept."""
+    """uint16 [rows]: index into the names of reasons; 0 is kept."""
     cuts: np.ndarray
     """int64 [n, 3]: row, start and end of what is cut, bytes of the edited text; sorted, without overlaps."""
     samples: dict[int, list[str]] = field(default_factory=dict)
@@ -41,21 +46,21 @@ def decide(tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> tuple[l
                 judge.all_together(step)
     cuts = judge.cut(steps.cuts)
     samples = judge.examples()
-    parts = zip(judge.split(judge.reasons), cuts, samples, strict=True)
+    parts = zip(judge.split(), cuts, samples, strict=True)
     return judge.names, [Verdict(*part) for part in parts]
 
 
 class _Judge:
-    """The reasons of all rows in (task, row) order, one byte each, as steps add to them."""
+    """The reasons of all rows in (task, row) order, two bytes each, as steps add to them."""
 
     def __init__(self, tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> None:
         self.tasks, self._scratch = tasks, scratch
         self.names = [KEPT, NOTHING_LEFT, *(edit.reason for edit in steps.edits if edit.reason)]
-        edits = np.array([0, *(self._number(edit.reason) if edit.reason else 0 for edit in steps.edits)], np.uint8)
+        edits = np.array([0, *(self._number(edit.reason) if edit.reason else 0 for edit in steps.edits)], np.uint16)
         parts = [edits[read_columns(task, ["edited_out"])["edited_out"]] for task in tasks]
         self._sizes = [len(part) for part in parts]
         self.firsts = [0, *np.cumsum(self._sizes).tolist()][:-1]
-        self.reasons = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        self.reasons = np.concatenate([np.zeros(0, np.uint16), *parts])
 
     def _number(self, reason: str) -> int:
         if reason not in self.names:
@@ -63,60 +68,72 @@ class _Judge:
         return self.names.index(reason)
 
     def _drop(self, rows: slice, step: Decision | GlobalDecision, found: np.ndarray) -> None:
-        numbers = np.array([0, *(self._number(reason) for reason in step.reasons)], np.uint8)
+        numbers = np.array([0, *(self._number(reason) for reason in step.reasons)], np.uint16)
         reasons = self.reasons[rows]
         reasons[...] = np.where(reasons == 0, numbers[found], reasons)
 
-    def split(self, values: np.ndarray) -> list[np.ndarray]:
-        """Values of all rows, task by task."""
-        return np.split(values, self.firsts[1:])
+    def split(self) -> list[np.ndarray]:
+        """The reasons, task by task."""
+        return np.split(self.reasons, self.firsts[1:])
+
+    def _parts(self) -> Iterator[tuple[MeasureTask, int, int]]:
+        """Each task, its first row and the row after its last."""
+        for task, first, size in zip(self.tasks, self.firsts, self._sizes, strict=True):
+            yield task, first, first + size
 
     def local(self, steps: Sequence[Decision]) -> None:
         """Decisions that look at each document's columns alone, in their order."""
         if not steps:
             return
-        for task, first, size in zip(self.tasks, self.firsts, self._sizes, strict=True):
+        for task, first, end in self._parts():
             columns = read_columns(task, [name for step in steps for name in step.needs])
             for step in steps:
-                self._drop(slice(first, first + size), step, step.decide(columns))
+                self._drop(slice(first, end), step, step.decide(columns))
 
     def all_together(self, step: GlobalDecision) -> None:
         """A decision over all documents."""
         with self._corpus(step) as corpus:
-            self._drop(slice(None), step, step.decide_all(corpus))
+            found = step.decide_all(corpus)
+        for _, first, end in self._parts():
+            self._drop(slice(first, end), step, found[first:end])
 
     def cut(self, steps: Sequence[Cut]) -> list[np.ndarray]:
         """What all cuts remove together, task by task."""
-        found = [np.zeros((0, 3), np.int64)]
+        found = []
         for step in steps:
             with self._corpus(step) as corpus:
-                found.append(np.stack(step.cuts(corpus), axis=1).astype(np.int64))
-        spans = _merge(np.concatenate(found))
-        places = np.searchsorted(spans[:, 0], self.firsts[1:])
-        parts = np.split(spans, places)
-        for part, first in zip(parts, self.firsts, strict=True):
-            part[:, 0] -= first
-        return parts
+                found.append(step.cuts(corpus))
+        return [_merge([_within(spans, first, end) for spans in found]) for _, first, end in self._parts()]
 
     def _corpus(self, step: Sketched) -> "_Opened":
-        parts = [read_columns(task, step.needs) for task in self.tasks]
-        columns: Columns = {name: np.concatenate([part[name] for part in parts]) for name in step.needs}
         wanted = not isinstance(step, GlobalDecision) or step.sketches
         sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if wanted else []
-        return _Opened(Corpus(self.reasons == 0, columns, sketches, self.firsts, self._scratch))
+        return _Opened(Corpus(self.reasons == 0, self._columns(step.needs), sketches, self.firsts, self._scratch))
+
+    def _columns(self, names: Sequence[str]) -> Columns:
+        """Columns of all rows, filled in task by task: they are never held twice."""
+        found: dict[str, np.ndarray] = {}
+        for task, first, end in self._parts() if names else ():
+            for name, part in read_columns(task, names).items():
+                if name not in found:
+                    found[name] = np.empty((len(self.reasons), *part.shape[1:]), part.dtype)
+                found[name][first:end] = part
+        return found
 
     def examples(self) -> list[dict[int, list[str]]]:
-        """Rows to show for each reason: those whose hash, keyed by the reason, is least."""
-        hashes = np.concatenate([read_columns(task, ["hash"])["hash"][:, 0] for task in self.tasks])
+        """Rows to show for each reason, task by task: those whose hash, keyed by the reason, is least."""
+        keys = [np.uint64(xxhash.xxh3_64_intdigest(name.encode())) for name in self.names]
+        least: list[list[tuple[int, int]]] = [[] for _ in keys]
+        for task, first, end in self._parts():
+            hashes, reasons = read_columns(task, ["hash"])["hash"][:, 0], self.reasons[first:end]
+            for number in np.unique(reasons).tolist():
+                found = _least(hashes ^ keys[number], np.flatnonzero(reasons == number), first)
+                least[number] = nsmallest(EXAMPLES, [*least[number], *found])
         chosen: dict[int, list[str]] = {}
-        for number, name in enumerate(self.names):
-            keyed = hashes ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
-            for row in _least(keyed, np.flatnonzero(self.reasons == number)):
+        for name, rows in zip(self.names, least, strict=True):
+            for _, row in rows:
                 chosen.setdefault(row, []).append(name)
-        return [
-            {row - first: chosen[row] for row in sorted(chosen) if first <= row < first + size}
-            for first, size in zip(self.firsts, self._sizes, strict=True)
-        ]
+        return [{row - a: chosen[row] for row in sorted(chosen) if a <= row < b} for _, a, b in self._parts()]
 
 
 class _Opened:
@@ -134,14 +151,24 @@ class _Opened:
         shutil.rmtree(self._corpus.scratch, ignore_errors=True)
 
 
-def _least(keys: np.ndarray, rows: np.ndarray) -> list[int]:
+def _least(keys: np.ndarray, rows: np.ndarray, first: int) -> list[tuple[int, int]]:
+    """(key, row in the whole corpus) of the rows with the least keys; of equal keys the first rows."""
     if len(rows) > EXAMPLES:
-        rows = rows[np.argpartition(keys[rows], EXAMPLES)[:EXAMPLES]]
-    return rows[np.argsort(keys[rows], kind="stable")].tolist()
+        rows = rows[keys[rows] <= np.partition(keys[rows], EXAMPLES - 1)[EXAMPLES - 1]]
+    rows = rows[np.argsort(keys[rows], kind="stable")][:EXAMPLES]
+    return list(zip(keys[rows].tolist(), (rows + first).tolist(), strict=True))
 
 
-def _merge(spans: np.ndarray) -> np.ndarray:
-    """Spans [n, 3] sorted, those of a row that touch or overlap joined."""
+def _within(spans: Sequence[np.ndarray], first: int, end: int) -> np.ndarray:
+    """int64 [n, 3] of the (row, start, end) whose rows are from `first` to `end`; rows count from `first`."""
+    part = slice(*np.searchsorted(spans[0], (first, end)))
+    rows, starts, ends = (each[part] for each in spans)
+    return np.stack([rows - first, starts, ends], axis=1).astype(np.int64)
+
+
+def _merge(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Spans [n, 3] of one task sorted, those of a row that touch or overlap joined."""
+    spans = np.concatenate([np.zeros((0, 3), np.int64), *parts])
     spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
     begins, ends = (spans[:, :1] << 32 | spans[:, 1:]).T  # of any row after those of the rows before
     reached = np.maximum.accumulate(ends)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from hornbook.errors import UsageError
@@ -56,15 +57,24 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
 
 
 def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
-    """Digests of the files that steps read. Raises UsageError where one is missing."""
+    """Digests of the files that steps read, versions of the packages. Raises UsageError where a file is missing."""
     found: list[str] = []
     for step in steps:
+        found += map(_version, step.packages())
         for path in step.reads():
             try:
                 found.append(digest_file(Path(path)))
             except OSError as error:
                 raise UsageError(f"step {step.label!r}: cannot read {path}: {error.strerror}") from error
     return found
+
+
+def _version(package: str) -> str:
+    """Name and version; without one the step says how to install it."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return package
 
 
 def workers_for(asked: int, tasks: list[MeasureTask], total: int) -> int:

@@ -1,10 +1,19 @@
-"""What people say about examples of each rule, and the precision that follows from it."""
+"""What people say about examples of each rule, and the precision that follows from it.
+
+A judgement is about one text and one reason, so it outlives changes of a rule's settings; precision does not. It is
+estimated from examples of the present folder alone: those whose keyed hashes are least, so a random sample of what
+the rule drops now. They are asked about in the order of other hashes, and only those before the first that nobody
+has judged count, so that neither stopping early nor labels from earlier settings (which are of documents that both
+settings drop, often the clearer ones) choose what is counted.
+"""
 
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.journal import Appender, read_records
@@ -21,6 +30,8 @@ class Example:
     source: str
     id: str
     origin: str
+    cluster: str
+    """Hash of its edited text, in hex."""
     bytes: int
     text: str
     """Its beginning, after the edits."""
@@ -61,22 +72,34 @@ def read_examples(data: Path) -> list[Example]:
 
 
 def judge(data: Path, example: Example, right: bool) -> None:
-    """Keep a judgement; the last about a document and a reason counts."""
+    """Keep a judgement; the last about a document with that text and a reason counts."""
     with Appender(data / REVIEWS, sync_seconds=0) as file:
-        file.append({"reason": example.reason, "id": example.id, "origin": example.origin, "right": right})
+        about = {"reason": example.reason, "id": example.id, "origin": example.origin, "cluster": example.cluster}
+        file.append({**about, "right": right})
 
 
-def judged(data: Path) -> dict[tuple[str, str], bool]:
-    """(reason, origin) -> whether the rule was right."""
-    records = [record for record, _ in read_records(data / REVIEWS)] if (data / REVIEWS).exists() else []
-    return {(record["reason"], record["origin"]): record["right"] for record in records}
+def judged(data: Path) -> list[tuple[Example, bool | None]]:
+    """The examples in random order, which is the same every time; with each whether the rule was right, if known."""
+    said: dict[tuple[str, ...], bool] = {}
+    for record, _ in read_records(data / REVIEWS):
+        said[record["reason"], record["origin"], record.get("cluster", "")] = record["right"]
+    examples = sorted(read_examples(data), key=_order)
+    return [(each, said.get((each.reason, each.origin, each.cluster))) for each in examples]
+
+
+def _order(example: Example) -> int:
+    return xxhash.xxh3_64_intdigest("\n".join((example.cluster, example.reason, example.origin)).encode())
 
 
 def precisions(data: Path) -> dict[str, Precision]:
     """Reason -> precision, of reasons with judgements; that of "kept" is how many documents deserved to stay."""
     found: dict[str, list[int]] = {}
-    for (reason, _), right in judged(data).items():
-        found.setdefault(reason, [0, 0])[not right] += 1
+    ended: set[str] = set()
+    for example, right in judged(data):
+        if right is None:
+            ended.add(example.reason)
+        elif example.reason not in ended:
+            found.setdefault(example.reason, [0, 0])[not right] += 1
     ordered = sorted(found, key=lambda reason: (reason == KEPT, reason))
     return {reason: Precision(*found[reason]) for reason in ordered}
 

@@ -1,22 +1,29 @@
 """The engine of the refinery: stretches of steps, a user's own, cuts, examples, what is counted."""
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
+from hornbook.text import decide as deciding
+from hornbook.text import plan as planning
 from hornbook.text.config import DropEmpty, ExactDedup, Normalize, PythonStep, TextConfig
 from hornbook.text.config_content import Language
-from hornbook.text.config_step import CutConfig
+from hornbook.text.config_rules import GopherQuality
+from hornbook.text.config_step import CutConfig, DecisionConfig
 from hornbook.text.decide import remove
 from hornbook.text.document import Document
 from hornbook.text.refinery import table
-from hornbook.text.refinery.step import Corpus, Cut
+from hornbook.text.refinery.basics import DropEmpty as DropEmptyStep
+from hornbook.text.refinery.basics import ExactDedup as ExactDedupStep
+from hornbook.text.refinery.curve import curve, read_signals
+from hornbook.text.refinery.step import Columns, Corpus, Cut, Decision
 from tests.text.refinery.running import judge, prepare
 
 
@@ -163,3 +170,130 @@ def test_a_name_that_another_measurement_has_is_refused():
     steps = [DropEmpty(), Language(name="text", detector="script")]
     with pytest.raises(UsageError, match="step 'text': 'text' is what another step measures"):
         table.build(steps)
+
+
+def test_two_steps_of_one_kind_have_reasons_of_their_own(tmp_path: Path):
+    steps = [GopherQuality(min_stop_words=0), GopherQuality(name="strict", min_stop_words=0, min_words=60)]
+    texts = [f"{number} " + "word " * count for number, count in enumerate([10, 55, 55, 70])]
+    _, signals = prepare(tmp_path, steps, texts)
+    few, strict = "Gopher: too few words", "strict: Gopher: too few words"
+    assert signals["reason"].to_pylist() == [few, strict, strict, "kept"]
+    examples = [json.loads(line) for line in (tmp_path / "data" / "samples.jsonl").read_text().splitlines()]
+    assert [each["reason"] for each in examples] == [few, strict, strict, "kept"]
+    step, reached = read_signals(tmp_path / "data", steps, "strict")
+    assert len(reached.bytes) == 3  # what the first dropped does not come to the second
+    assert curve(step, reached, "min_words", [50, 60])[1].documents == 1
+
+
+def test_reasons_that_two_steps_share_are_refused():
+    steps = [DropEmpty(), PythonStep(name="empty", call="json:loads")]
+    with pytest.raises(UsageError, match="steps 'empty' and 'drop_empty' both drop documents as 'empty'"):
+        table.build(reversed(steps))
+
+
+def test_all_kinds_have_different_reasons():
+    """So that two steps without a name never share one."""
+    names = ("personal", "gopher_quality", "gopher_repetition", "fineweb", "c4", "mc4", "code", "near_dedup")
+    kinds = {kind: {"kind": kind} for kind in names} | {"language": {"kind": "language", "detector": "script"}}
+    built = table.build(TextConfig.model_validate({"steps": list(kinds.values())}).steps)
+    assert len(built.decisions) == 8
+
+
+class ManyReasons(Decision):
+    """Drops document k of a task for reason k."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.reasons = tuple(f"reason {number}" for number in range(config.count))
+        self.needs = ("text.visible",)
+        self.measurers = DropEmptyStep.measurers
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        rows = np.arange(len(columns["text.visible"])) - self.config.skip + 1
+        return np.where((rows > 0) & (rows <= self.config.count), rows, 0).astype(np.uint8)
+
+
+class ManyReasonsConfig(DecisionConfig):
+    kind: Literal["many"] = "many"
+    count: int = 200
+    skip: int = 0
+
+
+def test_more_reasons_than_a_byte_can_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(table.STEPS, "many", f"{__name__}:ManyReasons")
+    steps = [ManyReasonsConfig(), ManyReasonsConfig(name="b", skip=200), ManyReasonsConfig(name="c", skip=400)]
+    texts = [f"text {number}" for number in range(610)]
+    reasons, _ = judge(steps, texts)
+    names = [f"{prefix}reason {number}" for prefix in ("", "b: ", "c: ") for number in range(200)]
+    assert reasons == [*names, *["kept"] * 10]
+    with pytest.raises(UsageError, match="step 'many' has 256 reasons to drop documents: 255 is most"):
+        table.build([ManyReasonsConfig(count=256)])
+    with pytest.raises(ValidationError, match="at most 255 items"):
+        TextConfig(steps=[DropEmpty(name=f"n{number}") for number in range(256)])
+
+
+def test_memory_of_decisions_is_a_few_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows, tasks = 20_000, 50
+    hashes = np.random.default_rng(0).integers(0, 2**63, (rows, 2)).astype(np.uint64)
+    columns = {"hash": hashes, "edited_out": np.zeros(rows, np.uint8)}
+    monkeypatch.setattr(deciding, "read_columns", lambda _, names: {name: columns[name].copy() for name in names})
+    monkeypatch.setattr(ExactDedupStep, "decide_all", lambda _, corpus: np.zeros(len(corpus.alive), np.uint8))
+    judged: Any = [None] * tasks
+    tracemalloc.start()
+    deciding.decide(judged, table.build([ExactDedup()]), tmp_path / "scratch")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 22 * rows * tasks  # 16 of them are the hashes
+
+
+def write_code(folder: Path, files: dict[str, str]) -> None:
+    for name, code in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(code)
+
+
+def test_what_a_module_imports_of_its_place_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = {
+        "own_steps.py": "import json, numpy\nfrom own_package.inner import deep\nimport own_helper as h\n",
+        "own_helper.py": "def f():\n    from own_package import late\n",
+        "own_package/__init__.py": "from . import beside\n",
+        "own_package/beside.py": "import own_steps\n",
+        "own_package/late.py": "",
+        "own_package/inner/__init__.py": "",
+        "own_package/inner/deep.py": "from ..up import x\nfrom .missing import y\n",
+        "own_package/up.py": "broken(",
+        "not_imported.py": "",
+    }
+    write_code(tmp_path, code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first, *others = PythonStep(call="own_steps:step").reads()
+    assert first == str(tmp_path / "own_steps.py")
+    assert others == sorted(str(tmp_path / name) for name in code.keys() - {"own_steps.py", "not_imported.py"})
+    (_, *within) = PythonStep(call="own_package.inner.deep:step").reads()
+    assert str(tmp_path / "own_package" / "__init__.py") in within  # which is imported before it
+
+
+def test_of_an_installed_package_its_own_modules_are_read():
+    files = PythonStep(call="json.decoder:step").reads()
+    assert {Path(file).parent.name for file in files} == {"json"}
+    assert PythonStep(call="no_such_module:step").reads() == []
+
+
+def test_other_code_of_a_helper_makes_another_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_code(tmp_path, {"own_a.py": "from own_b import step\n", "own_b.py": "def step(document):\n    return 'a'\n"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    step = PythonStep(call="own_a:step")
+    assert prepare(tmp_path, [step], ["x"])[0] == ["a"]
+    write_code(tmp_path, {"own_b.py": "def step(document):\n    return 'b'\n"})
+    with pytest.raises(UsageError, match="other settings"):
+        prepare(tmp_path, [step], ["x"])
+
+
+def test_the_version_of_lingua_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch):
+    versions = {"lingua-language-detector": "1.0"}
+    monkeypatch.setattr(planning.metadata, "version", versions.__getitem__)
+    before = planning.read_by_steps([Language()])
+    assert before == ["lingua-language-detector 1.0"]
+    versions["lingua-language-detector"] = "2.0"
+    assert planning.read_by_steps([Language()]) != before
+    assert planning.read_by_steps([Language(detector="script")]) == []

@@ -63,6 +63,7 @@ class Decision(Step):
     """Drops documents by their columns alone, so that thresholds can be moved without reading any text again."""
 
     reasons: tuple[str, ...] = ()
+    """Its own: `table.build` puts the name of a step that has one before them."""
     measurers: tuple[Measurer, ...] = ()
     """What must be measured for it; `decide` gets those columns under their full names."""
     needs: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ class Corpus:
     alive: np.ndarray
     """bool [rows]: not dropped by an earlier step."""
     columns: Columns
-    """Those it needs, for all rows."""
+    """Those it needs, for all rows: numbers (8 bytes a row) and hashes (16), in memory while the step judges."""
     sketches: Sequence[np.ndarray]
     """Of each task what `sketch` gave for its batches, one after the other; on disk, mapped into memory."""
     firsts: Sequence[int]

@@ -36,6 +36,9 @@ STEPS = {
 }
 """Kind -> module (of this room, with a dot) and class; imported when a recipe has it, for many compile kernels."""
 
+MOST_REASONS = 255
+"""Of one step, which names them by a byte; with at most 255 steps all reasons have numbers of two bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -62,11 +65,42 @@ class Steps:
 
 
 def build(configs: Iterable[StepConfig]) -> Steps:
-    """Make the steps. Errors: what a step raises whose extra, file or function is missing (UsageError)."""
-    steps = [_class_of(config)(config) for config in configs]
+    """Make the steps. Errors: what a step raises whose extra, file or function is missing (UsageError), and UsageError
+    where two steps would drop documents for one reason, or one for more reasons than a byte tells apart.
+    """
+    steps = [_made(config) for config in configs]
+    _check_reasons(steps)
     decisions = [each for each in steps if isinstance(each, Decision | GlobalDecision)]
     cuts = [each for each in steps if isinstance(each, Cut)]
     return Steps([each for each in steps if isinstance(each, Edit)], decisions, cuts, _measurers([*decisions, *cuts]))
+
+
+def _made(config: StepConfig) -> Step:
+    """A step; the reasons of one that has a name begin with it, so that two of one kind share none."""
+    step = _class_of(config)(config)
+    if isinstance(step, Edit):
+        step.reason = _named(config.name, step.reason)
+    elif isinstance(step, Decision | GlobalDecision):
+        step.reasons = tuple(_named(config.name, reason) for reason in step.reasons)
+    return step
+
+
+def _named(name: str, reason: str) -> str:
+    return f"{name}: {reason}" if name and reason and reason != name else reason
+
+
+def _check_reasons(steps: Sequence[Step]) -> None:
+    owners: dict[str, str] = {}
+    for step in steps:
+        reasons = step.reasons if isinstance(step, Decision | GlobalDecision) else ()
+        if len(reasons) > MOST_REASONS:
+            raise UsageError(f"step {step.name!r} has {len(reasons)} reasons to drop documents: {MOST_REASONS} is most")
+        for reason in (step.reason,) if isinstance(step, Edit) and step.reason else reasons:
+            if owners.setdefault(reason, step.name) != step.name:
+                raise UsageError(
+                    f"steps {owners[reason]!r} and {step.name!r} both drop documents as {reason!r}: "
+                    "give one of them another `name`"
+                )
 
 
 def _class_of(config: StepConfig) -> type[Step]:
