@@ -37,6 +37,7 @@ VERBS = {
     "prepare review": Verb("prepare_review", "review", "Judge examples of each rule; its estimated precision", "Data"),
     "prepare curve": Verb("prepare_curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
     "prepare classifier": Verb("prepare_classifier", "classifier", "Train a score on good and bad samples", "Data"),
+    "prepare perplexity": Verb("prepare_perplexity", "perplexity", "Train a language model of good text", "Data"),
     "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),
     "tokenize terms": Verb("tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
     "train": Verb("train", "train", "Train a model", "Train", words=True),

@@ -21,28 +21,16 @@ def classifier(
 
     Use it as a step: {kind = "classifier", model = "FILE", keep = "above", threshold = 0.5}.
     """
+    from hornbook.cli.sample_texts import sample_texts
     from hornbook.text.refinery.classifier import train
     from hornbook.text.refinery.words import DEFINITIONS
 
     if words not in DEFINITIONS:
         raise UsageError(f"--words {words}: it is one of {', '.join(DEFINITIONS)}")
-    model, report = train(_texts("--good", good), _texts("--bad", bad), words)
+    model, report = train(list(sample_texts("--good", good)), list(sample_texts("--bad", bad)), words)
     model.save(out)
     text = (
         f"{out}: accuracy {report.accuracy:.1%}, area under the curve {report.auc:.3f} "
         f"on {report.good + report.bad:,} samples held out"
     )
     answer({"model": str(out), **asdict(report)}, text, as_json=as_json)
-
-
-def _texts(option: str, paths: list[str]) -> list[str]:
-    from hornbook.text.config import SourceConfig
-    from hornbook.text.document import Document
-    from hornbook.text.inputs import list_inputs
-    from hornbook.text.readers import read_file
-    from hornbook.text.rows import ReadOptions
-
-    source = SourceConfig(paths=paths)
-    options = ReadOptions.of(source)
-    rows = (row for file in list_inputs(option.strip("-"), source) for row in read_file(file, options))
-    return [row.text for row in rows if isinstance(row, Document)]

@@ -10,6 +10,7 @@ from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, P
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_modules import code_of
+from hornbook.text.config_perplexity import Perplexity
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 
@@ -88,6 +89,7 @@ AnyStep = Annotated[
     | MC4
     | FineWeb
     | Classifier
+    | Perplexity
     | Harmful
     | Language
     | Code

@@ -19,6 +19,7 @@ STEPS = {
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
     "classifier": ".classifier:ClassifierStep",
+    "perplexity": ".perplexity:PerplexityStep",
     "harmful": ".harmful:Harmful",
     "language": ".language:Language",
     "code": ".code:Code",

@@ -1,0 +1,27 @@
+"""Configuration of the score that a language model gives."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from hornbook.fields import Number
+from hornbook.text.config_step import DecisionConfig
+
+
+class Perplexity(DecisionConfig):
+    """Decision: drop documents that a language model finds too strange or too predictable. Column: bits_per_byte.
+
+    The model is one that `hornbook prepare perplexity` trained. Perplexity per byte is 2 to the power of the column.
+    """
+
+    kind: Literal["perplexity"] = "perplexity"
+    model: str
+    """The model's file."""
+    maximum: Number = Field(default=8.0, ge=0)
+    """Most bits per byte: what takes more is unlike the model's text. 8 is what bytes drawn at random take."""
+    minimum: Number = Field(default=0.0, ge=0)
+    """Least bits per byte: what takes less repeats what everybody writes, such as boilerplate."""
+
+    def reads(self) -> list[str]:
+        """The model."""
+        return [self.model]

@@ -1,0 +1,112 @@
+"""How often runs of up to eight bytes occur in texts: each run is one 64-bit number, so no two are taken for one.
+
+A text is read as if line feeds stood before it. Every run of a lower order is then the end of one of the highest, and
+the beginning of one unless it is all line feeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.packed import pack
+
+MOST_ORDER = 8
+"""Bytes in a 64-bit number."""
+_FEED = 0x0A
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """All n-grams of one order."""
+
+    keys: np.ndarray
+    """uint64 [n-grams], sorted: their bytes, the first one highest."""
+    raw: np.ndarray
+    """int64: how often each occurs."""
+    adjusted: np.ndarray
+    """int64: as `raw` at the highest order, else how many different bytes stand before it (Kneser and Ney 1995)."""
+
+
+def run_of_feeds(order: int) -> np.uint64:
+    """The n-gram that every text begins with."""
+    return np.uint64(int.from_bytes(bytes([_FEED]) * order))
+
+
+def last_bytes(keys: np.ndarray, count: int) -> np.ndarray:
+    """The n-grams that the last `count` bytes of each are."""
+    return keys & np.uint64((1 << 8 * count) - 1)
+
+
+class NgramCounter:
+    """Counts n-grams of one order over batches of texts; memory goes by how many different ones there are."""
+
+    def __init__(self, order: int) -> None:
+        self._order = order
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        """Sorted keys and their counts; each part is more than twice as long as the next."""
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Count the n-grams of some texts."""
+        data, bounds = pack(texts)
+        keys = np.empty(int(bounds[-1]) - len(texts), np.uint64)
+        _windows(data, bounds, run_of_feeds(8), np.uint64((1 << 8 * self._order) - 1), keys)
+        self._parts.append(np.unique(keys, return_counts=True))
+        while len(self._parts) > 1 and 2 * len(self._parts[-1][0]) >= len(self._parts[-2][0]):
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        (keys, counts), (others, more) = self._parts.pop(), self._parts.pop()
+        room = np.empty(len(keys) + len(others), np.uint64), np.empty(len(keys) + len(others), np.int64)
+        size = _merge(keys, counts, others, more, *room)
+        self._parts.append((room[0][:size].copy(), room[1][:size].copy()))
+
+    def levels(self) -> list[Counts]:
+        """Counts of all orders, from 1 on."""
+        while len(self._parts) > 1:
+            self._merge_last()
+        keys, raw = self._parts[0]
+        found = [Counts(keys, raw, raw)]
+        for order in range(self._order - 1, 0, -1):
+            found.append(_ends(found[-1], order))
+        return found[::-1]
+
+
+def _ends(longer: Counts, order: int) -> Counts:
+    """The n-grams of the order below: the ends of the longer ones."""
+    ends = last_bytes(longer.keys, order)
+    place = np.argsort(ends, kind="stable")  # 256 sorted runs, which this kind of sort merges
+    ends = ends[place]
+    first = np.flatnonzero(np.concatenate([[True], ends[1:] != ends[:-1]]))
+    return Counts(ends[first], np.add.reduceat(longer.raw[place], first), np.diff(first, append=len(ends)))
+
+
+@compiled
+def _windows(data, bounds, feeds, mask, keys):
+    """The n-gram that ends at each byte of each text."""
+    place = 0
+    for text in range(len(bounds) - 1):
+        key = feeds
+        for i in range(bounds[text], bounds[text + 1] - 1):
+            key = key << np.uint64(8) | np.uint64(data[i])
+            keys[place] = key & mask
+            place += 1
+
+
+@compiled
+def _merge(keys, counts, others, more, out_keys, out_counts):
+    """Join two sorted lists of n-grams with their counts; gives how many there are."""
+    i, j, size = 0, 0, 0
+    while i < len(keys) or j < len(others):
+        if j == len(others) or (i < len(keys) and keys[i] < others[j]):
+            out_keys[size], out_counts[size] = keys[i], counts[i]
+            i += 1
+        elif i == len(keys) or others[j] < keys[i]:
+            out_keys[size], out_counts[size] = others[j], more[j]
+            j += 1
+        else:
+            out_keys[size], out_counts[size] = keys[i], counts[i] + more[j]
+            i, j = i + 1, j + 1
+        size += 1
+    return size

@@ -1,0 +1,145 @@
+"""A language model over bytes as an automaton: one step for each byte of a text, no hashing, nothing to build.
+
+A state is an n-gram that the model holds: the longest end of what was read. The next byte leads to one of the n-grams
+that go on from it, whose surprise is stored; where there is none, the state gives way to its own end at a price, the
+back-off weight, and asks again (Aho and Corasick 1975, with the probabilities of a back-off model).
+
+Bytes, because then nothing is unknown: names, formulas, code and scripts without blanks are scored like prose,
+punctuation and blanks too, and no definition of a word decides.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hornbook.durable import write_atomic
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.compiled import compiled
+from hornbook.text.refinery.packed import pack
+from hornbook.text.refinery.perplexity_counts import MOST_ORDER
+
+VERSION = 1
+_KIND = "perplexity"
+_ARRAYS = {"byte": "U8", "bits": "F32", "rest_bits": "F32", "first": "U32", "end": "U32"}
+_BATCH = 512
+_FEED = 0x0A
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageModel:
+    """N-grams in the order of their length, and of their bytes; number 0 is that of no bytes."""
+
+    byte: np.ndarray
+    """uint8 [n-grams]: the last byte of each."""
+    bits: np.ndarray
+    """float32 [n-grams]: -log2 of its probability behind the bytes before it."""
+    rest_bits: np.ndarray
+    """float32 [contexts]: -log2 of the back-off weight, of n-grams shorter than the order."""
+    first: np.ndarray
+    """uint32 [contexts + 1]: the first of the n-grams that go on from a context; the next one's ends them."""
+    end: np.ndarray
+    """uint32 [n-grams]: the n-gram without its first byte."""
+    order: int
+    """Bytes of the longest n-grams."""
+
+    def bits_per_byte(self, texts: Sequence[str]) -> np.ndarray:
+        """float64 [texts]: the mean of -log2 p(byte | bytes before it); 0 for an empty text."""
+        found = np.zeros(len(texts))
+        for first in range(0, len(texts), _BATCH):
+            data, bounds = pack(texts[first : first + _BATCH])
+            out = found[first : first + _BATCH]
+            _mean_bits(data, bounds, self.start(), self.byte, self.bits, self.rest_bits, self.first, self.end, out)
+        return found
+
+    def start(self) -> int:
+        """The state before a text: line feeds were read."""
+        state = 0
+        for _ in range(self.order - 1):
+            below = slice(int(self.first[state]), int(self.first[state + 1]))
+            there = np.flatnonzero(self.byte[below] == _FEED)
+            state = below.start + int(there[0]) if len(there) else state
+        return state
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        facts = json.dumps({"version": VERSION, "order": self.order})  # one value: safetensors does not order several
+        write_atomic(path, save({name: getattr(self, name) for name in _ARRAYS}, metadata={_KIND: facts}))
+
+    @staticmethod
+    def load(path: Path) -> "LanguageModel":
+        """Read the file. Raises what `order_of` raises, and IntegrityError where its numbers lead nowhere."""
+        order = order_of(path)
+        with safe_open(path, framework="numpy") as file:
+            model = LanguageModel(**{name: file.get_tensor(name) for name in _ARRAYS}, order=order)
+        if not model._is_sound():
+            raise IntegrityError(f"{path} is damaged: train it again with `hornbook prepare perplexity`")
+        return model
+
+    def _is_sound(self) -> bool:
+        """Whether every step of the automaton stays inside the arrays and comes to an end."""
+        count, contexts = len(self.byte), len(self.rest_bits)
+        if not (len(self.bits) == len(self.end) == count and len(self.first) == contexts + 1 and count > 256):
+            return False
+        falls = self.end[1:] < np.arange(1, count)
+        grows = self.first[1:] >= self.first[:-1]
+        whole = np.array_equal(self.byte[1:257], np.arange(256)) and self.first[0] == 1 and self.first[1] == 257
+        ends = self.end[contexts:] < contexts
+        numbers = np.isfinite(self.bits).all() and np.isfinite(self.rest_bits).all()
+        return bool(whole and falls.all() and grows.all() and ends.all() and numbers and self.first[-1] == count)
+
+
+def order_of(path: Path) -> int:
+    """The order that a model's file names. Raises UsageError where it is absent, IntegrityError where it is none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            known = file.metadata() or {}
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+        facts = json.loads(known[_KIND])
+        version, order = int(facts["version"]), int(facts["order"])
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such language model; train one with `hornbook prepare perplexity`") from error
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{path} is not a language model of hornbook: {error}") from error
+    if version != VERSION:
+        remedy = "train it again with `hornbook prepare perplexity`"
+        raise IntegrityError(f"{path} is of version {version}, and this hornbook reads version {VERSION}: {remedy}")
+    if kinds != _ARRAYS or not 2 <= order <= MOST_ORDER:
+        raise IntegrityError(f"{path} is not a language model of hornbook: it holds {kinds}, and order {order}")
+    return order
+
+
+@compiled
+def _follow(byte, begin, end, wanted):
+    """The n-gram among begin..end whose last byte is wanted, or -1."""
+    while end - begin > 8:
+        middle = (begin + end) >> 1
+        if byte[middle] <= wanted:
+            begin = middle
+        else:
+            end = middle
+    for place in range(begin, end):
+        if byte[place] == wanted:
+            return place
+    return -1
+
+
+@compiled
+def _mean_bits(data, bounds, start, byte, bits, rest_bits, first, end, out):
+    contexts = len(rest_bits)
+    for text in range(len(out)):
+        total, state = 0.0, start
+        for place in range(bounds[text], bounds[text + 1] - 1):
+            wanted = data[place]
+            found = _follow(byte, np.int64(first[state]), np.int64(first[state + 1]), wanted)
+            while found < 0:
+                total += rest_bits[state]
+                state = np.int64(end[state])
+                found = _follow(byte, np.int64(first[state]), np.int64(first[state + 1]), wanted)
+            total += bits[found]
+            state = found if found < contexts else np.int64(end[found])
+        out[text] = total / max(bounds[text + 1] - 1 - bounds[text], 1)
