@@ -19,7 +19,7 @@ def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
 
     Raises StorageError (disk full, read-only) and then leaves the old file and no litter.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    temporary = temporary_name(path)
     try:
         write_file(temporary, data.encode() if isinstance(data, str) else data, sync=sync)
         os.replace(temporary, path)
@@ -29,6 +29,34 @@ def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error
+
+
+def create_atomic(path: Path, data: str) -> bool:
+    """Write a small file as a whole unless it is there; whether it was not. Of processes that do so at once, one does.
+
+    Raises StorageError. Where the file system knows no links, the last one does.
+    """
+    temporary = temporary_name(path)
+    try:
+        write_file(temporary, data.encode())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return True
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside a file that no other writer has, be it on another host with the same process ids."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:

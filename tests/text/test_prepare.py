@@ -6,7 +6,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import fsspec
@@ -434,6 +436,29 @@ def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfi
     prepare(corpus, data)
     assert read_tree(data) == read_tree(tmp_path / "whole")
     assert prepare_share(corpus, data, "measure") == f"{data} is finished"
+
+
+def test_shares_that_begin_at_once_agree_on_the_settings(tmp_path: Path, write_rows: Write):
+    """Threads stand for jobs on hosts that share a file system, and whose process ids are the same."""
+    path = write_rows(tmp_path / "a.jsonl", [{"text": "x"}])
+    configs = [config_of(s=path), config_of(s=path, steps=[DropEmpty()])]
+    for repeat in range(5):
+        data, together = tmp_path / f"data{repeat}", Barrier(8)
+
+        def job(number: int, data: Path = data, together: Barrier = together) -> str:
+            together.wait()
+            try:
+                return prepare_share(configs[number % 2], data, "measure", Share(0, 1))
+            except UsageError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(8) as pool:
+            said = list(pool.map(job, range(8)))
+        won = [number % 2 for number, each in enumerate(said) if each == "measured 1 of 1 tasks"]
+        assert len(won) == 4
+        assert len(set(won)) == 1
+        assert sum("was made with other settings" in each for each in said) == 4
+        assert [name for name in os.listdir(data) if name.startswith(".tmp-")] == []
 
 
 def test_tasks_on_ray_write_the_same_bytes(tmp_path: Path, corpus: TextConfig, read_tree: Tree):

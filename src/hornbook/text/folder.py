@@ -1,12 +1,13 @@
 """The folder that prepare writes: what is in it, whether it is finished, and how it becomes so."""
 
 import shutil
+from json import dumps
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from hornbook.durable import TEMPORARY, storage_error, write_atomic
+from hornbook.durable import TEMPORARY, create_atomic, storage_error, write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.apply import Applied, ApplyTask
 from hornbook.text.config import TextConfig
@@ -73,17 +74,11 @@ def config_key(config: TextConfig) -> str:
 
 
 def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
-    """The funnel of a finished folder; None where there is work to do; UsageError where it is another's folder."""
+    """The funnel of a finished folder, None where there is none; UsageError where its settings were others."""
     manifest = read_manifest(out)
-    begun = manifest or read_json(out / UNFINISHED)
-    if begun is None:
-        return None
-    if begun["key"] != config_key(config):
-        raise UsageError(
-            f"{out} was made with other settings of [text]; choose another --out, or start afresh with --overwrite"
-        )
     if manifest is None:
         return None
+    _require_key(manifest, config, out)
     present = [[file.source, file.path, file.size] for files in inputs.values() for file in files]
     if present != [[file["source"], file["path"], file["size"]] for file in manifest["inputs"]] or _changed(manifest):
         raise UsageError(
@@ -96,6 +91,26 @@ def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) 
     if config.strict and damage:
         raise IntegrityError(f"{damage}; mend the row and use --overwrite, or run without --strict")
     return Funnel.from_json(read_json(out / FUNNEL))
+
+
+def begin(config: TextConfig, out: Path) -> None:
+    """Say for which settings the folder is; of jobs that begin at once one does, and the others look.
+
+    Raises UsageError where it is for others.
+    """
+    while not create_atomic(out / UNFINISHED, dumps({"key": config_key(config)})):
+        begun = read_json(out / UNFINISHED)
+        if isinstance(begun, dict) and "key" in begun:
+            _require_key(begun, config, out)
+            return
+        (out / UNFINISHED).unlink(missing_ok=True)  # torn by a file system that forgot what was synced
+
+
+def _require_key(begun: dict[str, Any], config: TextConfig, out: Path) -> None:
+    if begun["key"] != config_key(config):
+        raise UsageError(
+            f"{out} was made with other settings of [text]; choose another --out, or start afresh with --overwrite"
+        )
 
 
 def _changed(manifest: dict[str, Any]) -> bool:

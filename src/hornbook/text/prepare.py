@@ -16,11 +16,10 @@ from hornbook.text.apply import Applied, ApplyTask, apply
 from hornbook.text.config import TextConfig
 from hornbook.text.decide import KEPT, decide
 from hornbook.text.folder import (
-    UNFINISHED,
     WORK,
+    begin,
     clear,
     commit,
-    config_key,
     finished,
     forget_work,
     make_folder,
@@ -35,7 +34,7 @@ from hornbook.text.measured import finished as measured_before
 from hornbook.text.plan import list_all, plan, workers_for
 from hornbook.text.pool import Where, run_tasks
 from hornbook.text.refinery.table import build
-from hornbook.text.store import digest_of, write_json
+from hornbook.text.store import digest_of
 from hornbook.text.verdicts import decided_before, read_verdicts, write_verdicts
 
 Progress = Callable[[str, int, int], None]
@@ -84,7 +83,7 @@ def prepare(
         if done is not None:
             forget_work(out)
             return done
-        write_json(out / UNFINISHED, {"key": config_key(config)})
+        begin(config, out)
         return _finish(_Job(config, inputs, out, workers, progress or _silent, on))
 
 
@@ -106,7 +105,7 @@ def prepare_share(
     make_folder(out)
     if finished(config, inputs, out) is not None:
         return f"{out} is finished"
-    write_json(out / UNFINISHED, {"key": config_key(config)})
+    begin(config, out)
     job = _Job(config, inputs, out, workers, progress or _silent, on)
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.durable import storage_error, sync_directory, temporary_name, write_atomic
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
@@ -23,7 +23,7 @@ _NPY_HEADER = 4096
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name only when the block ends well. Raises StorageError."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
