@@ -13,6 +13,7 @@ from hornbook.text.config_modules import code_of
 from hornbook.text.config_perplexity import Perplexity
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
+from hornbook.text.config_vocabulary import Vocabulary
 
 
 class SourceConfig(Config):
@@ -90,6 +91,7 @@ AnyStep = Annotated[
     | FineWeb
     | Classifier
     | Perplexity
+    | Vocabulary
     | Harmful
     | Language
     | Code

@@ -34,7 +34,13 @@ BASE = (
 )
 """Columns of every document; `edited_out` is k where the k-th edit dropped it, whose text then is what came to it."""
 
-ARROW = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+ARROW = {
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "str": pa.string(),
+    "list": pa.list_(pa.uint32()),
+}
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:

@@ -1,6 +1,6 @@
 """The cleaning-coverage curve: what stays, and of which sources and languages, as one threshold of one step moves.
 
-From the stored columns alone; no text is read.
+From the stored columns alone; no text is read. What of the vocabulary stays is there where a step noted a sample of it.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from hornbook.text.config_step import StepConfig
 from hornbook.text.decide import KEPT, NOTHING_LEFT
 from hornbook.text.refinery.step import Decision
 from hornbook.text.refinery.table import Steps, build
+from hornbook.text.refinery.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Point:
     bytes: int
     groups: dict[str, float] = field(default_factory=dict)
     """Source, and language where that was measured -> share of its documents that stays."""
+    words: Coverage | None = None
+    """Where a sample of the vocabulary was noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Signals:
     bytes: np.ndarray
     groups: list[Groups] = field(default_factory=list)
     """By source, and by language where that was measured."""
+    words: SampledWords | None = None
 
 
 def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple[Decision, Signals]:
@@ -65,17 +69,23 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
         known = ", ".join(each.name for each in steps.decisions if isinstance(each, Decision))
         raise UsageError(f"{label!r} is no step of {data} that decides by columns alone: there are {known}")
     languages = [name for name in steps.columns() if name.endswith(".language")]
-    names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages]))
+    sample = next((each for each in steps.measurers if isinstance(each, WordSample)), None)
+    words = [f"{sample.name}.{column}" for column in (COUNT, SAMPLE)] if sample else []
+    names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages, *words]))
     reach = pc.SetLookupOptions(pa.array(_reach(steps, step)))
+    noted = SampledWords(sample.one_in) if sample else None
     parts = []
     for path in sorted((data / "signals").glob("*.parquet")):
         part = pq.read_table(path, columns=names, read_dictionary=["source", *languages])
-        parts.append(part.filter(pc.call_function("is_in", [part["reason"]], reach)).drop_columns(["reason"]))
+        part = part.filter(pc.call_function("is_in", [part["reason"]], reach))
+        if noted is not None:
+            noted.add(part[words[0]].to_numpy(), part[words[1]].combine_chunks())
+        parts.append(part.drop_columns(["reason", *words[1:]]))
     table = pa.concat_tables(parts).unify_dictionaries()
     kinds = (("source", "source"), *(("language", name) for name in languages))
     groups = [_groups(kind, table[column].combine_chunks()) for kind, column in kinds if len(table)]
     columns = {name: table[name].to_numpy() for name in step.needs}
-    return step, Signals(columns, table["bytes"].to_numpy(), groups)
+    return step, Signals(columns, table["bytes"].to_numpy(), groups, noted)
 
 
 def _groups(kind: str, column: Any) -> Groups:
@@ -96,7 +106,8 @@ def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -
         kept = kept_at(_as_set(step.config, key, value))
         shares = {name: share for groups in signals.groups for name, share in groups.shares(kept).items()}
         share = float(kept.mean()) if len(kept) else 0.0
-        found.append(Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares))
+        words = signals.words.coverage(kept) if signals.words else None
+        found.append(Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares, words))
     return found
 
 
@@ -113,7 +124,7 @@ def _checked(step: Decision, key: str) -> str:
     if key not in known:
         raise UsageError(f"step {step.name!r} has no threshold {key!r}: it has {', '.join(known)}")
     other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, known[key] + 1)}))
-    if other.needs != step.needs:
+    if key in step.fixed or other.needs != step.needs:
         raise UsageError(f"{step.name}.{key} is part of what was measured: prepare again with another value to see it")
     return key
 

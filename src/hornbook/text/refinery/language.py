@@ -89,6 +89,7 @@ class Language(Decision):
     """Keeps documents in the languages that are wanted."""
 
     reasons = ("language",)
+    fixed = ("sample",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

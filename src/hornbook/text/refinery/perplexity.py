@@ -39,8 +39,7 @@ class PerplexityStep(Decision):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         model = Path(config.model)
-        said = config.name or f"perplexity of {model.stem}"
-        self.reasons = (f"{said} too high", f"{said} too low")
+        self.reasons = (f"perplexity of {model.stem} too high", f"perplexity of {model.stem} too low")
         self.measurers = (BitsPerByte(self.name, model),)
         self.needs = (f"{self.name}.bits_per_byte",)
 

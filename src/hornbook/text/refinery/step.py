@@ -27,7 +27,7 @@ class Measurer(Protocol):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Column -> numpy dtype: int64, float64 or bool; "str" for text."""
+        """Column -> numpy dtype: int64, float64 or bool; "str" for text, "list" for lists of uint32."""
         ...
 
     def measure(self, documents: Sequence[Document]) -> Columns:
@@ -68,6 +68,8 @@ class Decision(Step):
     """What must be measured for it; `decide` gets those columns under their full names."""
     needs: tuple[str, ...] = ()
     """Full names of the columns that `decide` looks at."""
+    fixed: tuple[str, ...] = ()
+    """Numbers of the configuration that are part of measuring, though no name of a column tells: no thresholds."""
 
     def decide(self, columns: Columns) -> np.ndarray:
         """uint8 [rows]: 0 keeps, k drops for `reasons[k - 1]`."""

@@ -20,6 +20,7 @@ STEPS = {
     "exact_dedup": ".basics:ExactDedup",
     "classifier": ".classifier:ClassifierStep",
     "perplexity": ".perplexity:PerplexityStep",
+    "vocabulary": ".vocabulary:VocabularyStep",
     "harmful": ".harmful:Harmful",
     "language": ".language:Language",
     "code": ".code:Code",
