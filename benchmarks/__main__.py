@@ -15,6 +15,7 @@ from benchmarks import (
     ranks,
     refinery_bpe,
     refinery_duplicates,
+    refinery_effect,
     refinery_endurance,
     refinery_personal,
     refinery_pipeline,
@@ -40,6 +41,7 @@ for benchmark in (
     refinery_duplicates,
     refinery_personal,
     refinery_bpe,
+    refinery_effect,
     refinery_endurance,
 ):
     print(f"\n== {benchmark.__name__} ==")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.refinery_endurance [--kills 50] [--megabytes 100 1000 5000]
 
+What is not asked for (`--kills 0`) stays as it was measured before.
 The input is made: real words in random order, a tenth of the documents copied from earlier ones, in files of 20 MB.
 Memory is the largest sum over the processes of one command, sampled every 50 ms (proportional set size, so that what
 they share counts once).
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,8 @@ def write_input(folder: Path, size: int, seed: int = 0) -> None:
 
 def _document(draw: random.Random, words: list[str]) -> str:
     first = draw.randrange(len(words))
-    lines = [words[(first + 12 * n) % len(words) :][:12] for n in range(draw.randint(5, 120))]
+    starts = [(first + 12 * n) % len(words) for n in range(draw.randint(5, 120))]
+    lines = [words[start : start + 12] for start in starts]
     for line in lines:
         draw.shuffle(line)
     return "\n".join(" ".join(line) for line in lines)
@@ -143,18 +147,26 @@ def _survives(command: list[str], limit: float | None) -> bool:
     return True
 
 
-def run(sizes: tuple[int, ...] = (100, 1000, 5000), count: int = 50) -> dict[str, Any]:
-    """All of it; writes benchmarks/results/refinery_endurance.json."""
-    figures: dict[str, Any] = {"memory": [], "steps": STEPS}
-    with tempfile.TemporaryDirectory() as folder:
-        figures["kills"] = kills(Path(folder), count)
-    print(figures["kills"], flush=True)
+def run(sizes: Sequence[int] = (100, 1000, 5000), count: int = 50) -> dict[str, Any]:
+    """All of it; each part is written to benchmarks/results/refinery_endurance.json as soon as it is known."""
+    path = report.RESULTS / "refinery_endurance.json"
+    figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"memory": []}
+    figures = {name: each for name, each in figures.items() if name != "machine"} | {"steps": STEPS}
+    if count:
+        with tempfile.TemporaryDirectory() as folder:
+            figures["kills"] = kills(Path(folder), count)
+        _write(figures, figures["kills"])
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            figures["memory"].append(memory(Path(folder), size))
-            print(figures["memory"][-1], flush=True)
-    print(f"wrote {report.write('refinery_endurance', figures)}")
+            found = memory(Path(folder), size)
+        others = [each for each in figures["memory"] if each["megabytes"] != size]
+        figures["memory"] = sorted([*others, found], key=itemgetter("megabytes"))
+        _write(figures, found)
     return figures
+
+
+def _write(figures: dict[str, Any], news: dict[str, Any]) -> None:
+    print(f"{news}; wrote {report.write('refinery_endurance', figures)}", flush=True)
 
 
 def main() -> None:
@@ -163,7 +175,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--megabytes", type=int, nargs="*", default=[100, 1000, 5000])
     given = parser.parse_args()
-    run(tuple(given.megabytes), given.kills)
+    run(given.megabytes, given.kills)
 
 
 if __name__ == "__main__":
