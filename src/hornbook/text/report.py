@@ -14,6 +14,7 @@ from hornbook.text.decide import EXAMPLES, KEPT
 from hornbook.text.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.measured import FIELDS
+from hornbook.text.report_curves import curves_page
 from hornbook.text.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.store import read_json
 
@@ -26,7 +27,8 @@ td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px sol
 .bar i { display: block; height: 100%; background: #3566b8; }
 .bar i.kept { background: #2b8a57; } details { margin: .4rem 0; } summary { cursor: pointer; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; padding: .6rem; font-size: .8rem; }
-.note { color: #5b6677; }
+.note { color: #5b6677; } .curve td:not(:last-child) { white-space: nowrap; }
+.curve td:last-child, .curve th:last-child { text-align: left; font-size: .85rem; }
 @media (prefers-color-scheme: dark) { body { background: #14181f; color: #dde3ec; } tr { border-color: #2b323d; }
   .bar, pre { background: #222934; } .note { color: #97a3b6; } }
 """
@@ -91,6 +93,7 @@ def page(receipt: Receipt) -> str:
         f'<p class="note">Up to {EXAMPLES} documents of each rule, drawn by their hashes. Judge them with '
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>: their precision stands here then.</p>",
         *(_rule(reason, receipt) for reason in _reasons(receipt)),
+        curves_page(receipt.data, receipt.config.steps),
         "<h2>Licences and dates</h2>",
         *(
             _table((name, "documents"), [(value, f"{n:,}") for value, n in list(counts.items())[:20]])

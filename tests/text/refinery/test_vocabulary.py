@@ -135,10 +135,11 @@ def test_without_the_step_the_curve_has_none(tmp_path: Path) -> None:
     assert curve(step, signals, "min_words", [1])[0].words is None
 
 
-def test_nothing_to_keep_is_no_error() -> None:
-    empty = sampled([["a"]], 1).coverage(np.zeros(1, bool))
-    assert empty == Coverage(0, 0, 0, 0)
-    assert sampled([[]], 4).coverage(np.ones(1, bool)).running == 1
+def test_none_and_all_are_known_for_sure() -> None:
+    texts = documents(40, 7)
+    assert sampled(texts, 16).coverage(np.zeros(40, bool)) == Coverage(0, 0, 0, 0)
+    assert sampled(texts, 16).coverage(np.ones(40, bool)) == Coverage(1, 0, 1, 0)
+    assert sampled([[], []], 4).coverage(np.array([True, False])).running == 1
 
 
 @pytest.mark.parametrize(

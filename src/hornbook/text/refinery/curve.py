@@ -112,19 +112,33 @@ def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -
 
 
 def numbers(config: StepConfig) -> dict[str, float]:
-    """The thresholds of a step: its settings that are numbers; those that are off, at their defaults."""
+    """The settings of a step that are numbers; those that are off, at their defaults."""
     fields = type(config).model_fields
     values = {key: getattr(config, key) for key in fields}
     values = {key: fields[key].default if value is None else value for key, value in values.items()}
     return {key: v for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
+def thresholds(step: Decision) -> dict[str, float]:
+    """Those that it compares with what was measured, and that are no part of measuring."""
+    return {key: value for key, value in numbers(step.config).items() if not _is_measured(step, key, value)}
+
+
+def _is_measured(step: Decision, key: str, value: float) -> bool:
+    other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}))
+    return key in step.fixed or other.needs != step.needs
+
+
+def around(now: float) -> list[float]:
+    """Values from nothing to four times today's."""
+    return [float(f"{now * factor:.3g}") for factor in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 4)]
+
+
 def _checked(step: Decision, key: str) -> str:
     known = numbers(step.config)
     if key not in known:
         raise UsageError(f"step {step.name!r} has no threshold {key!r}: it has {', '.join(known)}")
-    other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, known[key] + 1)}))
-    if key in step.fixed or other.needs != step.needs:
+    if _is_measured(step, key, known[key]):
         raise UsageError(f"{step.name}.{key} is part of what was measured: prepare again with another value to see it")
     return key
 

@@ -119,7 +119,9 @@ class SampledWords:
         return places, sizes, counts
 
     def coverage(self, kept: np.ndarray) -> Coverage:
-        """Of the documents in the mask, bool [rows]."""
+        """Of the documents in the mask, bool [rows]; exact where none or all of them are."""
+        if kept.all() or not kept.any():
+            return Coverage(float(kept.all()), 0.0, float(kept.all()), 0.0)
         places, sizes, counts = self._joined
         stays = np.zeros(len(counts), bool)
         stays[places[np.repeat(kept, sizes)]] = True

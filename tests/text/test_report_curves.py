@@ -1,0 +1,51 @@
+"""The part of the receipt's page that shows what moves with each threshold."""
+
+from pathlib import Path
+
+import pytest
+
+from hornbook.text import report_curves
+from hornbook.text.config import DropEmpty
+from hornbook.text.config_classifier import Classifier
+from hornbook.text.config_rules import MC4, FineWeb
+from hornbook.text.config_vocabulary import Vocabulary
+from hornbook.text.refinery.classifier import train
+from hornbook.text.report import page, read_receipt
+from hornbook.text.report_curves import curves_page
+from tests.text.refinery.running import prepare
+
+TEXTS = [f"careful proof {number} of the theorem.\n" * 6 + "word " * number for number in range(40)]
+
+
+def test_every_threshold_has_its_table(tmp_path: Path) -> None:
+    rules = FineWeb(max_duplicate_characters=None, max_short_lines=None)
+    steps = [Vocabulary(one_in=1), MC4(min_line_length=30), rules]
+    prepare(tmp_path, steps, TEXTS)
+    text = curves_page(tmp_path / "data", steps)
+    assert text.count("<details>") == text.count("<th>different words</th>") == 3
+    for shown in ("mc4.min_line_length = 30", "fineweb.min_terminal_lines = 0.12", "fineweb.max_newlines = 0.3"):
+        assert f"<summary>{shown}</summary>" in text
+    assert "<td>30 (now)</td>" in text
+    assert text in page(read_receipt(tmp_path / "data"))
+
+
+def test_a_folder_without_thresholds_has_no_such_part(tmp_path: Path) -> None:
+    prepare(tmp_path, [DropEmpty(), Vocabulary()], TEXTS)
+    assert curves_page(tmp_path / "data", [DropEmpty(), Vocabulary()]) == ""
+
+
+def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
+    model = tmp_path / "quality"
+    train(TEXTS, [f"buy pills {number} <now>" for number in range(40)], "whitespace")[0].save(model)
+    step = Classifier(model=str(model))
+    prepare(tmp_path, [step], TEXTS)
+    model.unlink()
+    assert "cannot be shown:" in curves_page(tmp_path / "data", [step])
+    assert "no such classifier" in page(read_receipt(tmp_path / "data"))
+
+
+def test_a_large_folder_is_left_to_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path, [MC4(min_line_length=30)], TEXTS)
+    assert curves_page(tmp_path / "data", [MC4(min_line_length=30)])
+    monkeypatch.setattr(report_curves, "_MOST_ROWS", 39)
+    assert curves_page(tmp_path / "data", [MC4(min_line_length=30)]) == ""
