@@ -59,6 +59,15 @@ class InputFile:
     format: str
     compression: str | None
     problem: str = ""
+    part: tuple[int, int] = (0, 1)
+    """(i, n): the i-th of n parts of it is meant, from 0 on (`hornbook.text.parts`)."""
+    line: int = 1
+    """The number of the first line of a part of lines."""
+
+    @property
+    def part_size(self) -> int:
+        """About how many bytes the part has."""
+        return self.size // self.part[1]
 
     @property
     def name(self) -> str:

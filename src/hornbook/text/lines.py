@@ -126,6 +126,11 @@ def decompressed(file: Stream, compression: str | None) -> Stream:
     return (_Members if compression in ("bz2", "xz") else _Decompressed)(file, compression)
 
 
+def is_wide(beginning: bytes) -> bool:
+    """Whether a text that begins so is UTF-16 or UTF-32, whose line ends are more than a byte."""
+    return beginning.startswith(tuple(_WIDE))
+
+
 class _Utf8:
     """A text as UTF-8: UTF-16 and UTF-32 that begin with a byte order mark are turned into it."""
 
@@ -179,10 +184,13 @@ class Line:
     """The line was longer than the limit, so it was not kept."""
 
 
-def read_lines(stream: Stream, limit: int) -> Iterator[Line]:
-    """Cut a stream at line feeds; at most about `limit` bytes are held. A byte order mark at the start is removed."""
-    number, parts, size = 1, [], 0
-    first = True
+def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
+    """Cut a stream at line feeds; at most about `limit` bytes are held. The first line is called `number`.
+
+    A byte order mark at the start of line 1 is removed.
+    """
+    parts, size = [], 0
+    first = number == 1
     while chunk := stream.read(CHUNK):
         if first:
             chunk, first = chunk.removeprefix(BOM), False
@@ -209,8 +217,7 @@ def _hold(parts: list[bytes], part: bytes, size: int, limit: int) -> None:
     if size <= limit:
         parts.append(part)
     else:
-        beginning = b"".join(parts)[:_BEGINNING] or part[:_BEGINNING]
-        parts[:] = [beginning]
+        parts[:] = [b"".join([*parts, part[:_BEGINNING]])[:_BEGINNING]]
 
 
 @dataclass(frozen=True, slots=True)

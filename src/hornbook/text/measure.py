@@ -13,6 +13,7 @@ from hornbook.text.document import Document, Rejected
 from hornbook.text.labelled_readers import read_labelled
 from hornbook.text.labelling import edited
 from hornbook.text.measured import FIELDS, Measured, MeasureTask, finished, schema_of
+from hornbook.text.parts import numbered
 from hornbook.text.readers import read_file
 from hornbook.text.refinery.basics import content_hash
 from hornbook.text.refinery.step import Edit
@@ -158,8 +159,9 @@ def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:
     read = read_file if task.options.labels is None else read_labelled
     for file in task.files:
         digests: list[str] = []
-        yield from read(file, task.options, digests.append)
-        result.files.append({"path": file.path, "size": file.size, "digest": digests[0] if digests else ""})
+        yield from read(numbered(file, task.work), task.options, digests.append)
+        if not file.part[0]:
+            result.files.append({"path": file.path, "size": file.size, "digest": digests[0] if digests else ""})
 
 
 def _note(task: MeasureTask, result: Measured, row: Rejected) -> None:

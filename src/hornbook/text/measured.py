@@ -50,7 +50,7 @@ def schema_of(columns: Mapping[str, str]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """Some input files of one source; they become one shard."""
+    """Some input files of one source, or a part of a large one; they become one shard."""
 
     ordinal: int
     """Place among all tasks."""
@@ -68,7 +68,7 @@ class MeasureTask:
     @property
     def size(self) -> int:
         """Bytes of the inputs."""
-        return sum(file.size for file in self.files)
+        return sum(file.part_size for file in self.files)
 
     def _path(self, ending: str) -> Path:
         return self.work / f"measured-{self.ordinal:05d}{ending}"
@@ -94,7 +94,7 @@ class MeasureTask:
 
     def key(self) -> str:
         """Changes when the result would."""
-        files = [[file.path, file.stamp, file.problem] for file in self.files]
+        files = [[file.path, file.stamp, file.problem, file.part] for file in self.files]
         steps = [step.model_dump() for step in self.steps]
         place = [self.source, self.ordinal, self.shard]
         labels = self.options.labels

@@ -11,6 +11,7 @@ from hornbook.text.config_step import StepConfig
 from hornbook.text.inputs import InputFile, list_inputs
 from hornbook.text.labelled_readers import list_labelled
 from hornbook.text.measured import MeasureTask
+from hornbook.text.parts import cut
 from hornbook.text.pool import choose_workers
 from hornbook.text.rows import ReadOptions
 from hornbook.text.store import digest_file, digest_of
@@ -39,7 +40,8 @@ def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> 
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)
-        for shard, group in enumerate(_groups(files, size)):
+        pieces = files if config.labels else [part for file in files for part in cut(file, size)]
+        for shard, group in enumerate(_groups(pieces, size)):
             tasks.append(MeasureTask(len(tasks), name, shard, group, options, steps, read, config.strict, work))
     return tasks
 
@@ -48,11 +50,11 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
     group: list[InputFile] = []
     filled = 0
     for file in files:
-        if group and filled + file.size > size:
+        if group and filled + file.part_size > size:
             yield tuple(group)
             group, filled = [], 0
         group.append(file)
-        filled += file.size
+        filled += file.part_size
     yield tuple(group)
 
 

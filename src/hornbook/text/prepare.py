@@ -199,7 +199,7 @@ def _count(tasks: list[MeasureTask], measured: list[Measured], applied: list[App
     funnel = Funnel()
     for task, result, written in zip(tasks, measured, applied, strict=True):
         source = funnel.sources.setdefault(task.source, SourceFunnel())
-        source.files += len(task.files)
+        source.files += sum(not file.part[0] for file in task.files)
         for reason, (rows, size) in result.blank.items():
             source.drop(reason, rows, size)
         for reason, (rows, size) in result.quarantined.items():

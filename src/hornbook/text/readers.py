@@ -18,10 +18,10 @@ from hornbook.text.lines import (
     Line,
     open_input,
     plain_text,
-    read_lines,
     read_pieces,
     why_not_utf8,
 )
+from hornbook.text.parts import input_lines
 from hornbook.text.rows import (
     Reader,
     ReadOptions,
@@ -66,7 +66,8 @@ def read_file(
     on_digest: Callable[[str], None] | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> Iterator[Row]:
-    """Yield every row of a file. `on_digest` gets the xxh3_128 of the file's bytes after the last row.
+    """Yield every row of a file or of its part. After the last row, but of the first part alone, `on_digest` gets the
+    xxh3_128 of all the file's bytes.
 
     `readers`: by format, others than those of plain text.
     """
@@ -80,6 +81,8 @@ def read_file(
                 if isinstance(row, Document):
                     keep_provenance(row, options)
                 yield row
+            if file.part[0]:  # the first part hashes all of the file
+                return
             if file.format in AT_RANDOM:  # hash it from the start
                 raw.seek(0)
                 hashing = HashingFile(raw)
@@ -138,7 +141,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     number = 0
     try:
-        for line in read_lines(plain_text(raw, file.compression), options.max_bytes):
+        for line in input_lines(file, raw, options.max_bytes):
             number = line.number
             yield json_row(file, line, options)
     except DamagedStream as error:

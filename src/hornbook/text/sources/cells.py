@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from hornbook.text.document import Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, Line, Stream, plain_text, read_lines, why_not_utf8
+from hornbook.text.lines import DamagedStream, HashingFile, Line, why_not_utf8
+from hornbook.text.parts import input_lines
 from hornbook.text.rows import ReadOptions, Row, row_document, short, too_long
 
 
@@ -28,8 +29,8 @@ class _Unfit(Exception):
 class _Lines:
     """Gives lines to the csv module and knows which of them the present row consists of."""
 
-    def __init__(self, stream: Stream, limit: int) -> None:
-        self._lines, self._limit = read_lines(stream, limit), limit
+    def __init__(self, lines: Iterator[Line], limit: int) -> None:
+        self._lines, self._limit = lines, limit
         self.first: Line | None = None
         self.number = self.size = self.count = 0
 
@@ -57,7 +58,7 @@ class _Lines:
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """Each row after the header; a quoted cell may hold line ends."""
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
-    lines = _Lines(plain_text(raw, file.compression), options.max_bytes)
+    lines = _Lines(input_lines(file, raw, options.max_bytes), options.max_bytes)
     table = csv.reader(lines, _DIALECTS[file.format])
     header: list[str] | None = None
     while True:
@@ -70,6 +71,8 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
             yield Rejected(file.name, lines.number + 1, str(error), file.source)
             return
         except (csv.Error, _Unfit) as error:
+            if header is None and file.part[0]:  # the first part says so
+                return
             yield _damaged(file, lines, error, options)
             if header is None:
                 return
@@ -79,7 +82,8 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
             continue
         header = cells
         if options.text_field.partition(".")[0] not in header or len(set(header)) < len(header):
-            yield Rejected(file.name, 1, _header_problem(header, options), file.source)
+            if not file.part[0]:
+                yield Rejected(file.name, 1, _header_problem(header, options), file.source)
             return
 
 

@@ -18,7 +18,7 @@ _BATCH_ROWS = 256
 
 
 def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Row group by row group; a damaged one is one `Rejected` that counts all of its rows."""
+    """Row group by row group (those of its part); a damaged one is one `Rejected` that counts all of its rows."""
     del raw  # parquet is read at random places
     with open_input(file) as handle:
         try:
@@ -28,14 +28,18 @@ def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Ite
         except DAMAGE as error:
             yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source)
             return
+        part, parts = file.part
         if problem:
-            yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
+            if not part:  # the first part says so for all
+                yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
             return
-        first = 1
-        for group in range(table.num_row_groups):
-            yield from _read_group(file, table, group, first, options)
+        groups, first = table.num_row_groups, 1
+        ours = range(groups * part // parts, groups * (part + 1) // parts)
+        for group in range(groups):
+            if group in ours:
+                yield from _read_group(file, table, group, first, options)
             first += table.metadata.row_group(group).num_rows
-        if first - 1 != rows:
+        if first - 1 != rows and not part:
             reason = f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}"
             yield Rejected(file.name, 0, reason, file.source)
 

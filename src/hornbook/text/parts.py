@@ -1,0 +1,143 @@
+"""A large file cut into parts, so that several tasks read it at once: at line ends, or between row groups.
+
+Of a file of lines, part i of n has the lines that begin in the i-th of n byte ranges of one size; where these are is
+known without reading. Lines are numbered from the beginning of the file, so the line feeds before a part are counted:
+each range once, but by tasks that begin at the same time, which count what the others have not written down yet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from hornbook.durable import write_atomic
+from hornbook.text.inputs import InputFile, is_url
+from hornbook.text.lines import CHUNK, Line, Stream, is_wide, open_input, plain_text, read_lines
+from hornbook.text.rows import DAMAGE
+from hornbook.text.store import digest_of, read_json
+
+LINES = ("jsonl", "tsv")
+"""Formats of which every line is a row. Cells of csv may hold line ends, so only the whole says where its rows are."""
+HEADED = ("tsv",)
+"""Those whose first line says what the others mean."""
+_LEAST = 16
+"""Bytes of a part: more than a byte order mark, which is to be seen at once."""
+
+
+def cut(file: InputFile, size: int) -> list[InputFile]:
+    """The file, or its parts of at most about `size` bytes each. Compressed files and those of URLs are not cut."""
+    count = _count_parts(file, -(-file.size // max(size, _LEAST)))
+    return [replace(file, part=(number, count)) for number in range(count)]
+
+
+def _count_parts(file: InputFile, wanted: int) -> int:
+    if wanted < 2 or file.problem or file.compression or is_url(file.path):
+        return 1
+    try:
+        if file.format == "parquet":
+            return max(1, min(wanted, pq.read_metadata(file.path).num_row_groups))
+        if file.format not in LINES:
+            return 1
+        with open_input(file) as raw:
+            return 1 if is_wide(raw.read(4)) else wanted
+    except DAMAGE:  # its reader says so
+        return 1
+
+
+def numbered(file: InputFile, work: Path) -> InputFile:
+    """The part with the number of its first line; counts are kept in `work` for the other parts."""
+    if not file.part[0] or file.format not in LINES:
+        return file
+    try:
+        return replace(file, line=2 + _lines_before(file, work))
+    except OSError as error:
+        return replace(file, problem=f"cannot read: {error.strerror or error}")
+
+
+def _lines_before(file: InputFile, work: Path) -> int:
+    """Line feeds before the part, but for the one that may stand right before it: the part begins by looking for it."""
+    number, count = file.part
+    name = digest_of([file.path, file.stamp, count])
+
+    def kept(part: int) -> Path:
+        return work / f"lines-{name}-{part}.json"
+
+    known, lines = 0, 0
+    for part in range(number, 0, -1):
+        if isinstance(found := read_json(kept(part)), int):
+            known, lines = part, found
+            break
+    with open_input(file) as raw:
+        for part in range(known, number):
+            begin, end = _begin(file, part), _begin(file, part + 1)
+            raw.seek(begin)
+            lines += _line_feeds(raw, end - begin)
+            write_atomic(kept(part + 1), str(lines), sync=False)
+    return lines
+
+
+def _begin(file: InputFile, part: int) -> int:
+    """Where the search for the first line of a part begins: at the byte before its range."""
+    return max(0, file.size * part // file.part[1] - 1)
+
+
+def _line_feeds(stream: Stream, size: int) -> int:
+    count = 0
+    while size and (data := stream.read(min(size, CHUNK))):
+        count += data.count(b"\n")
+        size -= len(data)
+    return count
+
+
+def input_lines(file: InputFile, raw: Stream, limit: int) -> Iterator[Line]:
+    """The lines of a file, or of its part, after the header where there is one. `raw`: the file from its beginning."""
+    number, count = file.part
+    if count == 1:
+        return read_lines(plain_text(raw, file.compression), limit)
+    return _later_lines(file, limit) if number else read_lines(_Lines(raw, _begin(file, 1) + 1), limit)
+
+
+def _later_lines(file: InputFile, limit: int) -> Iterator[Line]:
+    """Of a part that is not the first."""
+    number, count = file.part
+    begin, size = _begin(file, number), _begin(file, number + 1) - _begin(file, number)
+    left = size if number + 1 < count else None  # the last part goes on to the end, wherever that is by now
+    with open_input(file) as raw:
+        if file.format in HEADED:
+            yield from islice(read_lines(raw, limit), 1)
+        raw.seek(begin)
+        if skipped := _skip_line(raw, left):
+            raw.seek(begin + skipped)
+            rest = raw if left is None else _Lines(raw, left + 1 - skipped)
+            yield from read_lines(rest, limit, file.line)
+
+
+def _skip_line(raw: Stream, size: int | None) -> int:
+    """Bytes to the first line feed and with it; 0 where there is none in the next `size` bytes (None: to the end)."""
+    skipped = 0
+    while data := raw.read(CHUNK if size is None else min(CHUNK, size - skipped)):
+        if place := data.find(b"\n") + 1:
+            return skipped + place
+        skipped += len(data)
+    return 0
+
+
+class _Lines:
+    """A stream up to the end of the line that its byte `size` belongs to (counted from 1)."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._left, self._ended = stream, size, False
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty at the end."""
+        if self._ended:
+            return b""
+        data = self._stream.read(min(size, self._left) if self._left else size)
+        if self._left:
+            self._left -= len(data)
+            self._ended = not self._left and data.endswith(b"\n")
+        elif end := data.find(b"\n") + 1:
+            data, self._ended = data[:end], True
+        return data
