@@ -19,8 +19,8 @@ from hornbook.text.bpe import train_bpe
 from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
 from hornbook.text.folder import read_manifest
 from hornbook.text.prepare import prepare
-from hornbook.text.sample import is_validation
 from hornbook.text.shards import verify_shard
+from hornbook.text.splits import is_validation
 from hornbook.text.store import digest_of, read_json
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer

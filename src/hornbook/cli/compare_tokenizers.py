@@ -81,6 +81,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.text.config import Trained
     from hornbook.text.folder import read_text_config
     from hornbook.text.sample import TrainingTexts
+    from hornbook.text.splits import Split
     from hornbook.text.train_tokenizer import train_tokenizer
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
@@ -89,11 +90,11 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     kind, _, size = word.partition(":")
     config = resolve(None, [f"text.tokenizer.kind={kind}", f"text.tokenizer.vocab={size}"]).recipe.text.tokenizer
     assert isinstance(config, Trained)
-    shards = sorted((folders[0] / "documents").rglob("*.parquet"))
-    validation = read_text_config(folders[0]).validation
+    split = Split(read_text_config(folders[0]).validation)
+    shards = dict.fromkeys(sorted((folders[0] / "documents").rglob("*.parquet")), split)
     with progress_bar() as progress:
         progress(f"train {word}", 0, 1)
-        return train_tokenizer(config, TrainingTexts(shards, validation, config.train_bytes))
+        return train_tokenizer(config, TrainingTexts(shards, config.train_bytes))
 
 
 def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]") -> Any:

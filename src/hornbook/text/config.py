@@ -10,6 +10,7 @@ from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, P
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_modules import code_of
+from hornbook.text.config_later import Later
 from hornbook.text.config_perplexity import Perplexity
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
@@ -40,6 +41,14 @@ class SourceConfig(Config):
     split: Literal["train", "validation"] | None = Field(default=None, exclude_if=lambda split: split is None)
     """All documents go there, as labelled sets are published; without it `text.validation` decides."""
 
+    later: Later | None = Field(default=None, exclude_if=lambda later: later is None)
+    """Documents that are held out by their dates, as the source NAME@later; of the others `text.validation` decides."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.later is not None and self.split is not None:
+            raise ValueError(f"all documents go to {self.split}: leave out `split`, or `later`")
+        return self
 
 class Normalize(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""

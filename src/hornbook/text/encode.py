@@ -13,17 +13,16 @@ from hornbook.errors import IntegrityError
 from hornbook.text.config_labels import LabelsConfig, outputs_of
 from hornbook.text.label_tokens import Labelled, label_tokens
 from hornbook.text.labelling import Labelling
-from hornbook.text.sample import is_validation
 from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
+from hornbook.text.splits import PARTS, Part, Split
 from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer
 
 VERSION = 1
 """Part of every key: raise it when the same documents shall give other shards."""
 
-SPLITS = ("train", "validation")
 _BATCH_BYTES = 2**20
-_COLUMNS = ("id", "text", "origin", "cluster", "bytes")
+_COLUMNS = ("id", "text", "origin", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,10 @@ class EncodeTask:
     digest: str
     """What prepare wrote there."""
     tokenizer_digest: str
-    validation: float
     dtype: str
+    split: Split
     labels: LabelsConfig | None = None
     """Of labelled sets: what the documents' labels are."""
-    split: str | None = None
-    """Where all documents go; None: each by its cluster."""
 
     @property
     def size(self) -> int:
@@ -60,16 +57,22 @@ class EncodeTask:
         """Changes when the result would."""
         labels = [] if self.labels is None else [self.labels.model_dump()]
         place = [self.source, self.number, self.digest]
-        return digest_of([VERSION, *place, self.tokenizer_digest, self.validation, self.dtype, *labels, self.split])
+        return digest_of([VERSION, *place, self.tokenizer_digest, self.dtype, *labels, self.split.to_json()])
 
-    def shard(self, split: str) -> Path:
+    def place(self, part: Part) -> tuple[str, str, int]:
+        """Split, source and number of the shard of a part."""
+        split, ending = PARTS[part]
+        return split, self.source + ending, self.number
+
+    def shard(self, part: Part) -> Path:
         """Where the tokens go, without ending."""
-        return self.data / "tokens" / split / self.source / f"{self.number:05d}"
+        split, source, number = self.place(part)
+        return self.data / "tokens" / split / source / f"{number:05d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a task made: at most one shard per split (none where the split has no documents)."""
+    """What a task made: at most one shard per part (none where the part has no documents)."""
 
     shards: list[ShardInfo]
     unknown: int
@@ -87,18 +90,18 @@ def _load(path: Path, digest: str) -> Tokenizer:
 def encode(task: EncodeTask) -> Encoded:
     """Write the token shards of the task unless they are there and whole."""
     done = read_json(task.manifest)
-    if isinstance(done, dict) and done.get("key") == task.key() and _intact(task, done["splits"]):
-        splits, unknown = done["splits"], done["unknown"]
+    if isinstance(done, dict) and done.get("key") == task.key() and _intact(task, done["parts"]):
+        parts, unknown = done["parts"], done["unknown"]
     else:
-        splits, unknown = _encode(task)
-        write_json(task.manifest, {"key": task.key(), "splits": splits, "unknown": unknown})
-    return Encoded([describe_shard(task.data, split, task.source, task.number) for split in splits], unknown)
+        parts, unknown = _encode(task)
+        write_json(task.manifest, {"key": task.key(), "parts": parts, "unknown": unknown})
+    return Encoded([describe_shard(task.data, *task.place(part)) for part in parts], unknown)
 
 
-def _intact(task: EncodeTask, splits: list[str]) -> bool:
+def _intact(task: EncodeTask, parts: list[Part]) -> bool:
     try:
-        for split in splits:
-            verify_shard(task.shard(split))
+        for part in parts:
+            verify_shard(task.shard(part))
     except IntegrityError:
         return False
     return True
@@ -110,28 +113,28 @@ def check_documents(path: Path, digest: str) -> None:
         raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
 
 
-def _encode(task: EncodeTask) -> tuple[list[str], int]:
+def _encode(task: EncodeTask) -> tuple[list[Part], int]:
     path = task.data / task.documents
     check_documents(path, task.digest)
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
     unknown = 0
     with ExitStack() as stack:
-        writers: dict[str, ShardWriter] = {}
-        for batch in _batches(path, task.labels is not None):
+        writers: dict[Part, ShardWriter] = {}
+        for batch in _batches(path, [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]):
             for row, each in zip(batch, _encoded(task, tokenizer, batch), strict=True):
-                split = task.split or SPLITS[is_validation(row["cluster"], task.validation)]
-                if split not in writers:
-                    writers[split] = stack.enter_context(_writing(task, split))
-                writers[split].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
+                part = task.split.part(row)
+                if part not in writers:
+                    writers[part] = stack.enter_context(_writing(task, part))
+                writers[part].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
                     unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
-    return [split for split in SPLITS if split in writers], unknown
+    return [part for part in PARTS if part in writers], unknown
 
 
-def _writing(task: EncodeTask, split: str) -> AbstractContextManager[ShardWriter]:
+def _writing(task: EncodeTask, part: Part) -> AbstractContextManager[ShardWriter]:
     outputs = 0 if task.labels is None else outputs_of(task.labels)
     answered = task.labels is not None and task.labels.kind == "span"
-    return writing_shard(task.shard(split), task.dtype, outputs, answered=answered)
+    return writing_shard(task.shard(part), task.dtype, outputs, answered=answered)
 
 
 def _encoded(task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[Labelled]:
@@ -143,11 +146,11 @@ def _encoded(task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]])
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))
 
 
-def _batches(path: Path, labelled: bool) -> Iterator[list[dict[str, Any]]]:
+def _batches(path: Path, columns: list[str]) -> Iterator[list[dict[str, Any]]]:
     """Rows of a document shard, about 1 MiB of text at a time."""
     batch: list[dict[str, Any]] = []
     filled = 0
-    for rows in read_batches(path, [*_COLUMNS, *(["labels"] if labelled else [])]):
+    for rows in read_batches(path, columns):
         for row in rows.to_pylist():
             batch.append(row)
             filled += row["bytes"]

@@ -74,7 +74,7 @@ def _document(file: InputFile, number: int, row: Mapping[str, Any], options: Rea
     if size > options.max_bytes:
         reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
         return Rejected(file.name, number, reason, file.source, ascii(text)[:160], size)
-    return Document(text, identifier(row.get(options.id_field), origin), file.source, {}, origin, labels)
+    return Document(text, identifier(row.get(options.id_field), origin), file.source, dict(row), origin, labels)
 
 
 def _lines(

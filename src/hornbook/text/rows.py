@@ -38,7 +38,7 @@ class ReadOptions:
     @classmethod
     def of(cls, source: SourceConfig, max_bytes: int = 16 * 2**20, labels: LabelsConfig | None = None) -> Self:
         """The options of a source."""
-        return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split"}))
+        return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split", "later"}))
 
     @property
     def fields(self) -> dict[str, tuple[str, str]]:

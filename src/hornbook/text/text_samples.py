@@ -10,7 +10,7 @@ from hornbook.text.document import Document, Rejected
 from hornbook.text.folder import read_text_config
 from hornbook.text.inputs import InputFile, list_inputs
 from hornbook.text.readers import ReadOptions, read_file
-from hornbook.text.sample import is_validation
+from hornbook.text.splits import is_validation
 from hornbook.text.store import read_batches
 
 

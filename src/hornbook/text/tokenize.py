@@ -13,13 +13,15 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
-from hornbook.text.config import TextConfig, TokenizerFile, Trained
-from hornbook.text.encode import SPLITS, VERSION, Encoded, EncodeTask, check_documents, encode
+from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile, Trained
+from hornbook.text.encode import VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.folder import WORK, read_manifest, read_text_config
+from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.sample import TrainingTexts
 from hornbook.text.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.special_tokens import spell_special_tokens
+from hornbook.text.splits import PARTS, Split
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer import Tokenizer, read_settings
 from hornbook.text.tokenizer_files import save_tokenizer
@@ -29,6 +31,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""
 
 _SMALL_BYTES = 2 * 2**20
+SPLITS = ("train", "validation")
 
 
 @dataclass(slots=True)
@@ -95,17 +98,18 @@ def tokenize(
 ) -> TokenReport:
     """Write tokenizer/ and tokens/ of a prepared folder; a killed run goes on where it was.
 
-    Of `config` only `tokenizer` and `validation` matter. `workers` 0 takes one process per core.
+    Of `config` only `tokenizer`, `validation`, `strict`, and of sources `split` and `later` matter. `workers` 0 takes
+    one process per core.
 
-    Raises UsageError (not prepared, or tokenized otherwise), IntegrityError (damaged documents), StorageError,
-    InUseError.
+    Raises UsageError (not prepared, or tokenized otherwise), IntegrityError (damaged documents; with `strict`, no date
+    where sources are split by time), StorageError, InUseError.
     """
     started = time.monotonic()
     read_text_config(data)
     with RunLock(RunDir(data)):
         RunDir(data).clean()
-        splits = _splits(data)
-        key = _key(config, _documents(data), splits)
+        sources = {name: config.sources.get(name, each) for name, each in read_text_config(data).sources.items()}
+        key = _key(config, _documents(data), sources)
         index = read_json(data / "tokens" / "index.json")
         if index is not None and index.get("key") != key:
             if not overwrite:
@@ -115,8 +119,8 @@ def tokenize(
                 )
             index = None
         if index is None:
-            index = _tokenize(data, config, key, workers, progress or _silent)
-    report = _report(config, index, list(read_text_config(data).sources), splits)
+            index = _tokenize(data, config, sources, key, workers, progress or _silent)
+    report = _report(config, index, sources)
     report.seconds = time.monotonic() - started
     return report
 
@@ -131,33 +135,31 @@ def _documents(data: Path) -> dict[str, str]:
     return {path: digest for path, digest in outputs.items() if path.startswith("documents/")}
 
 
-def _splits(data: Path) -> dict[str, str]:
-    """The split of each source whose documents all go to one."""
-    return {name: source.split for name, source in read_text_config(data).sources.items() if source.split is not None}
-
-
-def _key(config: TextConfig, documents: dict[str, str], splits: dict[str, str]) -> str:
+def _key(config: TextConfig, documents: dict[str, str], sources: dict[str, SourceConfig]) -> str:
     """Digest of everything the token shards depend on."""
+    splits = {name: source.split for name, source in sources.items() if source.split is not None}
+    later = {name: source.later.model_dump() for name, source in sources.items() if source.later is not None}
     tokenizer: dict[str, Any] = config.tokenizer.model_dump(mode="json", exclude={"objectives", "sentinels"})
     if isinstance(config.tokenizer, Trained) and config.tokenizer.roles != ("end",):
         tokenizer["special_tokens"] = spell_special_tokens(config.tokenizer)
     if isinstance(config.tokenizer, TokenizerFile):
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
-    return digest_of([VERSION, tokenizer, config.validation, documents, *([splits] if splits else [])])
+    return digest_of([VERSION, tokenizer, config.validation, documents, *filter(None, (splits, later))])
 
 
-def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: Progress) -> dict[str, Any]:
+def _tokenize(
+    data: Path, config: TextConfig, sources: dict[str, SourceConfig], key: str, workers: int, progress: Progress
+) -> dict[str, Any]:
     (data / "tokens" / "index.json").unlink(missing_ok=True)
-    documents = _documents(data)
-    tokenizer = _make_tokenizer(data, config, key, progress)
+    splits, later = _plan_splits(data, config, sources)
+    tokenizer = _make_tokenizer(data, config, splits, key, progress)
     dtype = dtype_for(tokenizer.vocab_size)
-    labels, splits = read_text_config(data).labels, _splits(data)
+    labels = read_text_config(data).labels
     tasks = []
-    for path, digest in documents.items():
+    for path, digest in _documents(data).items():
         source, number = Path(path).parent.name, int(Path(path).stem)
-        rest = (tokenizer.digest, config.validation, dtype, labels, splits.get(source))
-        tasks.append(EncodeTask(data, source, number, path, digest, *rest))
+        tasks.append(EncodeTask(data, source, number, path, digest, tokenizer.digest, dtype, splits[source], labels))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
@@ -175,9 +177,21 @@ def _tokenize(data: Path, config: TextConfig, key: str, workers: int, progress: 
     }
     if labels is not None:
         index["labels"] = labels.model_dump(mode="json")
+    if later:
+        index["later"] = {name: counts.to_json() for name, counts in later.items()}
     write_json(data / "tokens" / "index.json", index)
     shutil.rmtree(data / WORK, ignore_errors=True)
     return index
+
+
+def _plan_splits(
+    data: Path, config: TextConfig, sources: dict[str, SourceConfig]
+) -> tuple[dict[str, Split], dict[str, LaterCounts]]:
+    shards: dict[str, list[Path]] = {name: [] for name in sources}
+    for path in _documents(data):
+        shards[Path(path).parent.name].append(data / path)
+    unique = any(step.kind == "exact_dedup" for step in read_text_config(data).steps)
+    return plan_splits(shards, sources, config.validation, unique=unique, strict=config.strict)
 
 
 def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> list[Encoded]:
@@ -191,7 +205,9 @@ def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> li
     return results
 
 
-def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress) -> Tokenizer:
+def _make_tokenizer(
+    data: Path, config: TextConfig, splits: dict[str, Split], key: str, progress: Progress
+) -> Tokenizer:
     """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
     folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
     settings = config.tokenizer
@@ -203,7 +219,8 @@ def _make_tokenizer(data: Path, config: TextConfig, key: str, progress: Progress
         shards = {data / path: digest for path, digest in _documents(data).items()}
         for path, digest in shards.items():
             check_documents(path, digest)
-        tokenizer = train_tokenizer(settings, TrainingTexts(list(shards), config.validation, settings.train_bytes))
+        texts = TrainingTexts({path: splits[path.parent.name] for path in shards}, settings.train_bytes)
+        tokenizer = train_tokenizer(settings, texts)
         save_tokenizer(tokenizer, folder)
         progress("train the tokenizer", 1, 1)
     else:
@@ -222,17 +239,21 @@ def _remove_others(data: Path, names: set[str]) -> None:
             path.unlink()
 
 
-def _report(config: TextConfig, index: dict[str, Any], sources: list[str], splits: dict[str, str]) -> TokenReport:
+def _report(config: TextConfig, index: dict[str, Any], sources: dict[str, SourceConfig]) -> TokenReport:
     trained = isinstance(config.tokenizer, Trained)
     report = TokenReport(index["vocab_size"], trained)
-    for source in sources:
-        for split in SPLITS:
-            report.shares[source, split] = Share()
+    for name, source in sources.items():
+        for split, ending in PARTS.values():
+            if not ending or source.later is not None:
+                report.shares[name + ending, split] = Share()
     for entry in index["shards"]:
         report.shares[entry["source"], entry["split"]].add(ShardInfo(**entry))
-    for (source, split), share in report.shares.items():
-        if not share.documents and splits.get(source, split) == split and (split == "train" or config.validation):
-            report.notes.append(f"source {source!r} has no {split} documents")
+    for (name, split), share in report.shares.items():
+        wanted = name in sources and sources[name].split in (None, split) and (split == "train" or config.validation)
+        if wanted and not share.documents:
+            report.notes.append(f"source {name!r} has no {split} documents")
+    for name, counts in index.get("later", {}).items():
+        report.notes += LaterCounts(**counts).notes(name)
     if isinstance(config.tokenizer, Trained) and index["vocab_size"] < config.tokenizer.vocab:
         report.notes.append(
             f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: no more repeats in the text"

@@ -1,0 +1,57 @@
+"""Dates of documents: what ISO 8601 writes, as intervals of time, for "2024" says less than "2024-07-01T12:00Z"."""
+
+import re
+from datetime import UTC, date, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1)
+_MICROSECOND = timedelta(microseconds=1)
+_DAY = timedelta(days=1) // _MICROSECOND
+_DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?", re.ASCII)
+_BASIC = re.compile(r"\d{8}", re.ASCII)
+_TIME = re.compile(r"(?:\d{4}-\d{2}-\d{2}|\d{8})[Tt ]\d{2}.*", re.ASCII)
+
+
+def interval(text: str) -> tuple[int, int]:
+    """[begin, end) of the time that a date means, in microseconds from 1970 in UTC; a time of day is one microsecond.
+
+    YYYY, YYYY-MM, YYYY-MM-DD, YYYYMMDD, and days with a time behind `T` or a blank. Raises ValueError.
+    """
+    text = text.strip()
+    try:
+        if found := _DATE.fullmatch(text):
+            return _days(*(None if part is None else int(part) for part in found.groups()))
+        if _BASIC.fullmatch(text):
+            return _days(int(text[:4]), int(text[4:6]), int(text[6:]))
+        if _TIME.fullmatch(text):
+            begin = _microseconds(datetime.fromisoformat(text))
+            return begin, begin + 1
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{_short(text)} is no date: {error}") from None
+    raise ValueError(f"{_short(text)} is no date: ISO 8601 is read, such as 2024, 2024-07-01, 2024-07-01T12:00Z")
+
+
+def spell(moment: int) -> str:
+    """A moment as people read it, in UTC."""
+    return (_EPOCH + moment * _MICROSECOND).replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")
+
+
+def _days(year: int | None, month: int | None, day: int | None) -> tuple[int, int]:
+    assert year is not None
+    first = date(year, month or 1, day or 1).toordinal()
+    if day is not None:
+        end = first + 1
+    elif month is not None and month < 12:
+        end = date(year, month + 1, 1).toordinal()
+    else:
+        end = date(year, 12, 31).toordinal() + 1
+    begin = _EPOCH.toordinal()
+    return (first - begin) * _DAY, (end - begin) * _DAY
+
+
+def _microseconds(moment: datetime) -> int:
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment.astimezone(UTC).replace(tzinfo=None) - _EPOCH) // _MICROSECOND
+
+
+def _short(text: str) -> str:
+    return ascii(text if len(text) <= 40 else text[:40] + "...")
