@@ -9,8 +9,8 @@ from hornbook.dates import interval, spell
 DAY = 24 * 3600 * 10**6
 
 
-def at(*parts: int) -> int:
-    return round(datetime(*parts, tzinfo=UTC).timestamp()) * 10**6  # type: ignore[arg-type]
+def at(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> int:
+    return round(datetime(year, month, day, hour, minute, tzinfo=UTC).timestamp()) * 10**6
 
 
 @pytest.mark.parametrize(

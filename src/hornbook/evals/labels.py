@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.plan import Plan
 from hornbook.data.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
-from hornbook.evals import metrics
+from hornbook.evals import candidates, metrics
 from hornbook.model.label_answers import best_span
 from hornbook.parallel.mesh import Mesh
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config_labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.label_tokens import CHOOSABLE
 
 
@@ -42,7 +42,10 @@ class LabelScore:
 
     kind: LabelsConfig
     rows: np.ndarray
-    """float64 [labels, columns]: loss, number of the document, then right and said; of answers exact match and F1."""
+    """float64 [labels, columns]: loss, number of the document, then right and said; of answers exact match and F1.
+
+    Of candidates: loss, number of the question, `hornbook.evals.candidates.COLUMNS`.
+    """
 
     def __add__(self, other: "LabelScore") -> "LabelScore":
         theirs = other.rows.copy()
@@ -66,9 +69,15 @@ class LabelScore:
     @functools.cached_property
     def figures(self) -> dict[str, float]:
         """Figures by name; empty where there was nothing to score."""
-        right, said = np.hsplit(self.rows[:, 2:], 2)
-        if not len(right):
+        if not len(self.rows):
             return {}
+        if isinstance(self.kind, ClassLabels) and self.kind.layout in CANDIDATES:
+            questions = self.rows[:, 1].astype(int)
+            return candidates.candidate_figures(self.kind.layout, questions, self.rows[:, 2:])
+        return self._label_figures()
+
+    def _label_figures(self) -> dict[str, float]:
+        right, said = np.hsplit(self.rows[:, 2:], 2)
         match self.kind:
             case ClassLabels(multiple=True):
                 return _several(right, said)
@@ -121,12 +130,19 @@ def evaluate_labels(engine: Answerer, batches: Iterable[Batch], corpus: Corpus, 
         first += len(turn)
     rows = _gathered(np.concatenate(found), mesh)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    _, documents = np.unique(rows[:, [0, 2]], axis=0, return_inverse=True)
+    which = [2] if _has_candidates(kind) else [0, 2]  # candidates of a question may lie in several batches
+    _, documents = np.unique(rows[:, which], axis=0, return_inverse=True)
     rows[:, 2] = documents.reshape(-1)
     return LabelScore(kind, rows[:, 1:])
 
 
+def _has_candidates(kind: LabelsConfig) -> bool:
+    return isinstance(kind, ClassLabels) and kind.layout in CANDIDATES
+
+
 def _columns(kind: LabelsConfig) -> int:
+    if _has_candidates(kind):
+        return 2 + candidates.COLUMNS
     if isinstance(kind, NumberLabels):
         return 2 + 2 * len(kind.values)
     return 2 + 2 * (len(kind.labels) if isinstance(kind, ClassLabels) and kind.multiple else 1)
@@ -153,6 +169,8 @@ class _Reader:
         """One for each label, in the order of tokens; documents are numbered within the batch."""
         if isinstance(self._kind, SpanLabels):
             return self._answer_rows(batch, losses.cpu(), outputs.cpu())
+        if _has_candidates(self._kind):
+            return self._candidate_rows(batch, losses.cpu(), outputs.cpu())
         counts = batch.weights > 0
         sizes = [size for row in batch.lengths for size in row]
         documents = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).view(counts.shape)[counts]
@@ -165,23 +183,38 @@ class _Reader:
         own = torch.stack([losses.cpu()[counts].double(), documents.double()], 1)
         return torch.cat([own, right, said], 1).numpy()
 
-    def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
+    def _pieces(self, batch: Batch) -> Iterator[tuple[int, int, slice, dict[str, Any]]]:
+        """(number, row, columns, facts) of each document in a batch."""
         offsets, begins, sizes = self._plan.segments(batch.samples.numpy())
-        found: list[tuple[float, ...]] = []
         for row in range(len(batch.lengths)):
             column = 0
             for piece in range(offsets[row], offsets[row + 1]):
                 part = slice(column, column + int(sizes[piece]))
-                said, answers = self._answer(int(begins[piece]), outputs[row, part], batch.targets[row, part])
-                loss = float(losses[row, column]) if batch.weights[row, column] else math.nan
-                found.append((loss, float(piece), *metrics.answer_scores(said, answers)))
+                ((number, document, _, _),) = self._shards.documents(0, int(begins[piece]), 1)
+                yield piece, row, part, self._stream.shards[number].document(document)
                 column = part.stop
+
+    def _candidate_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
+        found: list[tuple[float, ...]] = []
+        for _, row, part, facts in self._pieces(batch):
+            for place in (batch.weights[row, part].nonzero().reshape(-1) + part.start).tolist():
+                wrong, right = outputs[row, place].double().tolist()
+                scores = metrics.answer_scores(facts["context"], facts["answers"])
+                label = float(batch.targets[row, place])
+                question = float(candidates.question_of(facts["id"]))
+                found.append((float(losses[row, place]), question, label, right - wrong, *scores))
+        return np.array(found).reshape(-1, 2 + candidates.COLUMNS)
+
+    def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
+        found: list[tuple[float, ...]] = []
+        for piece, row, part, facts in self._pieces(batch):
+            said, answers = self._answer(facts, outputs[row, part], batch.targets[row, part])
+            loss = float(losses[row, part.start]) if batch.weights[row, part.start] else math.nan
+            found.append((loss, float(piece), *metrics.answer_scores(said, answers)))
         return np.array(found).reshape(-1, 4)
 
-    def _answer(self, begin: int, outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
+    def _answer(self, facts: dict[str, Any], outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
         """(text that was chosen, right answers); none where "it is not here", at the first token, scores no less."""
-        ((number, document, _, _),) = self._shards.documents(0, begin, 1)
-        facts = self._stream.shards[number].document(document)
         choosable = (marks & CHOOSABLE) > 0
         choosable[0] = False
         best = best_span(outputs, choosable)

@@ -17,6 +17,10 @@ def _distinct(names: list[str]) -> None:
         raise ValueError(f"the label {again!r} is there twice")
 
 
+CANDIDATES = ("copa", "multirc", "record")
+"""Layouts whose rows are questions with candidates, each of which becomes a pair that is right (1) or wrong (0)."""
+
+
 class ClassLabels(Config):
     """A text, or a pair of texts, and its label (GLUE, SuperGLUE)."""
 
@@ -25,6 +29,10 @@ class ClassLabels(Config):
     """Names of the labels, in the order of their numbers; rows hold names, or numbers unless names are numbers."""
     multiple: bool = False
     """Rows hold a list of any number of labels."""
+    layout: Literal["rows", "copa", "wic", "multirc", "record"] = Field(
+        default="rows", exclude_if=lambda layout: layout == "rows"
+    )
+    """Of which fields pairs are made: the three below, or those of a set of SuperGLUE, with two labels."""
     text: str = "text"
     """Column or key of the text."""
     pair: str | None = None
@@ -35,6 +43,10 @@ class ClassLabels(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _distinct(self.labels)
+        if self.layout != "rows" and (len(self.labels) != 2 or self.multiple):
+            raise ValueError(f"layout {self.layout!r} has two labels, wrong and right: for example ['no', 'yes']")
+        if self.layout != "rows" and (self.text, self.pair, self.label) != ("text", None, "label"):
+            raise ValueError(f"layout {self.layout!r} knows its fields: leave out text, pair and label")
         return self
 
 
@@ -103,6 +115,11 @@ class AnswerLabels(Config):
 LabelsConfig = Annotated[
     ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels, Field(discriminator="kind")
 ]
+
+
+def has_answers(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> bool:
+    """Whether more is stored of each document: the text that holds the answer or offers one, and all right answers."""
+    return isinstance(config, SpanLabels) or (isinstance(config, ClassLabels) and config.layout in CANDIDATES)
 
 
 def outputs_of(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> int:

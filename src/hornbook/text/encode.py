@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
-from hornbook.text.config_labels import LabelsConfig, outputs_of
+from hornbook.text.config_labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.label_tokens import Labelled, label_tokens
 from hornbook.text.labelling import Labelling
 from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
@@ -133,7 +133,7 @@ def _encode(task: EncodeTask) -> tuple[list[Part], int]:
 
 def _writing(task: EncodeTask, part: Part) -> AbstractContextManager[ShardWriter]:
     outputs = 0 if task.labels is None else outputs_of(task.labels)
-    answered = task.labels is not None and task.labels.kind == "span"
+    answered = task.labels is not None and has_answers(task.labels)
     return writing_shard(task.shard(part), task.dtype, outputs, answered=answered)
 
 

@@ -4,8 +4,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config_labels import (
+    CANDIDATES,
+    AnswerLabels,
+    ClassLabels,
+    LabelsConfig,
+    NumberLabels,
+    SpanLabels,
+    TagLabels,
+)
 from hornbook.text.labelling import Labelling, joined_parts
+from hornbook.text.superglue import OddLayout, candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
@@ -17,7 +26,21 @@ class UnfitRow(Exception):
 
 def label_row(config: LabelsConfig, row: Row) -> tuple[str, Labelling]:
     """The text of a row and its labels. Raises UnfitRow."""
-    text, labels = _KINDS[config.kind](config, row)
+    return _checked(*_KINDS[config.kind](config, row))
+
+
+def label_rows(config: LabelsConfig, row: Row, name: str, origin: str) -> list[tuple[str, str, Labelling]]:
+    """(name, text, labels) of what a row named `name` holds: itself, or candidates of questions. Raises UnfitRow."""
+    if not isinstance(config, ClassLabels) or config.layout not in CANDIDATES:
+        return [(name, *label_row(config, row))]
+    try:
+        found = [candidate.labelled() for candidate in candidates(config.layout, row, origin)]
+    except OddLayout as error:
+        raise UnfitRow(f"not {config.layout}'s layout: {error}") from None
+    return [(each, *_checked(text, labels)) for each, text, labels in found]
+
+
+def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
     try:
         (text + "".join(labels.answers)).encode()
     except UnicodeEncodeError:
@@ -26,7 +49,9 @@ def label_row(config: LabelsConfig, row: Row) -> tuple[str, Labelling]:
 
 
 def fields_of(config: LabelsConfig) -> dict[str, str]:
-    """Setting -> field of a row that it names; all are needed."""
+    """Setting -> field of a row that it names; all are needed. None of layouts that have fields of their own."""
+    if isinstance(config, ClassLabels) and config.layout != "rows":
+        return {}
     names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
     values = names.pop("values", [])
     return {key: name for key, name in names.items() if isinstance(name, str)} | dict(
@@ -48,6 +73,8 @@ def _text(row: Row, name: str, what: str = "text") -> str:
 
 
 def _texts(config: ClassLabels | NumberLabels, row: Row) -> tuple[str, tuple[tuple[int, int], ...]]:
+    if isinstance(config, ClassLabels) and config.layout == "wic":
+        return joined_parts(f"{_text(row, 'word')}: {_text(row, 'sentence1')}", _text(row, "sentence2"))
     names = [config.text, *([config.pair] if config.pair is not None else [])]
     return joined_parts(*(_text(row, name) for name in names))
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from hornbook.text.asked import ask_question, ask_text, ask_words
-from hornbook.text.config_labels import LabelsConfig, outputs_of
+from hornbook.text.config_labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.labelling import Labelling
 from hornbook.text.tokenizer import Tokenizer
 
@@ -45,7 +45,11 @@ def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
     tokens = ask_text(tokenizer, first, second[0] if second else None).tokens
     found = _unlabelled(tokens, outputs_of(config))
     found[0] = labels.values
-    return Labelled(np.array(tokens, np.uint32), found)
+    facts = ()
+    if has_answers(config):
+        ((begin, end, _),) = labels.stretches
+        facts = (text[begin:end], labels.answers)
+    return Labelled(np.array(tokens, np.uint32), found, facts)
 
 
 def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:

@@ -6,7 +6,7 @@ As with plain text, no row is lost: what cannot be learned from is yielded as `R
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hornbook.text.config import SourceConfig
 from hornbook.text.config_labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import InputFile, is_url, list_inputs
-from hornbook.text.label_rows import UnfitRow, fields_of, label_row
+from hornbook.text.label_rows import UnfitRow, fields_of, label_rows
 from hornbook.text.lines import DamagedStream, HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
 from hornbook.text.readers import json_object, read_file
 from hornbook.text.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
@@ -63,31 +63,32 @@ def _labels(options: ReadOptions) -> LabelsConfig:
     return options.labels
 
 
-def _document(file: InputFile, number: int, row: Mapping[str, Any], options: ReadOptions) -> Row:
-    """A row with its labels, or why it has none."""
+def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: ReadOptions) -> Iterator[Row]:
+    """What a row holds with its labels, or why there is nothing."""
     origin = f"{file.name}:{number}"
     try:
-        text, labels = label_row(_labels(options), row)
+        found = label_rows(_labels(options), row, identifier(row.get(options.id_field), origin), origin)
     except UnfitRow as error:
-        return Rejected(file.name, number, str(error), file.source, ascii(dict(row))[:160])
-    size = len(text.encode())
-    if size > options.max_bytes:
-        reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
-        return Rejected(file.name, number, reason, file.source, ascii(text)[:160], size)
-    return Document(text, identifier(row.get(options.id_field), origin), file.source, dict(row), origin, labels)
+        yield Rejected(file.name, number, str(error), file.source, ascii(dict(row))[:160])
+        return
+    for name, text, labels in found:
+        size = len(text.encode())
+        if size > options.max_bytes:
+            reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
+            yield Rejected(file.name, number, reason, file.source, ascii(text)[:160], size)
+        else:
+            yield Document(text, name, file.source, dict(row), origin, labels)
 
 
 def _lines(
-    file: InputFile, raw: HashingFile, options: ReadOptions, read: Callable[[Line], Row | None]
+    file: InputFile, raw: HashingFile, options: ReadOptions, read: Callable[[Line], Iterable[Row]]
 ) -> Iterator[Row]:
-    """What `read` makes of each line that is sound; None for nothing."""
+    """What `read` makes of each line that is sound."""
     number = 0
     try:
         for line in read_lines(plain_text(raw, file.compression), options.max_bytes):
             number = line.number
-            row = read(line)
-            if row is not None:
-                yield row
+            yield from read(line)
     except DamagedStream as error:
         yield Rejected(file.name, number + 1, str(error), file.source)
 
@@ -97,9 +98,9 @@ def _blank(file: InputFile, line: Line) -> Rejected:
 
 
 def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    def read(line: Line) -> Row:
+    def read(line: Line) -> Iterable[Row]:
         row = json_object(file, line, options)
-        return row if isinstance(row, Rejected) else _document(file, line.number, row, options)
+        return [row] if isinstance(row, Rejected) else _documents(file, line.number, row, options)
 
     return _lines(file, raw, options, read)
 
@@ -108,19 +109,20 @@ def _read_tsv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterat
     """Columns between tabs, named by the first line; quotation marks mean nothing (GLUE)."""
     header: list[str] = []
 
-    def read(line: Line) -> Row | None:
+    def read(line: Line) -> Iterable[Row]:
         if not line.data.strip():
-            return _blank(file, line)
+            return [_blank(file, line)]
         cells = _decoded(file, line, options)
         if isinstance(cells, Rejected):
-            return cells
+            return [cells]
         if not header:
             header.extend(cells.split("\t"))
-            return None
+            return []
         values = cells.split("\t")
         if len(values) != len(header):
-            return bad_line(file, line, f"wrong number of columns: {len(values)}, the first line names {len(header)}")
-        return _document(file, line.number, dict(zip(header, values, strict=True)), options)
+            reason = f"wrong number of columns: {len(values)}, the first line names {len(header)}"
+            return [bad_line(file, line, reason)]
+        return _documents(file, line.number, dict(zip(header, values, strict=True)), options)
 
     return _lines(file, raw, options, read)
 
@@ -146,17 +148,17 @@ def _read_conll(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
     first = 0
     problem: Row | None = None
 
-    def sentence() -> Row | None:
+    def sentence() -> list[Row]:
         nonlocal problem
-        row = problem
+        rows = [] if problem is None else [problem]
         if words and problem is None:
-            row = _document(file, first, {config.words: [*words], config.tags: [*tags]}, options)
+            rows = list(_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
         words.clear()
         tags.clear()
         problem = None
-        return row
+        return rows
 
-    def read(line: Line) -> Row | None:
+    def read(line: Line) -> Iterable[Row]:
         nonlocal first, problem
         text = _decoded(file, line, options)
         if isinstance(text, str) and (not text.strip() or text.startswith("-DOCSTART-")):
@@ -165,15 +167,13 @@ def _read_conll(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
         columns = text.split() if isinstance(text, str) else []
         if isinstance(text, Rejected) or len(columns) < 2:
             problem = problem or (text if isinstance(text, Rejected) else bad_line(file, line, "a word without a tag"))
-            return None
+            return []
         words.append(columns[0])
         tags.append(columns[-1])
-        return None
+        return []
 
     yield from _lines(file, raw, options, read)
-    last = sentence()
-    if last is not None:
-        yield last
+    yield from sentence()
 
 
 def _read_json(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -192,7 +192,7 @@ def _read_json(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
     else:
         for number, row in enumerate(rows, 1):
             if isinstance(row, Mapping):
-                yield _document(file, number, row, options)
+                yield from _documents(file, number, row, options)
             else:
                 yield Rejected(file.name, number, f"not an object: {ascii(row)[:60]}", file.source)
 
@@ -235,7 +235,7 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
                 for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
                     for row in batch.to_pylist():
                         done += 1
-                        yield _document(file, done, row, options)
+                        yield from _documents(file, done, row, options)
             except DAMAGE as error:
                 reason = f"damaged parquet: row group {group}, {short(error)}"
                 yield Rejected(file.name, done + 1, reason, file.source, rows=end - done)

@@ -27,7 +27,7 @@ LABELS = ".labels"
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _DOCUMENTS = pa.schema([("id", pa.string()), ("origin", pa.string()), ("bytes", pa.int64())])
 ANSWERED = (("context", pa.large_string()), ("answers", pa.list_(pa.string())))
-"""More columns of `.docs.parquet` where questions are answered: what the answer is in, and all right ones."""
+"""More columns of `.docs.parquet` where questions are answered: what the answer is in or is, and all right ones."""
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 
 

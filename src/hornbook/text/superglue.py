@@ -1,0 +1,156 @@
+"""Layouts of SuperGLUE whose questions have candidates: each becomes a pair of texts that is right or wrong.
+
+Wang et al. 2019 (arXiv 1905.00537). Rows are read as the benchmark's own `.jsonl` nests them and as the Hub's tables
+have them flat. What is asked stands in the first text, so that a long passage is cut and not the question.
+A candidate is named QUESTION#NUMBER; figures are of questions, or of all candidates (`hornbook.evals.candidates`).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hornbook.text.labelling import Labelling, joined_parts
+
+Row = Mapping[str, Any]
+_ASKED = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+"""Questions of COPA (Roemmele et al. 2011)."""
+_BLANK = "@placeholder"
+_HIGHLIGHT = re.compile(r"\s*@highlight\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One answer that is offered, with what it is offered to."""
+
+    question: str
+    """What names the question among all of its source."""
+    number: int
+    before: str
+    """Of the text that holds it, what comes before; then the candidate, then what comes behind."""
+    text: str
+    behind: str
+    other: str
+    """The other text of the pair."""
+    right: bool
+    answers: tuple[str, ...] = ()
+    """All right answers to the question."""
+    first: bool = True
+    """It stands in the first text of the pair."""
+
+    def labelled(self) -> tuple[str, str, Labelling]:
+        """Name, text and labels; the stretch is where the candidate stands."""
+        own = self.before + self.text + self.behind
+        text, parts = joined_parts(*((own, self.other) if self.first else (self.other, own)))
+        begin = parts[0 if self.first else 1][0] + len(self.before)
+        stretch = (begin, begin + len(self.text), float(self.right))
+        return f"{self.question}#{self.number}", text, Labelling(parts, (stretch,), (float(self.right),), self.answers)
+
+
+class OddLayout(Exception):
+    """A row is not laid out as it should be; the text says where."""
+
+
+def candidates(layout: str, row: Row, origin: str) -> list[Candidate]:
+    """The candidates of a row. origin: its path and number. Raises OddLayout."""
+    return list(_LAYOUTS[layout](_Reading(row, ""), origin))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A row, or an object in it, whose keys have types."""
+
+    row: Any
+    place: str
+
+    def has(self, key: str) -> bool:
+        return isinstance(self.row, Mapping) and key in self.row
+
+    def get(self, key: str, *kinds: type) -> Any:
+        where = f"{self.place}{key}"
+        if not self.has(key):
+            raise OddLayout(f"missing {where}")
+        value = self.row[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise OddLayout(f"{where} is {ascii(value)[:40]}")
+        return value
+
+    def text(self, key: str) -> str:
+        return self.get(key, str)
+
+    def right(self, key: str) -> bool:
+        value = self.get(key, int, bool)
+        if value not in (0, 1):
+            raise OddLayout(f"{self.place}{key} is {value}, neither 0 nor 1")
+        return bool(value)
+
+    def inner(self, key: str) -> "_Reading":
+        return _Reading(self.get(key, Mapping), f"{self.place}{key}.")
+
+    def each(self, key: str) -> "list[_Reading]":
+        items = self.get(key, list, tuple)
+        return [_Reading(item, f"{self.place}{key}[{number}].") for number, item in enumerate(items)]
+
+
+def _copa(row: _Reading, origin: str) -> Iterator[Candidate]:
+    asked = row.text("question")
+    if asked not in _ASKED:
+        raise OddLayout(f"question is {asked[:40]!a}, neither 'cause' nor 'effect'")
+    premise, right = f"{row.text('premise')} {_ASKED[asked]}", int(row.right("label"))
+    choices = (row.text("choice1"), row.text("choice2"))
+    for number, choice in enumerate(choices):
+        yield Candidate(origin, number, "", choice, "", premise, number == right, (choices[right],), first=False)
+
+
+def _multirc(row: _Reading, origin: str) -> Iterator[Candidate]:
+    if row.has("paragraph"):  # the Hub's: a row is an answer
+        place = row.inner("idx")
+        passage, question, answer = place.get("paragraph", int), place.get("question", int), place.get("answer", int)
+        asked = row.text("question")
+        yield _answer(f"{passage}-{question}", answer, asked, row.text("answer"), row.text("paragraph"), row)
+        return
+    passage = row.inner("passage")
+    text = passage.text("text")
+    for number, question in enumerate(passage.each("questions")):
+        asked = question.text("question")
+        for which, answer in enumerate(question.each("answers")):
+            yield _answer(f"{origin}-{number}", which, asked, answer.text("text"), text, answer)
+
+
+def _answer(question: str, number: int, asked: str, answer: str, passage: str, row: _Reading) -> Candidate:
+    return Candidate(question, number, f"{asked} ", answer, "", passage, row.right("label"))
+
+
+def _record(row: _Reading, origin: str) -> Iterator[Candidate]:
+    if row.has("query"):  # the Hub's: a row is a query, names and answers are lists of texts
+        names, answers = row.get("entities", list, tuple), row.get("answers", list, tuple)
+        yield from _query(origin, row, row.text("passage"), names, answers)
+        return
+    passage = row.inner("passage")
+    text = passage.text("text")
+    spans = [(each.get("start", int), each.get("end", int)) for each in passage.each("entities")]  # ends are inclusive
+    odd = next((span for span in spans if not 0 <= span[0] <= span[1] < len(text)), None)
+    if odd is not None:
+        raise OddLayout(f"passage.entities: {odd} is not within the {len(text)} letters of the passage")
+    names = [text[begin : end + 1] for begin, end in spans]
+    for number, query in enumerate(row.each("qas")):
+        answers = [answer.text("text") for answer in query.each("answers")]
+        yield from _query(f"{origin}-{number}", query, text, names, answers)
+
+
+def _query(question: str, row: _Reading, passage: str, names: list[Any], answers: list[Any]) -> Iterator[Candidate]:
+    if not answers or not names or not all(isinstance(each, str) for each in [*names, *answers]):
+        raise OddLayout(f"{row.place}answers or entities: none, or no texts")
+    before, blank, behind = row.text("query").partition(_BLANK)
+    if not blank:
+        raise OddLayout(f"{row.place}query has no {_BLANK}")
+    text = _HIGHLIGHT.sub("\n", passage)
+    for number, name in enumerate(dict.fromkeys(names)):
+        yield Candidate(question, number, before, name, behind, text, name in answers, tuple(answers))
+
+
+_LAYOUTS: dict[str, Callable[[_Reading, str], Iterator[Candidate]]] = {
+    "copa": _copa,
+    "multirc": _multirc,
+    "record": _record,
+}
