@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hornbook.fields import Config, Count, Duration, Number, parse_number
+from hornbook.fields import Config, Count, Duration, Number, field_docs, parse_number
 
 
 class Sample(Config):
@@ -124,3 +124,33 @@ def test_a_written_duration_reads_back(unit: str, amount: float) -> None:
 def test_a_written_share_reads_back(amount: float) -> None:
     duration = Duration(amount=amount, unit="share")
     assert Duration.model_validate(duration.model_dump()) == duration
+
+
+class Parent(Config, use_attribute_docstrings=True):
+    first: int = 1
+    """Of the parent,
+    in two lines.
+    """
+    second: int = 2
+    """Of the parent."""
+    third: int = 3
+
+
+class Child(Parent):
+    second: int = 4
+    third: int = 5
+    """Of the child."""
+
+
+@pytest.mark.parametrize("model", [Parent, Child])
+def test_docstrings_of_fields_are_those_that_pydantic_reads(model: type[Config]) -> None:
+    read = {name: field.description for name, field in model.model_fields.items() if field.description}
+    assert field_docs(model) == read
+
+
+def test_docstrings_of_fields_are_in_the_json_schema() -> None:
+    class Plain(Config):
+        number: int = 1
+        """A number."""
+
+    assert Plain.model_json_schema()["properties"]["number"]["description"] == "A number."

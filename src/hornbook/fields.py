@@ -4,12 +4,16 @@ All configuration of hornbook is pydantic models that import no torch, so that `
 and the planner start at once, and so that one schema serves files, command line and pages.
 """
 
+import ast
 import importlib
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -34,9 +38,53 @@ _LARGEST_EXPONENT = 27  # beyond, the text is left to pydantic, which refuses it
 
 
 class Config(BaseModel):
-    """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings."""
+    """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings (`field_docs`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the docstrings of the fields as their descriptions."""
+        found = handler(schema)
+        properties = handler.resolve_ref_schema(found).get("properties", {})
+        for name, text in field_docs(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return found
+
+
+def field_docs(model: type[Config]) -> dict[str, str]:
+    """Field -> the docstring below it, where it has one.
+
+    Read when somebody asks: pydantic's own `use_attribute_docstrings` reads the sources of all models at every start,
+    which is a third of the time until a verb begins.
+    """
+    found: dict[str, str] = {}
+    for each in reversed([each for each in model.__mro__ if issubclass(each, Config)]):
+        docs = _docs_in(each.__module__).get(each.__qualname__.rpartition(".")[2], {})
+        named = inspect.get_annotations(each)
+        found = {name: text for name, text in found.items() if name not in named} | docs
+    return found
+
+
+@cache
+def _docs_in(module: str) -> dict[str, dict[str, str]]:
+    """Class -> attribute -> docstring, of all classes of a module; empty where it has no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError, SyntaxError):
+        return {}
+    return {each.name: _attribute_docs(each) for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
+
+
+def _attribute_docs(definition: ast.ClassDef) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one, after in pairwise(definition.body):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+            text = getattr(after.value, "value", None)
+            if isinstance(text, str):
+                found[one.target.id] = inspect.cleandoc(text)
+    return found
 
 
 def outside_part(kind: Any) -> type[Config] | None:

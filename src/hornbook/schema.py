@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from hornbook.fields import Config, Duration, outside_part
+from hornbook.fields import Config, Duration, field_docs, outside_part
 from hornbook.recipe import Recipe
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -220,10 +220,11 @@ def _walk(shape: Section, prefix: str, present: Any, where: str) -> Iterator[Set
     for kind, model in shape.kinds.items():
         condition = where if len(shape.kinds) == 1 else f'{prefix}kind = "{kind}"'
         values = present if isinstance(present, dict) and present.get("kind", "") == kind else defaults(model)
+        docs = field_docs(model)
         for name, field in model.model_fields.items():
             if name == "kind" and len(shape.kinds) > 1:
                 continue
-            yield from _walk_field(field, prefix + name, values.get(name, REQUIRED), condition)
+            yield from _walk_field(field, prefix + name, values.get(name, REQUIRED), condition, docs.get(name, ""))
 
 
 def _kind_setting(shape: Section, prefix: str, present: Any, where: str) -> Setting:
@@ -236,7 +237,7 @@ def _first_line(model: type[Config]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0].rstrip(".") if model.__doc__ else ""
 
 
-def _walk_field(field: FieldInfo, key: str, default: Any, where: str) -> Iterator[Setting]:
+def _walk_field(field: FieldInfo, key: str, default: Any, where: str, doc: str) -> Iterator[Setting]:
     shape = shape_of(field.annotation)
     if isinstance(shape, Section):
         yield from _walk(shape, f"{key}.", default, where)
@@ -245,7 +246,7 @@ def _walk_field(field: FieldInfo, key: str, default: Any, where: str) -> Iterato
     else:
         name = f"{key}.*" if isinstance(shape, Table) else key
         shown = REQUIRED if isinstance(shape, Table) else default
-        yield Setting(name, field.description or "", type_text(shape), range_text(field), shown, where)
+        yield Setting(name, doc, type_text(shape), range_text(field), shown, where)
 
 
 def type_text(shape: Shape) -> str:

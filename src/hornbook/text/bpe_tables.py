@@ -60,9 +60,11 @@ def find_merges(definition: Mapping[str, Any]) -> Merges | None:
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if not all(letter in vocab for letter in letters) or max(vocab.values()) >= 2**TOKEN_BITS - 1:
         return None
-    if not all(token in vocab for pair in pairs for token in (*pair, "".join(pair))):
+    try:
+        triples = [(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs]
+    except KeyError:
         return None
-    return Merges(style, [vocab[letter] for letter in letters], [(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs])
+    return Merges(style, [vocab[letter] for letter in letters], triples)
 
 
 def _find_style(splitter: Mapping[str, Any] | None) -> Style | None:

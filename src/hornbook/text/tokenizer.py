@@ -19,7 +19,7 @@ import tokenizers
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.bpe_tables import find_merges
+from hornbook.text.bpe_tables import Merges, find_merges
 from hornbook.text.pieces import Cutter, can_cut
 from hornbook.text.special_tokens import find_delimiters, find_special_tokens
 
@@ -40,25 +40,15 @@ class Tokenizer:
 
         Raises IntegrityError where the JSON is no tokenizer, UsageError where it lacks the named tokens.
         """
-        try:
-            self._decoder = tokenizers.Tokenizer.from_str(definition)
-            self._data: dict[str, Any] = json.loads(definition)
-        except Exception as error:  # the library raises plain Exception for all that is wrong
-            raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
         self.definition = definition
-        self.vocab_size = max(self._decoder.get_vocab(with_added_tokens=True).values()) + 1
-        """Largest token id plus one, special and added tokens included."""
+        self._data, self._decoder, self.vocab_size = _parsed(definition)
+        """`vocab_size`: largest token id plus one, special and added tokens included."""
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
         found = find_special_tokens(self._data, settings)
         self.special = replace(found, begin=self.delimiter_id, end=self.end_id)
         """Ids of the tokens that objectives need."""
-        plain = _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
-        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        self._encoder.encode_special_tokens = True
-        self._merges = find_merges(plain)
-        self._cutter = None if self._merges else _cutter(self._data, self._encoder)
         unknown = self._data["model"].get("unk_token")
         self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
         """Token of what cannot be encoded; None for byte-level tokenizers, which encode everything."""
@@ -74,7 +64,7 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         try:
             definition = file.read_text(encoding="utf-8")
-            data = json.loads(definition)
+            data = _json(definition)
         except FileNotFoundError as error:
             raise UsageError(f"{file} does not exist: give a tokenizer.json or a folder that holds one") from error
         except OSError as error:
@@ -91,7 +81,26 @@ class Tokenizer:
         except IntegrityError as error:
             raise IntegrityError(f"{file}: {error}") from error
 
-    @property
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        """The definition without special tokens; this and what is made of it waits for the first text to encode."""
+        return _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
+
+    @cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        encoder = tokenizers.Tokenizer.from_str(json.dumps(self._plain))
+        encoder.encode_special_tokens = True
+        return encoder
+
+    @cached_property
+    def _merges(self) -> Merges | None:
+        return find_merges(self._plain)
+
+    @cached_property
+    def _cutter(self) -> Cutter | None:
+        return None if self._merges else _cutter(self._data, self._encoder)
+
+    @cached_property
     def digest(self) -> str:
         """xxh3_128 of the tokenizer.json and of the delimiters, as hex."""
         text = f"{self.definition}\n{self.delimiter_id} {self.end_id}"
@@ -190,6 +199,22 @@ class Tokenizer:
         return number
 
 
+@lru_cache(maxsize=1)
+def _json(definition: str) -> Any:
+    return json.loads(definition)
+
+
+@lru_cache(maxsize=2)
+def _parsed(definition: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, int]:
+    """(its JSON, the tokenizer, ids that there are); other settings beside the same definition change none of them."""
+    try:
+        made = tokenizers.Tokenizer.from_str(definition)
+        data: dict[str, Any] = _json(definition)
+    except Exception as error:  # the library raises plain Exception for all that is wrong
+        raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
+    return data, made, max(made.get_vocab(with_added_tokens=True).values()) + 1
+
+
 @lru_cache(maxsize=2)
 def _made(definition: str, begin: str | None, end: str, settings: str) -> Tokenizer:
     """A tokenizer read before is not made again: one of 32k tokens takes half a second, and nothing changes it."""
@@ -250,8 +275,8 @@ def choose_delimiters(
 
 def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> dict[str, Any]:
     """A clone with equal ids in which the special tokens, and those with a role, are spelled as no text is."""
-    clone = json.loads(json.dumps(data))
-    added = clone.get("added_tokens") or []
+    clone = {**data, "model": dict(data["model"])}
+    added = clone["added_tokens"] = [dict(token) for token in data.get("added_tokens") or []]
     specials = delimiters | {token["content"] for token in added if token["special"] or token["id"] in roles}
     renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
     for token in added:
@@ -271,5 +296,5 @@ def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
     if model.get("unk_token") in renamed:
         model["unk_token"] = renamed[model["unk_token"]]
     if "merges" in model:
-        pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-        model["merges"] = [list(pair) for pair in pairs if not {*pair, "".join(pair)} & renamed.keys()]
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [[a, b] for a, b in pairs if not (a in renamed or b in renamed or a + b in renamed)]
