@@ -45,7 +45,7 @@ def _with_corpus(step: Sketched, texts: list[str], judge: Callable[[Corpus], Any
         np.save(path, np.concatenate([step.sketch(batch, first) for first, batch in _batches(texts)]))
         columns = {"bytes": np.array([len(text) for text in texts])}
         sketches = [np.load(path, mmap_mode="r")]
-        return judge(Corpus(np.ones(len(texts), bool), columns, sketches, [0], Path(folder)))
+        return judge(Corpus(np.ones(len(texts), bool), columns, sketches, [0], Path(folder), lambda _: iter(())))
 
 
 def _near(texts: list[str], _: list[str]) -> list[int]:
@@ -56,7 +56,7 @@ def _near(texts: list[str], _: list[str]) -> list[int]:
 def _exact(texts: list[str], _: list[str]) -> int:
     hashes = np.frombuffer(b"".join(content_hash(text.encode()) for text in texts), np.uint64).reshape(-1, 2)
     alive = np.ones(len(texts), bool)
-    corpus = Corpus(alive, {"hash": hashes}, [], [0], Path())
+    corpus = Corpus(alive, {}, [], [0], Path(), lambda _: iter([hashes]))
     return int(ExactDedup(ExactConfig()).decide_all(corpus).sum())
 
 

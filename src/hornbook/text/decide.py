@@ -108,7 +108,8 @@ class _Judge:
     def _corpus(self, step: Sketched) -> "_Opened":
         wanted = not isinstance(step, GlobalDecision) or step.sketches
         sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if wanted else []
-        return _Opened(Corpus(self.reasons == 0, self._columns(step.needs), sketches, self.firsts, self._scratch))
+        columns = self._columns(step.needs)
+        return _Opened(Corpus(self.reasons == 0, columns, sketches, self.firsts, self._scratch, self._stream))
 
     def _columns(self, names: Sequence[str]) -> Columns:
         """Columns of all rows, filled in task by task: they are never held twice."""
@@ -119,6 +120,11 @@ class _Judge:
                     found[name] = np.empty((len(self.reasons), *part.shape[1:]), part.dtype)
                 found[name][first:end] = part
         return found
+
+    def _stream(self, name: str) -> Iterator[np.ndarray]:
+        """A column, task by task."""
+        for task in self.tasks:
+            yield read_columns(task, [name])[name]
 
     def examples(self) -> list[dict[int, list[str]]]:
         """Rows to show for each reason, task by task: those whose hash, keyed by the reason, is least."""

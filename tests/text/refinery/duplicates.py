@@ -37,7 +37,7 @@ def corpus_of(
     folder.mkdir(exist_ok=True)
     columns = {"bytes": np.array([len(text.encode()) for text in texts])}
     living = np.ones(len(texts), bool) if alive is None else alive
-    return Corpus(living, columns, sketches, cuts[:-1], folder)
+    return Corpus(living, columns, sketches, cuts[:-1], folder, lambda name: iter(np.split(columns[name], cuts[1:-1])))
 
 
 def applied(texts: Sequence[str], cuts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[str]:

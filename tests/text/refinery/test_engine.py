@@ -4,7 +4,7 @@ import json
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -232,18 +232,42 @@ def test_more_reasons_than_a_byte_can_name(monkeypatch: pytest.MonkeyPatch):
         TextConfig(steps=[DropEmpty(name=f"n{number}") for number in range(256)])
 
 
-def test_memory_of_decisions_is_a_few_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rows, tasks = 20_000, 50
-    hashes = np.random.default_rng(0).integers(0, 2**63, (rows, 2)).astype(np.uint64)
-    columns = {"hash": hashes, "edited_out": np.zeros(rows, np.uint8)}
-    monkeypatch.setattr(deciding, "read_columns", lambda _, names: {name: columns[name].copy() for name in names})
+@pytest.fixture
+def many_rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """50 tasks of 20,000 documents, each hash ten times; read from nowhere."""
+    hashes = np.random.default_rng(0).integers(0, 2**63, (20_000, 2)).astype(np.uint64)
+    columns = {"hash": hashes, "edited_out": np.zeros(len(hashes), np.uint8), "bytes": np.ones(len(hashes), np.int64)}
+
+    def read(task: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        other = np.uint64(task % 5)
+        return {name: columns[name] + other if name == "hash" else columns[name].copy() for name in names}
+
+    monkeypatch.setattr(deciding, "read_columns", read)
+    return range(50)
+
+
+def test_memory_of_decisions_is_a_few_bytes_a_document(tmp_path: Path, many_rows: Any, monkeypatch: pytest.MonkeyPatch):
+    found = {}
+    for budget in (2**40, 2**22):
+        monkeypatch.setattr(ExactDedupStep, "budget", budget)
+        tracemalloc.start()
+        _, verdicts = deciding.decide(many_rows, table.build([ExactDedup()]), tmp_path / "scratch")
+        found[budget] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        kept = np.concatenate([each.reasons == 0 for each in verdicts])
+        assert np.flatnonzero(kept).tolist() == list(range(100_000))
+    assert found[2**40] > 40 * 1_000_000
+    assert found[2**22] < 2**22 + 6 * 1_000_000
+
+
+def test_columns_of_all_rows_are_held_once(tmp_path: Path, many_rows: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ExactDedupStep, "needs", ("hash", "bytes"))
     monkeypatch.setattr(ExactDedupStep, "decide_all", lambda _, corpus: np.zeros(len(corpus.alive), np.uint8))
-    judged: Any = [None] * tasks
     tracemalloc.start()
-    deciding.decide(judged, table.build([ExactDedup()]), tmp_path / "scratch")
+    deciding.decide(many_rows, table.build([ExactDedup()]), tmp_path / "scratch")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 22 * rows * tasks  # 16 of them are the hashes
+    assert peak < (24 + 6) * 1_000_000
 
 
 def write_code(folder: Path, files: dict[str, str]) -> None:
@@ -297,3 +321,32 @@ def test_the_version_of_lingua_is_part_of_the_key(monkeypatch: pytest.MonkeyPatc
     versions["lingua-language-detector"] = "2.0"
     assert planning.read_by_steps([Language()]) != before
     assert planning.read_by_steps([Language(detector="script")]) == []
+
+
+class Interrupted(LinesSeenBefore):
+    """Ends as it is told to, with files in its folder."""
+
+    ends: ClassVar[list[type[BaseException]]] = []
+
+    def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert not any(corpus.scratch.iterdir())
+        (corpus.scratch / "run.bin").write_text("half")
+        if self.ends:
+            raise self.ends.pop()
+        return super().cuts(corpus)
+
+
+def test_interrupted_while_it_decides_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(table.STEPS, "lines", f"{__name__}:Interrupted")
+    monkeypatch.setattr(TextConfig, "model_dump", lambda *_, **__: {})
+    texts = ["one\ntwo\n", "two\none\n", "zwei\u00e9\none\nthree"]
+    monkeypatch.setattr(Interrupted, "ends", [KeyboardInterrupt])
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path, [DropEmpty(), LinesConfig()], texts)
+    scratch = tmp_path / "data" / "work" / "scratch"
+    assert not scratch.exists()
+    scratch.mkdir()
+    (scratch / "run.bin").write_text("what kill -9 leaves")
+    kept, _ = prepare(tmp_path, [DropEmpty(), LinesConfig()], texts)
+    assert kept == ["one\ntwo\n", "zwei\u00e9\nthree"]
+    assert not (tmp_path / "data" / "work").exists()

@@ -147,7 +147,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
     def clusters(budget: int) -> tuple[np.ndarray, int]:
         step.budget = budget
-        corpus = Corpus(alive, {}, [np.load(tmp_path / "keys.npy", mmap_mode="r")], [0], tmp_path)
+        corpus = Corpus(alive, {}, [np.load(tmp_path / "keys.npy", mmap_mode="r")], [0], tmp_path, lambda _: iter(()))
         tracemalloc.start()
         found = step.clusters(corpus)
         peak = tracemalloc.get_traced_memory()[1]

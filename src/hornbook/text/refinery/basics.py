@@ -61,21 +61,43 @@ class DropEmpty(Decision):
 
 
 class ExactDedup(GlobalDecision):
-    """All but the first document of each hash of the edited text."""
+    """All but the first document of each hash of the edited text.
+
+    Hashes are read as often as their parts, each of them sorted alone, need to fit into the budget.
+    """
 
     reasons = ("exact duplicate",)
-    needs = ("hash",)
     sketches = False
+    budget = 400 * 2**20
+    """Bytes of memory that it takes, beside a byte per document."""
 
     def decide_all(self, corpus: Corpus) -> np.ndarray:
         """1 for the later ones."""
-        alive = np.flatnonzero(corpus.alive)
-        high, low = corpus.columns["hash"][alive].T
-        order = np.lexsort((low, high))  # stable: equal hashes stay in (task, row) order
-        high, low = high[order], low[order]
         drop = np.zeros(len(corpus.alive), dtype=np.uint8)
-        drop[alive[order[1:]]] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        parts = 1 + _SORTING * len(drop) // self.budget
+        for part in range(parts):
+            hashes, rows = _hashes(corpus, part, parts)
+            high, low = hashes.T
+            order = np.lexsort((low, high))  # stable: equal hashes stay in (task, row) order
+            high, low = high[order], low[order]
+            drop[rows[order[1:]]] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
         return drop
+
+
+_SORTING = 72
+"""Bytes for each hash while they are sorted: hash and row twice, the order, the halves in their order."""
+
+
+def _hashes(corpus: Corpus, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(uint64 [n, 2], rows [n]) of the documents that are alive and whose hash belongs to a part."""
+    found, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
+    for first, hashes in zip(corpus.firsts, corpus.stream("hash"), strict=True):
+        mine = corpus.alive[first : first + len(hashes)]
+        if parts > 1:
+            mine = mine & (hashes[:, 0] % np.uint64(parts) == part)
+        found.append(hashes[mine])
+        rows.append(np.flatnonzero(mine) + first)
+    return np.concatenate(found), np.concatenate(rows)
 
 
 def content_hash(data: bytes) -> bytes:

@@ -5,7 +5,7 @@ text. Decisions drop documents: by columns that are measured on each document al
 Cuts remove parts of documents by sketches of all of them. Nothing depends on how documents are spread over tasks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -94,6 +94,8 @@ class Corpus:
     """The row of each task's first document."""
     scratch: Path
     """An empty folder for files."""
+    stream: Callable[[str], Iterator[np.ndarray]]
+    """A column task by task, read anew each time: for steps that do not want all of it in memory."""
 
 
 class Sketched(Step):
