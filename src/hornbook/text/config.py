@@ -12,6 +12,7 @@ from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.config_modules import code_of
 from hornbook.text.config_later import Later
 from hornbook.text.config_perplexity import Perplexity
+from hornbook.text.config_quantiles import Quantiles
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
 from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
 from hornbook.text.config_vocabulary import Vocabulary
@@ -100,6 +101,7 @@ AnyStep = Annotated[
     | FineWeb
     | Classifier
     | Perplexity
+    | Quantiles
     | Vocabulary
     | Harmful
     | Language

@@ -17,7 +17,7 @@ from hornbook.text.refinery.perplexity_counts import MOST_ORDER, Counts, NgramCo
 from hornbook.text.refinery.perplexity_model import LanguageModel
 
 PERCENTILES = (5, 33, 50, 67, 95)
-_LEAST = 20
+_FEWEST = 20
 """Documents, or there is none to hold out."""
 _HELD_OUT = 20
 """Every twentieth document is not learned from, but judged."""
@@ -80,8 +80,8 @@ def train(texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int) -
     for text in texts:
         sample.add(text)
     drawn = sample.texts()
-    if len(drawn) < _LEAST:
-        raise UsageError(f"{len(drawn)} different documents: at least {_LEAST} are needed, better megabytes of text")
+    if len(drawn) < _FEWEST:
+        raise UsageError(f"{len(drawn)} different documents: at least {_FEWEST} are needed, better megabytes of text")
     learned = [text for n, text in enumerate(drawn) if n % _HELD_OUT]
     counter = NgramCounter(order)
     for batch in _batches(learned):

@@ -46,6 +46,9 @@ class Step:
         """In columns and in the funnel."""
         return self.config.label
 
+    def check(self, columns: Mapping[str, str]) -> None:
+        """Raises UsageError where the columns that a recipe's steps measure (name -> dtype) are not what it needs."""
+
 
 class Edit(Step):
     """Changes texts. What it changed is counted by kind, for each document, in columns `name.counter`."""

@@ -20,6 +20,7 @@ STEPS = {
     "exact_dedup": ".basics:ExactDedup",
     "classifier": ".classifier:ClassifierStep",
     "perplexity": ".perplexity:PerplexityStep",
+    "quantiles": ".quantiles:QuantilesStep",
     "vocabulary": ".vocabulary:VocabularyStep",
     "harmful": ".harmful:Harmful",
     "language": ".language:Language",
@@ -74,7 +75,11 @@ def build(configs: Iterable[StepConfig]) -> Steps:
     _check_reasons(steps)
     decisions = [each for each in steps if isinstance(each, Decision | GlobalDecision)]
     cuts = [each for each in steps if isinstance(each, Cut)]
-    return Steps([each for each in steps if isinstance(each, Edit)], decisions, cuts, _measurers([*decisions, *cuts]))
+    edits = [each for each in steps if isinstance(each, Edit)]
+    found = Steps(edits, decisions, cuts, _measurers([*decisions, *cuts]))
+    for step in steps:
+        step.check(found.columns())
+    return found
 
 
 def _made(config: StepConfig) -> Step:

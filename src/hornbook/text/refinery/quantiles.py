@@ -1,0 +1,48 @@
+"""Keeping documents by the rank of one of their numbers among all of them, or among those of their language."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import UsageError
+from hornbook.text.refinery.step import Corpus, GlobalDecision
+
+
+class QuantilesStep(GlobalDecision):
+    """Drops what is below the low quantile or above the high one, of those that no earlier step dropped."""
+
+    sketches = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.reasons = (f"low {config.column}", f"high {config.column}")
+        self.needs = (config.column, *([config.by] if config.by else []))
+
+    def check(self, columns: Mapping[str, str]) -> None:
+        """Raises UsageError where a column is not measured, or holds no numbers."""
+        known = [name for name, kind in columns.items() if kind != "list"]
+        if missing := [name for name in self.needs if name not in known]:
+            there = ", ".join(known) or "none"
+            raise UsageError(f"step {self.name!r}: no step measures the column {missing[0]!r}; there are {there}")
+        if (kind := columns[self.config.column]) == "str":
+            raise UsageError(f"step {self.name!r}: {self.config.column} is {kind}: quantiles are of numbers")
+
+    def decide_all(self, corpus: Corpus) -> np.ndarray:
+        """1 below, 2 above."""
+        values = corpus.columns[self.config.column].astype(np.float64)
+        found = np.zeros(len(values), np.uint8)
+        for rows in _groups(corpus, self.config.by):
+            low, high = np.quantile(values[rows], (self.config.low, self.config.high))
+            found[rows] = np.where(values[rows] < low, 1, np.where(values[rows] > high, 2, 0))
+        return found
+
+
+def _groups(corpus: Corpus, by: str) -> list[np.ndarray]:
+    """Rows that are alive, int64 [rows] for each value of the column; all in one without a column."""
+    rows = np.flatnonzero(corpus.alive)
+    if not by or not len(rows):
+        return [rows] if len(rows) else []
+    _, numbers = np.unique(corpus.columns[by][rows].astype(str), return_inverse=True)
+    order = np.argsort(numbers, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(numbers[order])) + 1)
