@@ -3,6 +3,7 @@
 import html
 import re
 import unicodedata
+from functools import lru_cache
 
 from hornbook.text.document import Document
 from hornbook.text.refinery.step import Edit
@@ -12,6 +13,8 @@ _HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirec
 )
 _JOINER = re.compile("(?<![\u0600-\u109f\u1780-\u17ff\U0001f000-\U0001ffff\u2600-\u27bf\ufe0f])[\u200c\u200d]")
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010fffd]")
+_UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ue000-\uf8ff\ufeff\U000f0000-\U0010fffd]")
+"""All that the three begin with: most texts have none of it, and one search says so."""
 _ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});")
 _QUOTES = (
     "\u00a0\u00ab\u00ae\u00b0\u00b2\u00b3\u00b9\u00bb\u2013\u2014\u2018\u2019\u201a"
@@ -41,6 +44,10 @@ def _said(text: str) -> str:
     return said if all(unicodedata.category(each) not in _UNSAID for each in said) else text
 
 
+_said_by_one = lru_cache(maxsize=4096)(_said)
+"""For single characters: a text repeats few of them, while runs may be as long as a text."""
+
+
 def _is_certain(found: re.Match[str]) -> bool:
     """Whether nobody can have meant these characters: an accented capital, say, may stand before a closing quote."""
     text, before = found.group(), found.string[found.start() - 1 : found.start()]
@@ -64,7 +71,7 @@ def _repaired(text: str) -> tuple[str, int]:
 
     def said(found: re.Match[str]) -> str:
         nonlocal count
-        meant = _said(found.group())
+        meant = _said_by_one(found.group())
         count += meant != found.group()
         return meant
 
@@ -80,12 +87,13 @@ class Repair(Edit):
         """The repaired text; private characters go, replacement characters are only counted: what they were is lost."""
         text, misread = document.text, 0
         if not text.isascii():
-            for _ in range(2):  # text may have been misread twice
+            text, misread = _repaired(text)
+            if misread:  # maybe twice
                 text, count = _repaired(text)
                 misread += count
         text, entities = self._entities(text)
         hidden = private = 0
-        if not text.isascii():
+        if not text.isascii() and _UNSEEN.search(text):
             text, hidden = _HIDDEN.subn("", text)
             text, joiners = _JOINER.subn("", text)
             hidden += joiners
