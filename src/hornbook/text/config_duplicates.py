@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hornbook.fields import Count
 from hornbook.text.config_step import CutConfig, DecisionConfig, Words
@@ -24,8 +24,17 @@ class NearDedup(DecisionConfig):
     """Words of a shingle; shorter documents are one shingle."""
     words: Words = "cjk"
     """What a word is."""
-    keep: Literal["longest", "first"] = "longest"
-    """Which document of a cluster stays: that with the most bytes (the first of these), or the first."""
+    keep: str = Field(default="longest", min_length=1)
+    """Which document of a cluster stays, the first of equals: `longest` (in bytes), `first`, or the best by a measured
+    column, by its full name such as `classifier.score`."""
+    lowest: bool = False
+    """The best has the least value of that column, not the greatest."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "NearDedup":
+        if self.lowest and self.keep in ("longest", "first"):
+            raise ValueError(f"lowest goes with a column to keep by, such as classifier.score, not with {self.keep!r}")
+        return self
 
 
 class LineDedup(CutConfig):

@@ -1,12 +1,15 @@
 import time
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
+from pydantic import ValidationError
 
+from hornbook.errors import UsageError
 from hornbook.text.config_duplicates import NearDedup as NearConfig
 from hornbook.text.refinery.near_dedup import NearDedup
 from hornbook.text.refinery.step import Corpus
@@ -71,7 +74,7 @@ def made_texts() -> list[str]:
 @pytest.mark.parametrize("keep", ["first", "longest"])
 def test_one_of_each_cluster_stays(keep: str, tmp_path: Path) -> None:
     texts = made_texts()
-    step = NearDedup(NearConfig(keep=keep))  # pyright: ignore[reportArgumentType]
+    step = NearDedup(NearConfig(keep=keep))
     alive = np.random.default_rng(2).random(len(texts)) < 0.9
     corpus = corpus_of(step, texts, tmp_path, tasks=3, alive=alive)
     clusters = slow_clusters(np.concatenate(corpus.sketches), alive)
@@ -81,6 +84,32 @@ def test_one_of_each_cluster_stays(keep: str, tmp_path: Path) -> None:
     sizes = [len(text.encode()) for text in texts]
     kept = {min(rows, key=lambda row: (-sizes[row] if keep == "longest" else 0, row)) for rows in members if rows}
     assert np.flatnonzero(step.decide_all(corpus) == 0).tolist() == sorted(kept)
+
+
+@pytest.mark.parametrize("lowest", [False, True])
+@pytest.mark.parametrize("dtype", ["int64", "float64", "bool"])
+def test_the_best_of_each_cluster_by_a_column_stays(dtype: str, lowest: bool, tmp_path: Path) -> None:
+    texts, rng = made_texts(), np.random.default_rng(3)
+    step = NearDedup(NearConfig(keep="score.value", lowest=lowest))
+    values = rng.integers(0, 3, len(texts)).astype(dtype)
+    if dtype == "float64":
+        values[rng.random(len(texts)) < 0.3] = np.nan
+    corpus = corpus_of(step, texts, tmp_path)
+    corpus = replace(corpus, columns={"score.value": values})
+    worth = [-np.inf if value != value else -float(value) if lowest else float(value) for value in values.tolist()]  # noqa: PLR0124
+    clusters = step.clusters(corpus).tolist()
+    best = {first: max((r for r, c in enumerate(clusters) if c == first), key=worth.__getitem__) for first in clusters}
+    assert np.flatnonzero(step.decide_all(corpus) == 0).tolist() == sorted(best.values())
+
+
+def test_a_column_to_keep_by_is_a_number_that_is_measured() -> None:
+    step = NearDedup(NearConfig(keep="classifier.score"))
+    step.check({"classifier.score": "float64"})
+    for columns in ({"classifier.other": "float64"}, {"classifier.score": "str"}):
+        with pytest.raises(UsageError, match=r"keep = 'classifier.score' is neither `longest` nor"):
+            step.check(columns)
+    with pytest.raises(ValidationError, match="lowest goes with a column"):
+        NearConfig(lowest=True)
 
 
 def test_tasks_batches_and_memory_change_nothing(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Near duplicates: documents that share a band of their MinHash signatures hang together; one of each cluster stays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hornbook.errors import UsageError
 from hornbook.text.compiled import compiled
 from hornbook.text.document import Document
 from hornbook.text.refinery.external_sort import repeated, sorted_records
@@ -16,15 +17,25 @@ from hornbook.text.refinery.step import Corpus, GlobalDecision
 
 
 class NearDedup(GlobalDecision):
-    """All but the longest or the first of each cluster."""
+    """All but the longest, the first or the best of each cluster."""
 
     reasons = ("near duplicate",)
-    needs = ("bytes",)
     budget = BUDGET
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._multipliers, self._offsets = permutations(config.bands * config.rows)
+        self.needs = {"longest": ("bytes",), "first": ()}.get(config.keep, (config.keep,))
+
+    def check(self, columns: Mapping[str, str]) -> None:
+        """The column to keep by is a number that a step measures."""
+        keep = self.config.keep
+        numbers = [name for name, dtype in columns.items() if dtype in ("int64", "float64", "bool")]
+        if keep not in ("longest", "first", *numbers):
+            raise UsageError(
+                f"step {self.name!r}: keep = {keep!r} is neither `longest` nor `first` nor a number that a step "
+                f"measures (there are {', '.join(numbers) or 'none'})"
+            )
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [documents, bands]."""
@@ -38,9 +49,16 @@ class NearDedup(GlobalDecision):
     def decide_all(self, corpus: Corpus) -> np.ndarray:
         """1 for those that another document stands for."""
         clusters = self.clusters(corpus)
-        if self.config.keep == "longest":
-            _stand_for(clusters, corpus.columns["bytes"])
+        for name in self.needs:
+            _stand_for(clusters, self._worth(corpus.columns[name]))
         return (clusters != np.arange(len(clusters))).astype(np.uint8)
+
+    def _worth(self, values: np.ndarray) -> np.ndarray:
+        """The greatest is best; of what could not be measured (NaN) nothing is worse."""
+        if values.dtype == np.int64:
+            return ~values if self.config.lowest else values
+        values = values.astype(np.float64)
+        return np.nan_to_num(-values if self.config.lowest else values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
     def clusters(self, corpus: Corpus) -> np.ndarray:
         """int64 [rows]: the first document of each document's cluster."""
@@ -94,11 +112,11 @@ def _flatten(parents):
 
 
 @compiled
-def _stand_for(clusters, sizes):
-    """Let the largest document of each cluster, the first of those, stand for it instead of the first."""
+def _stand_for(clusters, worth):
+    """Let the document of each cluster that is worth most, the first of those, stand for it instead of the first."""
     best = np.arange(len(clusters))
     for row in range(len(clusters)):
-        if sizes[row] > sizes[best[clusters[row]]]:
+        if worth[row] > worth[best[clusters[row]]]:
             best[clusters[row]] = row
     for row in range(len(clusters)):
         clusters[row] = best[clusters[row]]
