@@ -187,12 +187,12 @@ def refinery_endurance(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Memory and kills",
-            "`python -m benchmarks.refinery_endurance`: two workers, the largest memory of all processes (goal: the",
-            "same for any size, under 2,048 MiB).",
+            "`python -m benchmarks.refinery_endurance`: two workers, the largest memory of all processes together",
+            "(goal: the same for any size, under 2,048 MiB). The machine did other work too, so seconds say little.",
         ),
         *rows_of(["input, MB", "prepare, MiB", "seconds", "tokenize, MiB", "seconds"], rows),
-        f"kill -9 at {kills['kills']} random points of {kills['runs']} runs over {kills['megabytes']} MB: in",
-        f"{kills['runs'] - kills['unequal']} of {kills['runs']} runs all files are those of one worker that was left",
+        f"kill -9 at {kills['kills']} random points of {kills['runs']} runs over {kills['megabytes']} MB: after",
+        f"{kills['runs'] - kills['unequal']} of the {kills['runs']} all files are those of one worker that was left",
         "alone, to the byte.",
         "",
     ]
