@@ -276,6 +276,19 @@ def test_another_configuration_is_refused_until_overwritten(tmp_path: Path, corp
     assert read_text_config(data).steps == other.steps
 
 
+def test_an_unfinished_folder_of_other_settings_is_refused(tmp_path: Path, corpus: TextConfig):
+    data = tmp_path / "data"
+    prepare_share(corpus, data, "measure", Share(0, 2))
+    other = corpus.model_copy(update={"steps": [DropEmpty()]})
+    for begin in (lambda: prepare(other, data), lambda: prepare_share(other, data, "measure")):
+        with pytest.raises(UsageError, match="was made with other settings"):
+            begin()
+    (data / "unfinished.json").write_text("")
+    with pytest.raises(IntegrityError, match=r"unfinished\.json is damaged"):
+        prepare(corpus, data)
+    assert prepare(corpus, data, overwrite=True).total().kept.rows
+
+
 def test_other_tokenizer_settings_do_not_matter_to_prepare(tmp_path: Path, corpus: TextConfig):
     prepare(corpus, tmp_path / "data")
     prepare(corpus.model_copy(update={"validation": 0.5, "strict": False}), tmp_path / "data")

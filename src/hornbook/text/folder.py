@@ -96,14 +96,15 @@ def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) 
 def begin(config: TextConfig, out: Path) -> None:
     """Say for which settings the folder is; of jobs that begin at once one does, and the others look.
 
-    Raises UsageError where it is for others.
+    Raises UsageError where it is for others, IntegrityError where the file that says it is damaged.
     """
-    while not create_atomic(out / UNFINISHED, dumps({"key": config_key(config)})):
-        begun = read_json(out / UNFINISHED)
-        if isinstance(begun, dict) and "key" in begun:
-            _require_key(begun, config, out)
-            return
-        (out / UNFINISHED).unlink(missing_ok=True)  # torn by a file system that forgot what was synced
+    path = out / UNFINISHED
+    if not path.exists() and create_atomic(path, dumps({"key": config_key(config)})):
+        return
+    begun = read_json(path)
+    if not isinstance(begun, dict) or "key" not in begun:
+        raise IntegrityError(f"{path} is damaged; start afresh with --overwrite")
+    _require_key(begun, config, out)
 
 
 def _require_key(begun: dict[str, Any], config: TextConfig, out: Path) -> None:
