@@ -6,7 +6,7 @@ value that hides a mistake (norms of one, biases and routers of zero).
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -248,24 +248,25 @@ def packed_labels(pair: Pair) -> float:
     """Documents one after the other in a row of ours, each alone in theirs."""
     lengths, ids = (7, 1, 15), tokens(1, LENGTH)
     ours = our_logits(pair.ours, ids, None, [lengths])[0].split(lengths)
-    worst = 0.0
-    for piece, logits in zip(ids[0].split(lengths), ours, strict=True):
-        theirs = their_logits(pair.theirs, piece[None])[0]
-        worst = max(worst, difference(read_as(pair.config, logits, theirs), theirs))
-    return worst
+    theirs = [their_logits(pair.theirs, piece[None])[0] for piece in ids[0].split(lengths)]
+    return _over_all(pair, ours, theirs)
 
 
 def padded_labels(pair: Pair) -> float:
     """Documents of several lengths, padded at the right in theirs and alone in ours."""
-    lengths, ids, worst = (LENGTH, 9, 17), tokens(3, LENGTH), 0.0
+    lengths, ids = (LENGTH, 9, 17), tokens(3, LENGTH)
     mask = (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
     ids = torch.where(mask.bool(), ids, pair.theirs.config.pad_token_id)
     theirs = their_logits(pair.theirs, ids, attention_mask=mask)
-    for row, length in enumerate(lengths):
-        ours = our_logits(pair.ours, ids[row : row + 1, :length])[0]
-        wanted = theirs[row] if theirs.dim() == 2 else theirs[row, :length]
-        worst = max(worst, difference(read_as(pair.config, ours, wanted), wanted))
-    return worst
+    ours = [our_logits(pair.ours, row[None, :length])[0] for row, length in zip(ids, lengths, strict=True)]
+    cut = [row if theirs.dim() == 2 else row[:length] for row, length in zip(theirs, lengths, strict=True)]
+    return _over_all(pair, ours, cut)
+
+
+def _over_all(pair: Pair, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """The difference over all documents: one may have but three logits, all of them small by chance."""
+    read = [read_as(pair.config, own, wanted).flatten() for own, wanted in zip(ours, theirs, strict=True)]
+    return difference(torch.cat(read), torch.cat([each.flatten() for each in theirs]))
 
 
 def typed_labels(pair: Pair) -> float:
