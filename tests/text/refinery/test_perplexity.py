@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config_perplexity import Perplexity
@@ -202,6 +202,15 @@ def test_bad_requests_and_files_are_named(tmp_path: Path):
         LanguageModel.load(tmp_path / "later")
 
 
+def test_a_flipped_bit_is_damage(tmp_path: Path):
+    counted(TEXTS, 4).save(tmp_path / "bad")
+    data = bytearray((tmp_path / "bad").read_bytes())
+    data[-1000] ^= 1
+    (tmp_path / "bad").write_bytes(data)
+    with pytest.raises(IntegrityError, match="bad is damaged: train it again"):
+        LanguageModel.load(tmp_path / "bad")
+
+
 @pytest.mark.parametrize(
     ("name", "place", "value"),
     [("end", -1, 2**32 - 1), ("end", 300, 300), ("first", 5, 2**32 - 1), ("bits", 9, np.nan)],
@@ -210,7 +219,7 @@ def test_numbers_that_lead_nowhere_are_damage(tmp_path: Path, name: str, place: 
     counted(TEXTS, 4).save(tmp_path / "good")
     arrays = load_file(tmp_path / "good")
     arrays[name][place] = value
-    save_file(arrays, tmp_path / "bad", metadata={"perplexity": '{"version": 1, "order": 4}'})
+    LanguageModel(**arrays, order=4).save(tmp_path / "bad")
     with pytest.raises(IntegrityError, match="bad is damaged: train it again"):
         LanguageModel.load(tmp_path / "bad")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.text.document import Document
-from hornbook.text.refinery.perplexity_model import LanguageModel, order_of
+from hornbook.text.refinery.perplexity_model import LanguageModel, read_facts
 from hornbook.text.refinery.step import Columns, Decision
 
 
@@ -21,7 +21,7 @@ class BitsPerByte:
     columns = {"bits_per_byte": "float64"}  # noqa: RUF012 - read only
 
     def __init__(self, name: str, path: Path) -> None:
-        order_of(path)
+        read_facts(path)
         self.name, self._path = name, path
 
     @cached_property

@@ -12,8 +12,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -67,16 +69,23 @@ class LanguageModel:
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        facts = json.dumps({"version": VERSION, "order": self.order})  # one value: safetensors does not order several
-        write_atomic(path, save({name: getattr(self, name) for name in _ARRAYS}, metadata={_KIND: facts}))
+        facts = json.dumps({"version": VERSION, "order": self.order, "digest": self._digest()})
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        write_atomic(path, save(arrays, metadata={_KIND: facts}))  # one value: safetensors does not order several
+
+    def _digest(self) -> str:
+        digest = xxhash.xxh3_128()
+        for name in _ARRAYS:
+            digest.update(getattr(self, name).data)
+        return digest.hexdigest()
 
     @staticmethod
     def load(path: Path) -> "LanguageModel":
-        """Read the file. Raises what `order_of` raises, and IntegrityError where its numbers lead nowhere."""
-        order = order_of(path)
+        """Read the file. Raises what `read_facts` raises, and IntegrityError where it is not as it was written."""
+        facts = read_facts(path)
         with safe_open(path, framework="numpy") as file:
-            model = LanguageModel(**{name: file.get_tensor(name) for name in _ARRAYS}, order=order)
-        if not model._is_sound():
+            model = LanguageModel(**{name: file.get_tensor(name) for name in _ARRAYS}, order=facts["order"])
+        if facts["digest"] != model._digest() or not model._is_sound():
             raise IntegrityError(f"{path} is damaged: train it again with `hornbook prepare perplexity`")
         return model
 
@@ -93,14 +102,14 @@ class LanguageModel:
         return bool(whole and falls.all() and grows.all() and ends.all() and numbers and self.first[-1] == count)
 
 
-def order_of(path: Path) -> int:
-    """The order that a model's file names. Raises UsageError where it is absent, IntegrityError where it is none."""
+def read_facts(path: Path) -> dict[str, Any]:
+    """Version, order and digest of a model. Raises UsageError where it is absent, IntegrityError where it is none."""
     try:
         with safe_open(path, framework="numpy") as file:
             known = file.metadata() or {}
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
         facts = json.loads(known[_KIND])
-        version, order = int(facts["version"]), int(facts["order"])
+        version, order = facts["version"], facts["order"]
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such language model; train one with `hornbook prepare perplexity`") from error
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -108,9 +117,9 @@ def order_of(path: Path) -> int:
     if version != VERSION:
         remedy = "train it again with `hornbook prepare perplexity`"
         raise IntegrityError(f"{path} is of version {version}, and this hornbook reads version {VERSION}: {remedy}")
-    if kinds != _ARRAYS or not 2 <= order <= MOST_ORDER:
+    if kinds != _ARRAYS or order not in range(2, MOST_ORDER + 1) or "digest" not in facts:
         raise IntegrityError(f"{path} is not a language model of hornbook: it holds {kinds}, and order {order}")
-    return order
+    return facts
 
 
 @compiled
