@@ -36,6 +36,7 @@ VERBS = {
     "prepare report": Verb("prepare_report", "report", "What prepare removed and why: a page, a data card", "Data"),
     "prepare review": Verb("prepare_review", "review", "Judge examples of each rule; its estimated precision", "Data"),
     "prepare curve": Verb("prepare_curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
+    "prepare bias": Verb("prepare_bias", "bias", "Who is mentioned with what, by source", "Data"),
     "prepare classifier": Verb("prepare_classifier", "classifier", "Train a score on good and bad samples", "Data"),
     "prepare perplexity": Verb("prepare_perplexity", "perplexity", "Train a language model of good text", "Data"),
     "tokenize": Verb("tokenize", "tokenize", "Documents to token shards", "Data", words=True),

@@ -5,12 +5,13 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from hornbook.fields import Config, Count
+from hornbook.text.config_bias import Mentions, Rebalance
 from hornbook.text.config_classifier import Classifier
 from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
 from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.config_modules import code_of
 from hornbook.text.config_later import Later
+from hornbook.text.config_modules import code_of
 from hornbook.text.config_perplexity import Perplexity
 from hornbook.text.config_quantiles import Quantiles
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
@@ -41,7 +42,6 @@ class SourceConfig(Config):
     """Date of documents that do not say their own."""
     split: Literal["train", "validation"] | None = Field(default=None, exclude_if=lambda split: split is None)
     """All documents go there, as labelled sets are published; without it `text.validation` decides."""
-
     later: Later | None = Field(default=None, exclude_if=lambda later: later is None)
     """Documents that are held out by their dates, as the source NAME@later; of the others `text.validation` decides."""
 
@@ -50,6 +50,7 @@ class SourceConfig(Config):
         if self.later is not None and self.split is not None:
             raise ValueError(f"all documents go to {self.split}: leave out `split`, or `later`")
         return self
+
 
 class Normalize(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
@@ -106,6 +107,8 @@ AnyStep = Annotated[
     | Harmful
     | Language
     | Code
+    | Mentions
+    | Rebalance
     | NearDedup
     | Decontaminate
     | LineDedup

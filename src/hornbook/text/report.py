@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hornbook.errors import IntegrityError
+from hornbook.text.bias_page import STYLE, bias_card, bias_page
 from hornbook.text.config import TextConfig
 from hornbook.text.decide import EXAMPLES, KEPT
 from hornbook.text.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.measured import FIELDS
+from hornbook.text.refinery.bias import MentionReport, read_bias
 from hornbook.text.report_curves import curves_page
 from hornbook.text.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.store import read_json
@@ -48,6 +50,7 @@ class Receipt:
     known: dict[str, dict[str, int]]
     """licence, url (with or without) -> kept documents."""
     inputs: list[dict[str, Any]]
+    bias: list[MentionReport]
 
 
 def read_receipt(data: Path) -> Receipt:
@@ -63,6 +66,7 @@ def read_receipt(data: Path) -> Receipt:
         precisions(data),
         {name: _counts(data, name) for name in FIELDS if name != "url"},
         manifest["inputs"],
+        read_bias(data, config.steps),
     )
 
 
@@ -84,7 +88,7 @@ def page(receipt: Receipt) -> str:
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     parts = [
-        f"{head}{view}<style>{_STYLE}</style>",
+        f"{head}{view}<style>{_STYLE}{STYLE if receipt.bias else ''}</style>",
         f"<h1>What became of the text in {escape(str(receipt.data.name))}</h1>",
         f"<p>{total.read.rows:,} rows were read, {total.kept.rows:,} documents are left "
         f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
@@ -94,6 +98,7 @@ def page(receipt: Receipt) -> str:
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>: their precision stands here then.</p>",
         *(_rule(reason, receipt) for reason in _reasons(receipt)),
         curves_page(receipt.data, receipt.config.steps),
+        *bias_page(receipt.bias),
         "<h2>Licences and dates</h2>",
         *(
             _table((name, "documents"), [(value, f"{n:,}") for value, n in list(counts.items())[:20]])
@@ -193,6 +198,7 @@ def card(receipt: Receipt) -> str:
         "",
         *_facts("Licences", receipt.known["licence"]),
         *_facts("Years", receipt.known["date"]),
+        *bias_card(receipt.bias),
         "## Not known",
         "",
         "Who is in the text and agreed to it, and what the rules missed: `hornbook prepare review` samples the latter.",

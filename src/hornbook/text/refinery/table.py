@@ -25,6 +25,8 @@ STEPS = {
     "harmful": ".harmful:Harmful",
     "language": ".language:Language",
     "code": ".code:Code",
+    "mentions": ".mentions:MentionsStep",
+    "rebalance": ".rebalance:Rebalance",
     "near_dedup": ".near_dedup:NearDedup",
     "decontaminate": ".decontaminate:Decontaminate",
     "line_dedup": ".lines:LineDedup",

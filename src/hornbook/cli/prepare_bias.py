@@ -1,0 +1,78 @@
+"""`hornbook prepare bias`: who is mentioned with what."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.shell import Json, answer
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.refinery.bias import MentionReport, Shift, SourceMentions
+
+
+def bias(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Most pairs shown of each source; --json has all.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Say which groups of people are mentioned with what more often than by their share, per source and in all.
+
+    Where {kind = "mentions"} or {kind = "rebalance"} is one of the steps; from what prepare counted: no text is read.
+    PMI is in bits: +1 is twice as often as if it stood near all groups alike. It is association in text, not harm.
+    """
+    from hornbook.text.folder import read_text_config
+    from hornbook.text.refinery.bias import read_bias
+
+    found = read_bias(data, read_text_config(data).steps)
+    if not found:
+        raise UsageError(
+            f'{data}: no step counted who is mentioned with what; add {{kind = "mentions"}} to text.steps, behind the '
+            "edits, and prepare again"
+        )
+    value = {"data": str(data), "steps": [_as_json(each) for each in found]}
+    answer(value, "\n\n".join(_text(each, top) for each in found), as_json=as_json)
+
+
+def _as_json(report: "MentionReport") -> dict[str, object]:
+    sources = [
+        {
+            "source": source.name,
+            "documents": source.documents,
+            "mentions": source.mentions,
+            "pairs": [asdict(pair) for pair in source.pairs],
+            "before": [asdict(pair) for pair in source.before.values()],
+        }
+        for source in report.sources
+    ]
+    return {"step": report.step, "terms": report.terms, "near": report.near, "sources": sources}
+
+
+def _text(report: "MentionReport", top: int) -> str:
+    head = f"{report.step}: terms {report.terms}; near is {report.near}"
+    return "\n\n".join([head, *(_of_source(report, source, top) for source in report.sources)])
+
+
+def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> str:
+    from hornbook.cli.runs import columns
+    from hornbook.text.refinery.bias import shares, standing_out
+
+    pairs = standing_out(source)
+    head = f"{source.name}: {source.documents:,} documents mention {shares(source)}"
+    if not pairs:
+        return f"{head}\nno pair stands out of what chance may make of {len(source.pairs)} pairs"
+    header = ("group", "with", "times", "expected", f"PMI {report.before}", "now", "95 % interval")
+    rows = [_row(pair) for pair in pairs[:top]]
+    more = [f"and {len(pairs) - top} more: --top {len(pairs)}"] if len(pairs) > top else []
+    return "\n".join([head, columns([header, *rows]), *more])
+
+
+def _row(pair: "Shift") -> tuple[str, ...]:
+    now, before = pair.now, pair.before
+    was = f"{before.pmi:+.2f}" if before else "rare"
+    if now is None:
+        return pair.group, pair.attribute, "rare", "", was, "", ""
+    interval = f"{now.low:+.2f} to {now.high:+.2f}"
+    return pair.group, pair.attribute, f"{now.together:,}", f"{now.expected:,.1f}", was, f"{now.pmi:+.2f}", interval

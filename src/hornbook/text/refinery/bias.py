@@ -1,0 +1,138 @@
+"""Who is mentioned with what in a prepared folder, per source and in all: from the stored counts, no text is read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hornbook.text.config_bias import CountedMentions, Rebalance
+from hornbook.text.config_step import StepConfig
+from hornbook.text.decide import KEPT
+from hornbook.text.refinery.associations import Association, Counts, associations, split
+from hornbook.text.refinery.rebalance import REASON
+
+ALL = "all sources"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMentions:
+    """One source, or all."""
+
+    name: str
+    documents: int
+    """Those that are kept."""
+    mentions: dict[str, int]
+    """Of each group, in documents that are kept."""
+    pairs: list[Association]
+    """In documents that are kept, the strongest first; only what is frequent enough to be judged."""
+    before: dict[tuple[str, str], Association]
+    """The same in what was read; where the step thins, in what is kept and what it dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A pair now and before; None where it is too rare to be judged."""
+
+    group: str
+    attribute: str
+    now: Association | None
+    before: Association | None
+
+    @property
+    def least(self) -> float:
+        """The lower end of its interval, now or before."""
+        return max(each.low for each in (self.now, self.before) if each)
+
+
+@dataclass(frozen=True, slots=True)
+class MentionReport:
+    """What one step counted."""
+
+    step: str
+    terms: str
+    near: str
+    """What its window is, in words."""
+    before: str
+    """What documents `SourceMentions.before` is of, in words."""
+    sources: list[SourceMentions]
+    """The last is all of them, if there are several."""
+
+
+def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
+    """A report for each step that counts mentions."""
+    counting = [config for config in configs if isinstance(config, CountedMentions)]
+    return [_report(data, config) for config in counting]
+
+
+def _report(data: Path, config: CountedMentions) -> MentionReport:
+    near = "the sentence" if config.window == "sentence" else f"{config.window} words before and after"
+    sources: dict[str, tuple[Counts, Counts]] = {}
+    groups, attributes = [], []
+    for path in sorted((data / "signals").glob("*.parquet")):
+        names = [name for name in pq.read_schema(path).names if name.startswith(f"{config.label}.")]
+        groups, attributes = _names(config.label, names)
+        for source, before, after in _counted(path, config, names):
+            counts = (before, after)
+            sources[source] = _added(sources[source], counts) if source in sources else counts
+    ordered = sorted(sources.items())
+    if len(ordered) > 1:
+        ordered.append((ALL, reduce(_added, sources.values())))
+    parts = [_source(name, *counts, groups, attributes) for name, counts in ordered]
+    before = "before it" if isinstance(config, Rebalance) else "as read"
+    return MentionReport(config.label, config.terms, near, before, parts)
+
+
+def standing_out(source: SourceMentions) -> list[Shift]:
+    """Pairs that are, or were before, certainly more frequent than by the group's share; the strongest first."""
+    now = {(each.group, each.attribute): each for each in source.pairs}
+    keys = dict.fromkeys([*now, *source.before])
+    shifts = [Shift(*key, now.get(key), source.before.get(key)) for key in keys]
+    return sorted((each for each in shifts if each.least > 0), key=lambda each: -each.least)
+
+
+def shares(source: SourceMentions) -> str:
+    """How often each group is mentioned, in words."""
+    total = max(sum(source.mentions.values()), 1)
+    return ", ".join(f"{name} {count:,} times ({count / total:.0%})" for name, count in source.mentions.items())
+
+
+def _added(one: tuple[Counts, Counts], other: tuple[Counts, Counts]) -> tuple[Counts, Counts]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Groups and attributes, from the names of columns: a file of terms may have changed or gone since."""
+    parts = [name.removeprefix(f"{label}.").split(".") for name in names]
+    groups = [part[0] for part in parts if len(part) == 1]
+    return groups, [part[1] for part in parts if len(part) == 2 and part[0] == groups[0]]
+
+
+def _counted(path: Path, config: CountedMentions, names: Sequence[str]) -> Iterator[tuple[str, Counts, Counts]]:
+    """(source, counts before, counts of what is kept) of parts of a file."""
+    thinned = f"{config.name}: {REASON}" if config.name else REASON
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=["reason", "source", *names])
+            rows = np.stack([table[name].to_numpy() for name in names], axis=1)
+            kept = _is(table["reason"], KEPT)
+            before = kept | _is(table["reason"], thinned) if isinstance(config, Rebalance) else np.ones_like(kept)
+            for source in table["source"].unique().to_pylist():
+                here = _is(table["source"], source)
+                yield source, Counts.of(rows[here & before]), Counts.of(rows[here & kept])
+
+
+def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:
+    return pc.call_function("equal", [column, value]).to_numpy()
+
+
+def _source(
+    name: str, before: Counts, kept: Counts, groups: Sequence[str], attributes: Sequence[str]
+) -> SourceMentions:
+    mentions = dict(zip(groups, split(kept.sums, len(groups))[0].astype(int).tolist(), strict=True))
+    earlier = {(each.group, each.attribute): each for each in associations(before, groups, attributes)}
+    return SourceMentions(name, kept.documents, mentions, associations(kept, groups, attributes), earlier)

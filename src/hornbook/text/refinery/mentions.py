@@ -1,0 +1,222 @@
+"""Who is mentioned with what: mentions of groups of people, and those that have an attribute nearby.
+
+Terms are whole words, the longest at each place and none over another. Apostrophes part words: `nurse's` is `nurse`
+and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before a blank (beyond ASCII, at any) and at
+a blank line, not at the end of a line, for much text is wrapped.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hornbook.errors import UsageError
+from hornbook.text.compiled import compiled
+from hornbook.text.document import Document
+from hornbook.text.refinery.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
+from hornbook.text.refinery.hashed_words import HashedWords, hashed_words
+from hornbook.text.refinery.mention_terms import MentionTerms, read_terms
+from hornbook.text.refinery.packed import pack
+from hornbook.text.refinery.step import Columns, Decision
+
+_LOW_BITS = np.uint64(0xFFFF)
+
+
+def column_names(label: str, groups: Sequence[str], attributes: Sequence[str]) -> list[str]:
+    """Full names: mentions of each group, then those of each group with each attribute nearby."""
+    pairs = [f"{label}.{group}.{attribute}" for group in groups for attribute in attributes]
+    return [*(f"{label}.{group}" for group in groups), *pairs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TermTable:
+    """All terms by their first word, the longest first. A class is a group, or (behind these) an attribute."""
+
+    maybe: np.ndarray
+    """bool [65536]: whether a first word has these low bits, which most words have not."""
+    keys: np.ndarray
+    """uint64: hashes of first words, sorted, each once."""
+    firsts: np.ndarray
+    """int64 [keys + 1]: the first term of each."""
+    bounds: np.ndarray
+    """int64 [terms + 1]: where the words of each term begin in `words`."""
+    words: np.ndarray
+    """uint64: words of all terms."""
+    classes: np.ndarray
+    """int64 [terms]."""
+
+
+def term_table(terms: MentionTerms, definition: str) -> TermTable:
+    """Raises UsageError where a term has no word, or stands in two lists."""
+    owners: dict[tuple[int, ...], tuple[int, str]] = {}
+    lists = [
+        *((f"groups.{n}", t) for n, t in terms.groups.items()),
+        *((f"attributes.{n}", t) for n, t in terms.attributes.items()),
+    ]
+    for number, (key, entries) in enumerate(lists):
+        for entry, words in zip(entries, _words_of(entries, definition), strict=True):
+            if not words:
+                raise UsageError(f"{terms.path}: {key}: {entry!r} has no word to look for")
+            if owners.setdefault(words, (number, key))[0] != number:
+                raise UsageError(f"{terms.path}: {entry!r} is in {owners[words][1]} and in {key}: leave it in one")
+    ordered = sorted(owners, key=lambda words: (words[0], -len(words), words))
+    starters = np.array([words[0] for words in ordered], np.uint64)
+    keys, firsts = np.unique(starters, return_index=True)
+    maybe = np.zeros(int(_LOW_BITS) + 1, bool)
+    maybe[keys & _LOW_BITS] = True
+    return TermTable(
+        maybe,
+        keys,
+        np.append(firsts, len(ordered)).astype(np.int64),
+        np.cumsum([0, *map(len, ordered)]),
+        np.array([word for words in ordered for word in words], np.uint64),
+        np.array([owners[words][0] for words in ordered], np.int64),
+    )
+
+
+def _words_of(texts: Sequence[str], definition: str) -> Iterator[tuple[int, ...]]:
+    words = hashed_words(map(_parted, texts), definition, plain=True)
+    return (tuple(words.hashes[a:b].tolist()) for a, b in zip(words.firsts, words.firsts[1:], strict=False))
+
+
+def _parted(text: str) -> str:
+    return text.replace("'", " ").replace("\u2019", " ")
+
+
+class MentionCounts:
+    """Measures, of each document, the counts that `column_names` names."""
+
+    def __init__(self, config: Any) -> None:
+        self.name, self._definition, self._window = config.label, config.words, config.window
+        terms = read_terms(config.path)
+        self.groups, self.attributes = tuple(terms.groups), tuple(terms.attributes)
+        self._table = term_table(terms, config.words)
+        self.full_names = column_names(self.name, self.groups, self.attributes)
+        self.columns = {name.removeprefix(f"{self.name}."): "int64" for name in self.full_names}
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """A row per document."""
+        texts = [_parted(document.text).lower() for document in documents]
+        words = hashed_words(texts, self._definition, plain=True)
+        mentions, classes = np.empty((2, len(words.hashes)), np.int64)
+        firsts = np.zeros(len(texts) + 1, np.int64)
+        table = self._table
+        arrays = (table.maybe, table.keys, table.firsts, table.bounds, table.words, table.classes)
+        _find(words.hashes, words.firsts, *arrays, mentions, classes, firsts)
+        mentions = mentions[: firsts[-1]]
+        by_sentence = self._window == "sentence"
+        places = _sentences_of(words, texts)[mentions] if by_sentence else mentions
+        rows = np.zeros((len(texts), len(self.columns)), np.int64)
+        reach = 0 if by_sentence else self._window
+        _count(places, classes, firsts, reach, len(self.groups), len(self.attributes), rows)
+        return {name: rows[:, place] for place, name in enumerate(self.columns)}
+
+
+@compiled
+def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, places, classes, found):
+    """Of each text the mentions: the place of the first word among all words, and the class; `found` bounds them."""
+    count = 0
+    for text in range(len(texts) - 1):
+        place, end = texts[text], texts[text + 1]
+        while place < end:
+            width = 1
+            if maybe[words[place] & _LOW_BITS]:
+                key = np.searchsorted(keys, words[place])
+                if key < len(keys) and keys[key] == words[place]:
+                    term = _longest(words, place, end, firsts[key], firsts[key + 1], bounds, term_words)
+                    if term >= 0:
+                        places[count], classes[count] = place, term_classes[term]
+                        count += 1
+                        width = bounds[term + 1] - bounds[term]
+            place += width
+        found[text + 1] = count
+
+
+@compiled
+def _longest(words, place, end, first, last, bounds, term_words):
+    """The first of some terms whose words stand at a place, or -1."""
+    for term in range(first, last):
+        size = bounds[term + 1] - bounds[term]
+        same = place + size <= end
+        at = 1
+        while same and at < size:
+            same = words[place + at] == term_words[bounds[term] + at]
+            at += 1
+        if same:
+            return term
+    return -1
+
+
+@compiled
+def _count(places, classes, firsts, reach, groups, attributes, rows):
+    """Fill rows [texts, groups + groups * attributes]: a mention counts for an attribute if one is within reach."""
+    for text in range(len(rows)):
+        begin, end = firsts[text], firsts[text + 1]
+        near = np.zeros(attributes, np.int64)
+        left = right = begin
+        for i in range(begin, end):
+            while right < end and places[right] <= places[i] + reach:
+                if classes[right] >= groups:
+                    near[classes[right] - groups] += 1
+                right += 1
+            while places[left] < places[i] - reach:
+                if classes[left] >= groups:
+                    near[classes[left] - groups] -= 1
+                left += 1
+            if classes[i] < groups:
+                rows[text, classes[i]] += 1
+                for attribute in range(attributes):
+                    rows[text, groups + classes[i] * attributes + attribute] += near[attribute] > 0
+
+
+def _sentences_of(words: HashedWords, texts: Sequence[str]) -> np.ndarray:
+    """int64 [words]: the number of the sentence that each word is in."""
+    data, _ = pack(texts)
+    terminal = np.zeros(CODE_POINTS, bool)
+    terminal[[ord(character) for character in sentence_terminals()]] = True
+    numbers = np.zeros(len(words.starts), np.int64)
+    _number_sentences(data, words.starts, words.ends, kinds(), terminal, numbers)
+    return numbers
+
+
+@compiled
+def _number_sentences(data, starts, ends, kind, terminal, numbers):
+    for i in range(1, len(starts)):
+        numbers[i] = numbers[i - 1] + _ends_sentence(data, ends[i - 1], starts[i], kind, terminal)
+
+
+@compiled
+def _ends_sentence(data, place, end, kind, terminal):
+    """Whether what stands between two words ends a sentence."""
+    marked, feeds = False, 0
+    while place < end:
+        code, width = decode(data, place, end)
+        if kind[code] & SPACE:
+            feeds += code == 0x0A
+            if marked or feeds == 2:
+                return True
+        else:
+            feeds = 0
+            if terminal[code]:
+                if code >= 0x80:
+                    return True
+                marked = True
+        place += width
+    return False
+
+
+class MentionsStep(Decision):
+    """Counts, and keeps every document."""
+
+    fixed = ("window",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        counts = MentionCounts(config)
+        self.measurers = (counts,)
+        self.needs = (counts.full_names[0],)
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """0 throughout."""
+        return np.zeros(len(columns[self.needs[0]]), np.uint8)
