@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def documents(count: int, seed: int, vocabulary: int = 3000) -> list[list[str]]:
     """Words of documents, some words a thousand times more often than others; other seeds have other words."""
     draw = random.Random(seed)
     words = [f"w{seed}x{number}" for number in range(vocabulary)]
-    weights = [1 / rank for rank in range(1, vocabulary + 1)]
-    return [draw.choices(words, weights, k=draw.randrange(5, 150)) for _ in range(count)]
+    weights = list(accumulate(1 / rank for rank in range(1, vocabulary + 1)))
+    return [draw.choices(words, cum_weights=weights, k=draw.randrange(5, 150)) for _ in range(count)]
 
 
 def enough_words(least: int) -> GopherQuality:
