@@ -37,17 +37,24 @@ class Rebalance(GlobalDecision):
             known = ", ".join(self._counts.attributes)
             raise UsageError(f"step {self.name!r}: {config.path} has no attribute {unknown[0]!r}: it has {known}")
         self.measurers = (self._counts,)
-        self.needs = ("hash", *self._counts.full_names)
 
     def decide_all(self, corpus: Corpus) -> np.ndarray:
-        """1 for what is drawn to go."""
+        """1 for what is drawn to go. Memory holds the counts of documents that have pairs."""
         groups = len(self._counts.groups)
-        columns = [corpus.columns[name] for name in self._counts.full_names]
-        mentions = np.array([column[corpus.alive].sum() for column in columns[:groups]], np.float64)
-        rows = np.flatnonzero(corpus.alive & np.any(columns[groups:], axis=0))
-        values = np.stack([column[rows] for column in columns], axis=1).astype(np.float64)
+        mentions, rows, hashes, values = np.zeros(groups), [], [], []
+        names = ("hash", *self._counts.full_names)
+        parts = zip(*(corpus.stream(name) for name in names), strict=True)
+        for first, (hash_, *columns) in zip(corpus.firsts, parts, strict=True):
+            counts = np.stack(columns, axis=1) * corpus.alive[first : first + len(hash_), None]
+            mentions += counts[:, :groups].sum(axis=0)
+            here = np.flatnonzero(counts[:, groups:].any(axis=1))
+            rows.append(first + here)
+            hashes.append(hash_[here, 0])
+            values.append(counts[here].astype(np.float64))
         drop = np.zeros(len(corpus.alive), np.uint8)
-        drop[rows] = self._draw(corpus.columns["hash"][rows, 0]) >= self._chances(values, mentions)
+        if rows:
+            chances = self._chances(np.concatenate(values), mentions)
+            drop[np.concatenate(rows)] = self._draw(np.concatenate(hashes)) >= chances
         return drop
 
     def _chances(self, values: np.ndarray, mentions: np.ndarray) -> np.ndarray:
