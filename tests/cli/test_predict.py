@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
@@ -161,6 +161,41 @@ def test_a_decoder_reads_its_last_token(model, run: Run, tmp_path: Path) -> None
     texts = ["<|endoftext|>" + each["text"] for each in lines(out)]
     for each, (_, result) in zip(lines(out), theirs(folder, CLASS_AUTO, *texts), strict=True):
         assert list(each["probabilities"].values()) == pytest.approx(result.logits.softmax(-1)[0].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_decoder_is_exported_with_a_tokenizer_that_begins_texts(
+    model, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
+) -> None:
+    """AutoTokenizer and transformers' class, given the bare text or a pair, say what predict says of either folder."""
+    folder, out = model(ClassificationHead(labels=["a", "b"], bias=False), base=LLAMA), tmp_path / "out"
+    if apart:  # begin and end; and the tokenizer's own template puts the end behind
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        special = ["<s>", "</s>"]
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+        made.train_from_iterator(["the page of words"] * 9, trainer)
+        made.post_processor = processors.TemplateProcessing(
+            single=["$A", "</s>"], pair=["$A", "</s>", "$B", "</s>"], special_tokens=[("</s>", 1)]
+        )
+        made.save(str(folder / "tokenizer.json"))
+        settings = {"bos_token": "<s>", "eos_token": "</s>", "add_eos_token": True}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert main(["export", str(folder), "--out", str(out)]) == Exit.DONE
+    capsys.readouterr()
+    texts: list[Any] = ["the page", "a", "words of it"]
+    pairs = [("the page", "of words"), ("a", "the page")]
+    rows = [{"text": text} for text in texts] + [{"text": first, "text_pair": second} for first, second in pairs]
+    said = theirs(out, CLASS_AUTO, *texts, *pairs)
+    for source in (folder, out):
+        found = lines(run(source, written(tmp_path, rows), "--json")[1])
+        for each, (_, result) in zip(found, said, strict=True):
+            wanted = result.logits.softmax(-1)[0].tolist()
+            assert list(each["probabilities"].values()) == pytest.approx(wanted, abs=1e-5)
+    assert len({str(each["probabilities"]) for each in found}) == len(rows)
 
 
 def test_numbers_are_transformers(model, run: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
+from hornbook.data.label_table import only_label
 from hornbook.data.loader import Loader, build_loader
 from hornbook.data.validation import validation_batches
 from hornbook.errors import IntegrityError, UsageError
@@ -297,3 +298,15 @@ def test_labels_that_are_damaged_are_named(classes: Corpus, tmp_path: Path) -> N
     path.write_bytes(data[:-4])
     with pytest.raises(IntegrityError, match=r"\.labels: expected"):
         Corpus.open(tmp_path / "copy")
+
+
+def test_a_set_of_one_label_is_known(tmp_path: Path) -> None:
+    """Among classes and tags; numbers and sets of labels may be equal."""
+    same: list[dict[str, object]] = [{"text": text, "label": 1} for text in texts(20)]
+    found = make(tmp_path / "one", ClassLabels(labels=["a", "b"]), same, PIECES)
+    assert only_label(found) == "b"
+    mixed: list[dict[str, object]] = [*same, *({"text": f"other {text}", "label": 0} for text in texts(20))]
+    assert only_label(make(tmp_path / "two", ClassLabels(labels=["a", "b"]), mixed, PIECES)) is None
+    tagged: list[dict[str, object]] = [{"tokens": text.split(), "tags": [0] * len(text.split())} for text in texts(9)]
+    assert only_label(make(tmp_path / "tags", TagLabels(labels=["O", "X"]), tagged, PIECES)) == "O"
+    assert only_label(make(tmp_path / "numbers", NumberLabels(), same, PIECES)) is None

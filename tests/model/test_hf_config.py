@@ -15,6 +15,7 @@ from hornbook.model.config import (
     NoNorm,
     PreNorm,
 )
+from hornbook.model.config_head import ClassificationHead, RegressionHead, SpanHead, TokenClassificationHead
 from hornbook.model.config_init import ScaledNormal
 from hornbook.model.config_mlp import GLU
 from hornbook.model.config_position import NTKScaling, Rope
@@ -23,7 +24,7 @@ from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
-from tests.model.likenesses import gpt2_like
+from tests.model.likenesses import bert_like, gpt2_like
 
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
@@ -270,3 +271,18 @@ def test_the_reason_for_our_own_names_is_given():
     assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(out_bias=True)))
     config = ModelConfig(attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True), position=Rope(length=8))
     assert "nearest is LlamaForCausalLM: attention.qk_norm is 'head', it has only 'none'" in why_native(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "text"),
+    [
+        ("decoder", ClassificationHead(labels=["a", "b"]), "LlamaForSequenceClassification: head.bias is True, it has"),
+        ("decoder", RegressionHead(), "LlamaForSequenceClassification: head.bias is True, it has only False"),
+        ("decoder", SpanHead(bias=False), "LlamaForQuestionAnswering: head.bias is False, it has only True"),
+        ("encoder", ClassificationHead(labels=["a", "b"]), "BertForSequenceClassification: head.transform.kind is 'no"),
+        ("encoder", TokenClassificationHead(labels=["a", "b"], bias=False), "BertForTokenClassification: head.bias is"),
+    ],
+)
+def test_the_nearest_says_labels_of_the_same_kind(kind, head, text):
+    base = bert_like(length=24, layers=1, width=16, heads=2) if kind == "encoder" else ModelConfig()
+    assert f"nearest is {text}" in why_native(base.model_copy(update={"head": head}))

@@ -38,7 +38,9 @@ def export(
     """
     from hornbook.cli.export_forms import export_adapter, export_quantized
     from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.model.config_head import LabelHeadConfig
     from hornbook.model.hf import write_hf
+    from hornbook.model.hf_tokenizer import begin_texts
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
 
@@ -66,6 +68,8 @@ def export(
         tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
         start = decoder_start_of(folder)
         write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start)
+        if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
+            begin_texts(partial)
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from hornbook.data.corpus import Stream
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.text.config_labels import ClassLabels, TagLabels
+
+_BLOCK = 1 << 20
 
 
 class LabelTable:
@@ -29,3 +32,22 @@ class LabelTable:
                 some = of_stream[shards == shard]
                 found[some] = labels[places[some] - stream.starts[shard]]
         return found
+
+
+def only_label(corpus: Corpus) -> str | None:
+    """The label that all of the training data has, where one is chosen of several; None: there are others too.
+
+    Reads on until two labels differ.
+    """
+    kind = corpus.labels
+    if not isinstance(kind, ClassLabels | TagLabels) or (isinstance(kind, ClassLabels) and kind.multiple):
+        return None
+    seen: set[int] = set()
+    for shard in (shard for stream in corpus.train.values() for shard in stream.shards):
+        assert shard.labels is not None
+        for first in range(0, len(shard.labels), _BLOCK):
+            part = shard.labels[first : first + _BLOCK, 0]
+            seen |= set(np.unique(part[~np.isnan(part)]).astype(int).tolist())
+            if len(seen) > 1:
+                return None
+    return kind.labels[seen.pop()] if seen else None

@@ -14,11 +14,11 @@ from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.fields import refuse_untrusted_parts
 from hornbook.model.config import FullAttention, ModelConfig
 from hornbook.model.config_checks import model_problems
-from hornbook.model.config_head import LabelHeadConfig
+from hornbook.model.config_head import ClassificationHead, LabelHeadConfig, RegressionHead
 from hornbook.model.config_position import Rope
 from hornbook.model.hf_differences import differences, flatten, typical
 from hornbook.model.hf_tables.inert import INERT
-from hornbook.model.hf_tables.known import ARCHITECTURES, LLAMA, NATIVE
+from hornbook.model.hf_tables.known import ARCHITECTURES, NATIVE
 from hornbook.model.hf_tables.vocabulary import Architecture, Codec, Json, Key
 
 
@@ -286,7 +286,14 @@ def _validated(tree: Any) -> ModelConfig:
 
 def why_native(config: ModelConfig) -> str:
     """One sentence on why `config` is written under our own names: what the nearest architecture lacks."""
-    nearest = min(ARCHITECTURES, key=lambda each: (len(misfits(config, each)), each is not LLAMA))
+    of_texts = isinstance(config.head, ClassificationHead | RegressionHead)  # these two share their classes
+
+    def distance(each: Architecture) -> tuple[bool, bool, int, bool]:
+        head = each.requires.get("head.kind", config.head.kind if of_texts else None) != config.head.kind
+        stack = each.requires.get("kind", config.kind) != config.kind
+        return head, stack, len(misfits(config, each)), not each.name.startswith("Llama")
+
+    nearest = min(ARCHITECTURES, key=distance)
     return f"no architecture of transformers represents it exactly; nearest is {nearest.name}: " + "; ".join(
         misfits(config, nearest)
     )

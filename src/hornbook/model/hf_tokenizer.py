@@ -49,6 +49,34 @@ def copy_tokenizer(source: Path, folder: Path, length: int, *, types: bool = Fal
     return special_ids(tokenizer)
 
 
+def begin_texts(folder: Path) -> None:
+    """Let AutoTokenizer read texts as `predict` does for decoders: the delimiter, a text, end tokens, another text.
+
+    No end token stands behind: a decoder's label is that of the last token of the text.
+    """
+    tokenizer = Tokenizer.load(folder)
+    data = read_json(folder / "tokenizer.json")
+    old = data.get("post_processor") or {}
+    letters = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
+    template = _template(tokenizer)
+    data["post_processor"] = {"type": "Sequence", "processors": [*letters, template]} if letters else template
+    write_json(folder / "tokenizer.json", data)
+    path = folder / "tokenizer_config.json"
+    settings = {key: value for key, value in read_json(path).items() if key not in ("add_bos_token", "add_eos_token")}
+    write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _template(tokenizer: Tokenizer) -> dict[str, Any]:
+    def special(name: str, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": kind}}
+
+    first = [special(tokenizer.begin, 0), {"Sequence": {"id": "A", "type_id": 0}}]
+    second = [special(tokenizer.end, 0)] * tokenizer.ends_between + [{"Sequence": {"id": "B", "type_id": 1}}]
+    ids = {tokenizer.begin: tokenizer.delimiter_id, tokenizer.end: tokenizer.end_id}
+    known = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()}
+    return {"type": "TemplateProcessing", "single": first, "pair": first + second, "special_tokens": known}
+
+
 def _ask_for_types(path: Path) -> None:
     """Transformers' own classes, such as BertTokenizer, know by themselves what their models read."""
     settings = read_json(path)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hornbook.data.label_table import only_label
 from hornbook.data.loader import Loader, repetition_warnings
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
@@ -99,6 +100,8 @@ def _lines(
         yield f"data: {_mixture(loader, job.inputs.horizon.tokens)}"
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
+    if (label := only_label(loader.corpus)) is not None:
+        yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
     yield from (f"warning: {note}" for note in loader.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
 

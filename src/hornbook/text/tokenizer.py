@@ -119,6 +119,7 @@ class Tokenizer:
     def ends_between(self) -> int:
         """End tokens between the two texts of a pair: as in the template of tokenizer.json, else one."""
         template = self._data.get("post_processor") or {}
+        template = template.get("processors", [template])[-1]
         if template.get("type") == "RobertaProcessing":
             return 2
         parts = [next(iter(part.items())) for part in template.get("pair") or []]
