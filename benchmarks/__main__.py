@@ -19,6 +19,7 @@ from benchmarks import (
     refinery_endurance,
     refinery_personal,
     refinery_pipeline,
+    refinery_planted,
     refinery_rules,
     throughput,
 )
@@ -40,6 +41,7 @@ for benchmark in (
     refinery_rules,
     refinery_duplicates,
     refinery_personal,
+    refinery_planted,
     refinery_bpe,
     refinery_effect,
     refinery_endurance,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,8 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 EDITS = (0.0, 0.05, 0.1, 0.2, 0.3)
 MOST_BYTES, LEAST_WORDS = 60_000, 60
 SHINGLE = 5
+_IDEOGRAPHS = re.compile("[\u3041-\u30ff\u3400-\u9fff\uff00-\uff64]+")
+"""A run of them is a sentence, and sentences stand in many documents."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,8 @@ def plant(documents: int, copies: int, items: int, seed: int = 0) -> Planted:
 
 
 def _passage(text: str, rng: np.random.Generator) -> str:
-    """Words of a document in an order that stands nowhere else."""
-    words = rng.permutation(text.split()).tolist()
+    """Words of a document in an order that stands nowhere else; what has no blanks within is no one word."""
+    words = rng.permutation(_IDEOGRAPHS.sub(" ", text).split()).tolist()
     length = int(rng.integers(20, LEAST_WORDS))
     start = int(rng.integers(0, len(words) - length + 1))
     return " ".join(words[start : start + length])

@@ -39,7 +39,8 @@ class Planted(NamedTuple):
     """The kind of which it is an example or a near miss."""
 
 
-def _digits(draw: random.Random, count: int) -> str:
+def digits(draw: random.Random, count: int) -> str:
+    """So many digits."""
     return "".join(draw.choices("0123456789", k=count))
 
 
@@ -63,7 +64,7 @@ def _email(draw: random.Random, valid: bool) -> str:
 
 
 def _phone(draw: random.Random, valid: bool) -> str:
-    d = lambda n: _digits(draw, n)  # noqa: E731 - eight times in one expression
+    d = lambda n: digits(draw, n)  # noqa: E731 - eight times in one expression
     if not valid:
         return draw.choice([f"{d(2)}:{d(2)}:{d(2)}", f"{draw.randint(1900, 2099)}-11-2{d(1)}", f"1{d(5)}"])
     area, exchange = draw.randint(201, 989), draw.randint(200, 999)
@@ -79,25 +80,25 @@ def _phone(draw: random.Random, valid: bool) -> str:
 def _iban(draw: random.Random, valid: bool) -> str:
     country = draw.choice(["DE", "FR", "ES", "NL", "CH", "PL"])
     size = check_digits.IBAN_LENGTHS[country] - 4
-    text = _search(lambda: country + _digits(draw, 2 + size), check_digits.iban, valid)
+    text = _search(lambda: country + digits(draw, 2 + size), check_digits.iban, valid)
     return draw.choice([text, " ".join(text[i : i + 4] for i in range(0, len(text), 4))])
 
 
 def _card(draw: random.Random, valid: bool) -> str:
     head = draw.choice(["4000", "5212", "6011"])
-    text = _search(lambda: head + _digits(draw, 12), check_digits.card, valid)
+    text = _search(lambda: head + digits(draw, 12), check_digits.card, valid)
     return draw.choice([text, _groups(text, 4, 4, 4, 4), _groups(text, 4, 4, 4, 4, by="-")])
 
 
 def _ip(draw: random.Random, valid: bool) -> str:
     if not valid:
-        return draw.choice([f"v1.{draw.randint(1, 9)}.0.3", f"300.{_digits(draw, 2)}.1.256", "10.0.0.7", "fe80::12"])
+        return draw.choice([f"v1.{draw.randint(1, 9)}.0.3", f"300.{digits(draw, 2)}.1.256", "10.0.0.7", "fe80::12"])
     octets = [draw.choice([8, 52, 93, 151]), *(draw.randint(1, 254) for _ in range(3))]
     return draw.choice([".".join(map(str, octets)), f"2a00:1450:{draw.randint(1000, 9999)}::{draw.randint(100, 999)}"])
 
 
 def _national(draw: random.Random, valid: bool) -> str:  # noqa: PLR0911 - one for each country
-    d = lambda n: _digits(draw, n)  # noqa: E731 - as above
+    d = lambda n: digits(draw, n)  # noqa: E731 - as above
     if not valid:
         return _search(lambda: f"{d(3)}.{d(3)}.{d(3)}-{d(2)}", check_digits.br_cpf, False)
     kind = draw.randrange(6)

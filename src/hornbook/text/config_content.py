@@ -1,6 +1,6 @@
 """Configuration of the steps that look at what a text says."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,7 +47,7 @@ class Repair(EditConfig):
 
 
 class Boilerplate(EditConfig):
-    """Edit: lines about cookies, subscriptions, sharing and navigation go; they are in seven languages."""
+    """Edit: lines about cookies, subscriptions, sharing, rights and navigation go; they are in nine languages."""
 
     kind: Literal["boilerplate"] = "boilerplate"
     max_words: Count = Field(default=40, ge=1)
@@ -60,6 +60,9 @@ class Harmful(DecisionConfig):
     kind: Literal["harmful"] = "harmful"
     lists: dict[Literal["hate", "violence", "sexual", "self_harm"], list[str]] = Field(min_length=1)
     """Category -> text files, a term a line; all lists of a category are looked for in every document."""
+    languages: dict[str, list[Annotated[str, Field(pattern=r"^[a-z]+$")]]] = Field(default_factory=dict)
+    """Path of a list -> the languages of its documents, as a step named `language` finds them; a list that is not here
+    is for all. Documents whose language is not known are judged by each."""
     max_share: float = Field(default=0.01, ge=0, le=1)
     """Largest share of the words of a document that one category may have."""
     min_hits: Count = Field(default=1, ge=1)
@@ -68,6 +71,12 @@ class Harmful(DecisionConfig):
     def reads(self) -> list[str]:
         """The lists."""
         return [path for paths in self.lists.values() for path in paths]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if wrong := sorted(set(self.languages) - set(self.reads())):
+            raise ValueError(f"languages of {wrong[0]}, which is not among `lists`: add it there")
+        return self
 
 
 class Language(DecisionConfig):

@@ -79,7 +79,7 @@ class Decontaminate(DecisionConfig):
     """A document with more n-grams of items than that is dropped."""
     fuzzy_ngram: Count = Field(default=5, ge=1, le=1000)
     """Words of the n-grams by which altered items are found."""
-    max_share: float = Field(default=0.4, gt=0, le=1)
+    max_share: float = Field(default=0.3, gt=0, le=1)
     """A document is dropped that holds more than this share of an item's fuzzy n-grams; 1 turns this off."""
     words: Words = "cjk"
     """What a word is."""

@@ -14,7 +14,7 @@ from hornbook.text.inputs import InputFile
 from hornbook.text.rows import ReadOptions
 from hornbook.text.store import digest_of, read_json
 
-VERSION = 3
+VERSION = 4
 """Part of every key: raise it when the same input shall give other files."""
 
 FIELDS = ("licence", "url", "date")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
@@ -10,7 +11,7 @@ from hornbook.text.document import Document
 from hornbook.text.refinery.code import licence
 from hornbook.text.refinery.language import script_of
 from hornbook.text.refinery.table import build
-from tests.text.refinery.running import columns_of, edited, prepare
+from tests.text.refinery.running import columns_of, edited, judge, prepare
 
 
 def reasons_of(config, texts: list[str]) -> list[str]:
@@ -63,6 +64,54 @@ def test_harmful_planted_truth(lists: dict[str, list[str]]):
     assert found == ["", "", "", "harmful: hate", "harmful: violence", "harmful: sexual"]
     assert reasons_of(Harmful(lists=lists, max_share=0.5), planted) == [""] * 3  # type: ignore[arg-type]
     assert reasons_of(Harmful(lists=lists, min_hits=2), planted) == [""] * 3  # type: ignore[arg-type]
+
+
+def test_harmful_lists_are_for_documents_of_their_languages(tmp_path: Path):
+    """The lists of a language, those for all, and documents whose language is not known."""
+    names = {"en": "florbish", "de": "gift", "any": "wug"}
+    paths = {name: tmp_path / f"{name}.txt" for name in names}
+    for name, term in names.items():
+        paths[name].write_text(term + "\n")
+    config = Harmful(
+        lists={"hate": [str(each) for each in paths.values()]},
+        languages={str(paths["en"]): ["en"], str(paths["de"]): ["de", "nl"]},
+        max_share=0.4,
+    )
+    texts = ["florbish day", "gift horse", "wug day", "a gift and more"]
+    step = build([Language(detector="script"), config]).decisions[1]
+    measured = step.measurers[0].measure([Document(text, "", "") for text in texts])
+    columns = {f"harmful.{name}": column for name, column in measured.items()}
+    found = {}
+    for language in ("en", "de", "nl", "fr", ""):
+        columns["language.language"] = np.array([language] * len(texts), object)
+        found[language] = step.decide(columns).tolist()  # type: ignore[union-attr]
+    assert found == {
+        "en": [1, 0, 1, 0],
+        "de": [0, 1, 1, 0],
+        "nl": [0, 1, 1, 0],
+        "fr": [0, 0, 1, 0],
+        "": [1, 1, 1, 0],
+    }
+
+
+def test_harmful_lists_for_languages_need_a_step_that_measures_them(tmp_path: Path):
+    path = tmp_path / "list.txt"
+    path.write_text("florbish\n")
+    config = Harmful(lists={"hate": [str(path)]}, languages={str(path): ["en"]})
+    with pytest.raises(UsageError, match=r'lists for en, but no step measures languages: add { kind = "language" }'):
+        build([config])
+    assert len(build([Language(detector="script"), config]).decisions) == 2
+    with pytest.raises(ValueError, match=r"languages of other.txt, which is not among `lists`"):
+        Harmful(lists={"hate": [str(path)]}, languages={"other.txt": ["en"]})
+
+
+def test_harmful_lists_follow_the_script_of_documents_to_the_end(tmp_path: Path):
+    path = tmp_path / "list.txt"
+    path.write_text("wug\n")
+    config = Harmful(lists={"hate": [str(path)]}, languages={str(path): ["cyrillic"]})
+    texts = ["a wug is here", "\u043e\u043d wug \u0438 \u043c\u043d\u043e\u0433\u043e \u0441\u043b\u043e\u0432"]
+    reasons, _ = judge([Language(detector="script"), config], texts)
+    assert reasons == ["kept", "harmful: hate"]
 
 
 def test_lists_that_are_none(tmp_path: Path):
@@ -176,12 +225,12 @@ def test_boilerplate_goes_and_prose_stays(language: str):
 
 def test_boilerplate_counts_and_long_lines():
     step = build([Boilerplate()]).edits[0]
-    text = "We use cookies here.\n\n  keep  \nRead more\nRead more"
-    assert step.edit(Document(text, "1", "s")) == ("\n  keep  ", (1, 0, 0, 2))
+    text = "We use cookies here.\n\n  keep  \nRead more\nRead more\nCopyright 2020 A. All rights reserved."
+    assert step.edit(Document(text, "1", "s")) == ("\n  keep  ", (1, 0, 0, 1, 2))
     long = "We use cookies " + "and more " * 25
     assert edited(Boilerplate(), long) == long
     assert edited(Boilerplate(max_words=60), long) == ""
-    assert step.counters == ("cookies", "subscribe", "share", "navigation")
+    assert step.counters == ("cookies", "subscribe", "share", "rights", "navigation")
 
 
 def test_steps_of_content_in_a_run(tmp_path: Path, lists: dict[str, list[str]]):
@@ -195,10 +244,10 @@ def test_steps_of_content_in_a_run(tmp_path: Path, lists: dict[str, list[str]]):
         Repair(),
         Personal(),
         Boilerplate(),
-        Harmful(lists=lists),
+        Harmful(lists=lists),  # type: ignore[arg-type]
         Language(detector="script", keep=["latin"]),
         Code(),
-    ]  # type: ignore[arg-type]
+    ]
     kept, signals = prepare(tmp_path, steps, texts)
     assert kept == ["Write to <EMAIL> today, sch\u00f6n\nand some more text", texts[1]]
     assert signals["reason"].to_pylist() == ["kept", "kept", "language", "harmful: hate"]

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from hornbook.errors import UsageError
 from hornbook.text.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 
+LANGUAGE = "language.language"
+"""The column of documents' languages."""
 CATEGORIES = ("hate", "violence", "sexual", "self_harm")
 _WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
 _SEGMENT = re.compile(rf"[{_WITHOUT_BLANKS}]|[^\W{_WITHOUT_BLANKS}]+(?:['\u2019][^\W{_WITHOUT_BLANKS}]+)*")
@@ -62,12 +64,12 @@ def _read(path: str) -> list[str]:
 
 
 class _Counts:
-    """Terms of each category, and the words among which they stand."""
+    """Terms of each category, and the words among which they stand; those of a language's own lists apart."""
 
-    def __init__(self, name: str, lists: dict[str, list[str]]) -> None:
+    def __init__(self, name: str, config: Any) -> None:
         self.name = name
-        self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in lists for end in ("", "_words")}}
-        self._terms = {category: Terms(paths) for category, paths in lists.items()}
+        self._terms = {column: Terms(paths) for column, paths in _by_column(config).items()}
+        self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in self._terms for end in ("", "_words")}}
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """A row per document."""
@@ -75,9 +77,20 @@ class _Counts:
         for row, document in enumerate(documents):
             words = words_of(document.text)
             found["words"][row] = len(words)
-            for category, terms in self._terms.items():
-                found[category][row], found[f"{category}_words"][row] = terms.count(words)
+            for column, terms in self._terms.items():
+                found[column][row], found[f"{column}_words"][row] = terms.count(words)
         return found
+
+
+def _by_column(config: Any) -> dict[str, list[str]]:
+    """Column -> its lists: CATEGORY for any language, LANGUAGE_CATEGORY for one."""
+    found: dict[str, list[str]] = {}
+    for category, paths in config.lists.items():
+        for path in paths:
+            languages = dict.fromkeys(config.languages.get(path, ()))
+            for column in [f"{each}_{category}" for each in languages] or [category]:
+                found.setdefault(column, []).append(path)
+    return found
 
 
 class Harmful(Decision):
@@ -87,16 +100,35 @@ class Harmful(Decision):
         super().__init__(config)
         self._categories = tuple(each for each in CATEGORIES if each in config.lists)
         self.reasons = tuple(f"harmful: {each.replace('_', '-')}" for each in self._categories)
-        self.measurers = (_Counts(self.name, config.lists),)
-        self.needs = tuple(f"{self.name}.{column}" for column in self.measurers[0].columns)
+        self.measurers = (_Counts(self.name, config),)
+        self._languages = tuple(dict.fromkeys(each for found in config.languages.values() for each in found))
+        own = (f"{self.name}.{column}" for column in self.measurers[0].columns)
+        self.needs = (*own, *((LANGUAGE,) if self._languages else ()))
+
+    def check(self, columns: Mapping[str, str]) -> None:
+        """Raises UsageError where lists are for languages, and no step measures these."""
+        if self._languages and LANGUAGE not in columns:
+            raise UsageError(
+                f"step {self.name!r} has lists for {', '.join(self._languages)}, but no step measures languages: "
+                'add { kind = "language" }, or leave out `languages`'
+            )
 
     def decide(self, columns: Columns) -> np.ndarray:
         """The first category that is above."""
         words = np.maximum(columns[f"{self.name}.words"], 1)
         reasons = np.zeros(len(words), dtype=np.uint8)
         for number, category in reversed(list(enumerate(self._categories, 1))):
-            share = columns[f"{self.name}.{category}_words"] / words
-            reasons[(share > self.config.max_share) & (columns[f"{self.name}.{category}"] >= self.config.min_hits)] = (
-                number
-            )
+            share = self._sum(columns, category, "_words") / words
+            hits = self._sum(columns, category, "")
+            reasons[(share > self.config.max_share) & (hits >= self.config.min_hits)] = number
         return reasons
+
+    def _sum(self, columns: Columns, category: str, ending: str) -> np.ndarray:
+        """Of the lists for any language and those for a document's own; the most of any where that is not known."""
+        found = np.zeros(len(columns[f"{self.name}.words"]), dtype=np.int64)
+        for language in self._languages:
+            count = columns.get(f"{self.name}.{language}_{category}{ending}")
+            if count is not None:
+                spoken = columns[LANGUAGE]
+                found = np.where((spoken == language) | (spoken == ""), np.maximum(found, count), found)
+        return found + columns.get(f"{self.name}.{category}{ending}", 0)
