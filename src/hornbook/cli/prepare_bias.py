@@ -57,12 +57,12 @@ def _text(report: "MentionReport", top: int) -> str:
 
 def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> str:
     from hornbook.cli.runs import columns
-    from hornbook.text.refinery.bias import shares, standing_out
+    from hornbook.text.refinery.bias import nothing_stands_out, shares, standing_out
 
     pairs = standing_out(source)
     head = f"{source.name}: {source.documents:,} documents mention {shares(source)}"
     if not pairs:
-        return f"{head}\nno pair stands out of what chance may make of {len(source.pairs)} pairs"
+        return f"{head}\n{nothing_stands_out(source)}"
     header = ("group", "with", "times", "expected", f"PMI {report.before}", "now", "95 % interval")
     rows = [_row(pair) for pair in pairs[:top]]
     more = [f"and {len(pairs) - top} more: --top {len(pairs)}"] if len(pairs) > top else []

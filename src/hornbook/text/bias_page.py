@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
-from hornbook.text.refinery.bias import MentionReport, Shift, SourceMentions, shares, standing_out
+from hornbook.text.refinery.bias import MentionReport, Shift, SourceMentions, nothing_stands_out, shares, standing_out
 
 STYLE = """
 table.bias td:nth-child(2), table.bias th:nth-child(2) { text-align: left; }
@@ -44,7 +44,7 @@ def _of_source(report: MentionReport, source: SourceMentions) -> str:
     pairs = standing_out(source)
     said = f"{escape(source.name)}: {source.documents:,} documents mention {escape(shares(source))}"
     if not pairs:
-        return f"<p>{said}. No pair stands out of {len(source.pairs)} that are frequent enough to be judged.</p>"
+        return f"<p>{said}; {nothing_stands_out(source)}.</p>"
     names = ("group", "with", "times", "expected", f"PMI {report.before}", "PMI now", "")
     header = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(map(_row, pairs[:_SHOWN]))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from hornbook.text.config_bias import CountedMentions, Rebalance
 from hornbook.text.config_step import StepConfig
 from hornbook.text.decide import KEPT
-from hornbook.text.refinery.associations import Association, Counts, associations, split
+from hornbook.text.refinery.associations import LEAST_EXPECTED, Association, Counts, associations, split
 from hornbook.text.refinery.rebalance import REASON
 
 ALL = "all sources"
@@ -93,6 +93,13 @@ def standing_out(source: SourceMentions) -> list[Shift]:
     keys = dict.fromkeys([*now, *source.before])
     shifts = [Shift(*key, now.get(key), source.before.get(key)) for key in keys]
     return sorted((each for each in shifts if each.least > 0), key=lambda each: -each.least)
+
+
+def nothing_stands_out(source: SourceMentions) -> str:
+    """Why no pair is shown, in words."""
+    if source.pairs:
+        return f"none of the {len(source.pairs)} pairs that are frequent enough to be judged stands out"
+    return f"no pair is frequent enough to be judged: {LEAST_EXPECTED:.0f} must be expected, of the other groups too"
 
 
 def shares(source: SourceMentions) -> str:
