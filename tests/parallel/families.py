@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5 of experts": T5 | {"layers": 3, "encoder_layers": 1, "mlp": EXPERTS},
     "prefix": {},
     "experts": {"mlp": EXPERTS | {"capacity": 1.5}},
-    "delta": {"attention": {"kind": "delta"}},
+    "delta": {"attention": {"kind": "delta", "value_dim": 32}},
 }
 DENOISERS = [{"mode": "R", "density": 0.15, "mean_span": 3}, {"mode": "S", "density": 0.25}]
 OBJECTIVES: dict[str, dict[str, Any]] = {

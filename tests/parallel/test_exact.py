@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
+from hornbook.parallel.exact import LEFT_OVER, TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
 from hornbook.parallel.mesh import Mesh
 from hornbook.parallel.pieces import Piece, whole_piece
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
@@ -170,7 +170,7 @@ def piece_of(shape: tuple[int, ...], first: int, last: int) -> Piece:
 def test_cuts_fall_between_vectors() -> None:
     check_cut({"whole": whole_piece(nn.Parameter(torch.zeros(7, 3)))})
     check_cut({"matrix": piece_of((10, 16), 3, 7), "vector": piece_of((64,), 16, 48), "none": piece_of((7,), 7, 7)})
-    check_cut({"last": piece_of((70,), 64, 70)})
+    check_cut({"last": piece_of((70,), 64, 70), "few": piece_of((3,), 0, 2), "one": piece_of((3,), 2, 3)})
     for bad in (piece_of((64,), 8, 16), piece_of((64,), 0, 8), piece_of((10, 24), 1, 10)):
         with pytest.raises(UsageError, match=r"of blocks.0.norm1.weight \[.*--parallel.shard none"):
             check_cut({"blocks.0.norm1.weight": bad})
@@ -189,7 +189,9 @@ def adamw(weight: Tensor, gradient: Tensor) -> Tensor:
 def test_adamw_of_parts_that_are_cut_so_has_the_bits_of_the_whole(size: int, first: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight, gradient = torch.randn(2, size, generator=generator)
-    first = min(first, size) // 16 * 16
+    first = min(first, size)
+    first = first if first >= size - size % LEFT_OVER else first // 16 * 16
+    check_cut({"first": piece_of((size,), 0, first), "rest": piece_of((size,), first, size)})
     parts = [
         adamw(weight[rows], gradient[rows]) for rows in (slice(0, first), slice(first, size)) if weight[rows].numel()
     ]
