@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import LEFT_OVER, TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
+from hornbook.parallel.exact import NARROWEST, TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
 from hornbook.parallel.mesh import Mesh
 from hornbook.parallel.pieces import Piece, whole_piece
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
@@ -190,7 +190,7 @@ def test_adamw_of_parts_that_are_cut_so_has_the_bits_of_the_whole(size: int, fir
     generator = torch.Generator().manual_seed(seed)
     weight, gradient = torch.randn(2, size, generator=generator)
     first = min(first, size)
-    first = first if first >= size - size % LEFT_OVER else first // 16 * 16
+    first = first if first >= size - size % NARROWEST else first // 16 * 16
     check_cut({"first": piece_of((size,), 0, first), "rest": piece_of((size,), first, size)})
     parts = [
         adamw(weight[rows], gradient[rows]) for rows in (slice(0, first), slice(first, size)) if weight[rows].numel()

@@ -32,8 +32,8 @@ from hornbook.parallel.pieces import Piece
 
 VECTOR = 16
 """Elements that the widest vectors of a CPU hold; fused AdamW computes what is left over with other roundings."""
-LEFT_OVER = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
-"""What is left over: a size modulo this, the elements of this CPU's vectors (4: the narrowest known)."""
+NARROWEST = 4
+"""Elements of the narrowest vectors. What is left over by them is computed number by number, wherever it is cut."""
 BUCKET_BYTES = 32 * 2**20
 """Gradients cross ranks in parts of about this size."""
 BLOCK_ELEMENTS = 2**20
@@ -203,7 +203,7 @@ def check_cut(pieces: Mapping[str, Piece]) -> None:
         row = math.prod(piece.shape[1:])
         assert tuple(piece.tensor.shape[1:]) == piece.shape[1:], f"{name} is not cut between rows"
         first, size, whole = piece.start[0] * row if piece.start else 0, piece.tensor.numel(), math.prod(piece.shape)
-        last, rest = first + size, whole - whole % LEFT_OVER
+        last, rest = first + size, whole - whole % NARROWEST
         if size and any(place % VECTOR and place < rest for place in (first, last)):
             raise UsageError(
                 f"parallel.exact: a rank would hold elements {first} to {last} of {name} {list(piece.shape)}, and bits "
