@@ -72,7 +72,7 @@ def loader(found: dict[str, Any]) -> list[str]:
     return section(
         "Loader",
         "`python -m benchmarks.loader`: one thread, the same memory map, rows of 2,048 tokens, 8 a step unless said",
-        "(goal 2 x).",
+        "(goals: 2 x torch's DataLoader, 8 x Megatron-LM's dataset, here behind a DataLoader without processes).",
         *rows_of(["", "million tokens per CPU second", "x DataLoader"], rows),
         f"Seek to sample one billion: {found['seek_to_sample_1e9_milliseconds']:.3f} ms (goal: under 10).",
         "",

@@ -1,22 +1,28 @@
-"""Tokens per CPU second of the loader against torch's DataLoader over the same memory map, and the time of a seek.
+"""Tokens per CPU second of the loader against torch's DataLoader over the same memory map and against Megatron-LM's
+dataset, and the time of a seek.
 
-Both give the same shuffled rows, 8 x 2048 int64 inputs and targets. Ours also makes weights, positions, the
-lengths of documents, the names of the samples and the hash of the batch; the DataLoader makes none of these.
-The forms are timed in turn (A B C A B C ...) in one process on one thread; medians and their ratio count.
+All give shuffled rows, 8 x 2048 int64 inputs and targets. Ours also makes weights, positions, the lengths of
+documents, the names of the samples and the hash of the batch; the DataLoader makes none of these, Megatron-LM's dataset
+weights and positions. The forms are timed in turn (A B C A B C ...) on one thread, ours and the DataLoader in one
+process, Megatron-LM's in one of its own; medians and their ratio count.
 
     python -m benchmarks.loader
 """
 
+import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
@@ -25,6 +31,8 @@ from hornbook.text.shards import describe_shard, writing_shard
 from hornbook.text.store import write_json
 
 ROWS, SEQUENCE, TOKENS, ROUNDS, SAMPLES, VOCAB = 8, 2048, 30_000_000, 9, 4096, 50_000
+
+MEGATRON = {"Megatron-LM's GPTDataset, rows": "rows", "Megatron-LM's GPTDataset, cut at documents": "documents"}
 
 
 def write_corpus(data: Path, tokens: int, sources: dict[str, float]) -> None:
@@ -81,6 +89,36 @@ def ours(data: Path, samples: int = ROWS, prefetch: bool = False, **config: Any)
     while True:
         for _ in loader.take(samples).batches:
             yield
+
+
+@contextmanager
+def megatron(data: Path, scratch: Path) -> Iterator[Callable[[str], float]]:
+    """A function that times rows, or documents, of Megatron-LM's dataset behind a DataLoader, like `_rate`."""
+    shard = data / "tokens/train/all/00000"
+    program = ROOT / "benchmarks" / "peers" / "megatron_loader.py"
+    command = [str(peer_python()), str(program), f"{shard}.bin", f"{shard}.idx", str(scratch)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+        assert answers.readline() == "ready\n"
+
+        def rate(work: str) -> float:
+            requests.write(f"{work} {ROWS} {SEQUENCE} {SAMPLES}\n")
+            requests.flush()
+            return SAMPLES * SEQUENCE / float(answers.readline()) / 1e6
+
+        try:
+            yield rate
+        finally:
+            process.terminate()
 
 
 def _rate(batches: Iterator[None]) -> float:
@@ -140,11 +178,13 @@ def _run(folder: Path) -> dict[str, Any]:
         "ours, document masks, 64 rows a step, prefetched": lambda: ours(one, samples=64, prefetch=True),
     }
     streams = {name: form() for name, form in forms.items()}
-    rates: dict[str, list[float]] = {name: [] for name in forms}
-    for round_number in range(ROUNDS + 1):
-        for name, stream in streams.items():
-            rate = _rate(stream)
-            if round_number:  # the first round compiles and fills caches
+    rates: dict[str, list[float]] = {name: [] for name in (*forms, *MEGATRON)}
+    (folder / "megatron").mkdir()
+    with megatron(one, folder / "megatron") as megatron_rate:
+        for round_number in range(ROUNDS + 1):
+            found = {name: _rate(stream) for name, stream in streams.items()}
+            found |= {name: megatron_rate(work) for name, work in MEGATRON.items()}
+            for name, rate in found.items() if round_number else ():  # the first round compiles and fills caches
                 rates[name].append(rate)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     base = medians["torch DataLoader, num_workers=0"]
