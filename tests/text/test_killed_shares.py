@@ -62,5 +62,5 @@ def test_killed_shares_started_again_write_the_same_bytes(
             kills += 1
         assert kills, f"phase {phase} was over before it was killed"
     assert not killed_at(NEVER, data, [start(raw, data)])
-    assert len(list((data / "signals").iterdir())) == 12
+    assert len(list((data / "signals").iterdir())) >= 12
     assert read_tree(data) == read_tree(tmp_path / "whole")
