@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hornbook.fields import Count
 from hornbook.text.config_step import DecisionConfig, Words
@@ -22,6 +22,14 @@ class CountedMentions(DecisionConfig):
     """What a word is, capitals and punctuation at its ends aside; terms are whole words, one or several."""
     window: Annotated[Count, Field(ge=1)] | Literal["sentence"] = 10
     """What is near a mention: so many words before and after it, or `sentence`."""
+
+    @field_validator("terms")
+    @classmethod
+    def _named(cls, terms: str) -> str:
+        """A bare word that is none of ours is a slip, not a file."""
+        if terms not in SHIPPED and Path(terms).name == terms and not Path(terms).suffix:
+            raise ValueError(f"{terms!r} is none of ours ({', '.join(SHIPPED)}): name one, or a .toml or .json file")
+        return terms
 
     @property
     def path(self) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config_bias import SHIPPED, Mentions
+from hornbook.text.config_bias import SHIPPED, Mentions, Rebalance
 from hornbook.text.refinery.associations import Counts, associations
 from hornbook.text.refinery.mention_terms import read_terms
 from tests.text.refinery.running import columns_of
@@ -138,6 +138,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, data: bytes | None, said: st
         path.write_bytes(data)
     with pytest.raises(UsageError, match=re.escape(said)):
         columns_of(Mentions(terms=str(path)), ["x"])
+
+
+@pytest.mark.parametrize("step", [Mentions, Rebalance])
+def test_a_mistyped_language_is_told_which_there_are(step: type[Mentions | Rebalance]):
+    with pytest.raises(ValueError, match=r"'eng' is none of ours \(de, en, es, fr\): name one, or a .toml or .json"):
+        step(terms="eng")
+    assert step(terms="eng.toml").path == Path("eng.toml")
+    assert step(terms="./eng").path == Path("eng")
 
 
 def drawn_rows(documents: int, chances: Sequence[Sequence[float]]) -> np.ndarray:

@@ -142,6 +142,7 @@ def test_swapping_evens_out_too(tmp_path: Path):
     assert len(kept_texts(data)) == 2 * NURSES
 
 
+@pytest.mark.slow
 def test_what_stays_depends_on_nothing_but_the_texts(tmp_path: Path):
     texts = planted()
     steps = [ExactDedup(), Rebalance()]
