@@ -63,18 +63,24 @@ class Harmful(DecisionConfig):
     languages: dict[str, list[Annotated[str, Field(pattern=r"^[a-z]+$")]]] = Field(default_factory=dict)
     """Path of a list -> the languages of its documents, as a step named `language` finds them; a list that is not here
     is for all. Documents whose language is not known are judged by each."""
+    exceptions: list[str] = Field(default_factory=list)
+    """Text files, a phrase a line, of any category and language: a term within one of them does not count. Lists in
+    scripts without blanks need them (Chinese, Japanese, Thai ...): there a term is found within longer words too."""
     max_share: float = Field(default=0.01, ge=0, le=1)
     """Largest share of the words of a document that one category may have."""
     min_hits: Count = Field(default=1, ge=1)
     """Fewer terms of a category than that never drop a document."""
 
     def reads(self) -> list[str]:
-        """The lists."""
+        """The lists and the exceptions."""
+        return [*self._listed(), *self.exceptions]
+
+    def _listed(self) -> list[str]:
         return [path for paths in self.lists.values() for path in paths]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if wrong := sorted(set(self.languages) - set(self.reads())):
+        if wrong := sorted(set(self.languages) - set(self._listed())):
             raise ValueError(f"languages of {wrong[0]}, which is not among `lists`: add it there")
         return self
 

@@ -66,6 +66,29 @@ def test_harmful_planted_truth(lists: dict[str, list[str]]):
     assert reasons_of(Harmful(lists=lists, min_hits=2), planted) == [""] * 3  # type: ignore[arg-type]
 
 
+def test_a_harmful_term_within_an_exception_does_not_count(tmp_path: Path):
+    """In scripts with blanks and without; an exception covers what lies within it, and no more."""
+    terms, exceptions = tmp_path / "terms.txt", tmp_path / "exceptions.txt"
+    terms.write_text("wug\nwug of old\n\u6ce5\u65cf\n", encoding="utf-8")
+    exceptions.write_text("blue wug of\n\u9ec4\u6ce5\u65cf\u8c31\n", encoding="utf-8")
+    texts = [
+        "a Blue wug of mine, a red wug of mine",
+        "blue wug of old",
+        "wug of",
+        "\u9ec4\u6ce5\u65cf\u8c31\u6709\u6ce5\u65cf",
+        "\u9ec4\u6ce5\u65cf",
+    ]
+    config = Harmful(lists={"hate": [str(terms)]}, exceptions=[str(exceptions)])
+    columns = columns_of(config, texts)
+    assert columns["harmful.hate"].tolist() == [1, 1, 1, 1, 1]
+    assert columns["harmful.hate_words"].tolist() == [1, 3, 1, 2, 2]
+    without = columns_of(Harmful(lists={"hate": [str(terms)]}), texts)
+    assert without["harmful.hate"].tolist() == [2, 1, 1, 2, 1]
+    assert config.reads() == [str(terms), str(exceptions)]
+    with pytest.raises(UsageError, match="cannot be read as a list of terms"):
+        build([Harmful(lists={"hate": [str(terms)]}, exceptions=[str(tmp_path / "none.txt")])])
+
+
 def test_harmful_lists_are_for_documents_of_their_languages(tmp_path: Path):
     """The lists of a language, those for all, and documents whose language is not known."""
     names = {"en": "florbish", "de": "gift", "any": "wug"}

@@ -1,8 +1,13 @@
-"""Words of lists that a user gives: how many of each category a document has, as a share of its words."""
+"""Words of lists that a user gives: how many of each category a document has, as a share of its words.
+
+Scripts without blanks show no ends of words, so a term counts wherever its characters stand, within other words too:
+these are what exceptions are for.
+"""
 
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,7 @@ def words_of(text: str) -> list[str]:
 
 
 class Terms:
-    """Terms of one category, by their first word."""
+    """Terms of one category, or exceptions, by their first word."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._rests: dict[str, list[tuple[str, ...]]] = {}
@@ -36,16 +41,30 @@ class Terms:
         for rests in self._rests.values():
             rests.sort(key=len, reverse=True)
 
-    def count(self, words: list[str]) -> tuple[int, int]:
-        """(terms, words of them) found, the longest at each place, none over another."""
+    def _end(self, words: list[str], place: int) -> int:
+        """Where the longest term that begins at a place ends; the place itself where none does."""
+        for rest in self._rests.get(words[place], ()):
+            end = place + 1 + len(rest)
+            if tuple(words[place + 1 : end]) == rest:
+                return end
+        return place
+
+    def ends(self, words: list[str]) -> list[int]:
+        """For each place, the last end of a term that begins there or before."""
+        return list(accumulate((self._end(words, place) for place in range(len(words))), max))
+
+    def count(self, words: list[str], spared: Sequence[int]) -> tuple[int, int]:
+        """(terms, words of them) found, the longest at each place, none over another and none within an exception.
+
+        `spared`: the `ends` of exceptions; without these, each place itself.
+        """
         terms = covered = at = 0
         for place, word in enumerate(words):
             if place < at or word not in self._rests:
                 continue
-            for rest in self._rests[word]:
-                if tuple(words[place + 1 : place + 1 + len(rest)]) == rest:
-                    terms, covered, at = terms + 1, covered + 1 + len(rest), place + 1 + len(rest)
-                    break
+            end = self._end(words, place)
+            if end > spared[place]:
+                terms, covered, at = terms + 1, covered + end - place, end
         return terms, covered
 
 
@@ -69,6 +88,7 @@ class _Counts:
     def __init__(self, name: str, config: Any) -> None:
         self.name = name
         self._terms = {column: Terms(paths) for column, paths in _by_column(config).items()}
+        self._exceptions = Terms(config.exceptions) if config.exceptions else None
         self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in self._terms for end in ("", "_words")}}
 
     def measure(self, documents: Sequence[Document]) -> Columns:
@@ -76,9 +96,10 @@ class _Counts:
         found = {name: np.zeros(len(documents), dtype=np.int64) for name in self.columns}
         for row, document in enumerate(documents):
             words = words_of(document.text)
+            spared = self._exceptions.ends(words) if self._exceptions else range(len(words))
             found["words"][row] = len(words)
             for column, terms in self._terms.items():
-                found[column][row], found[f"{column}_words"][row] = terms.count(words)
+                found[column][row], found[f"{column}_words"][row] = terms.count(words, spared)
         return found
 
 
