@@ -21,6 +21,7 @@ from hornbook.runlock import RunLock
 from hornbook.text import plan as planning
 from hornbook.text import prepare as room
 from hornbook.text.config import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
+from hornbook.text.config_bias import Mentions
 from hornbook.text.folder import read_text_config
 from hornbook.text.funnel import Funnel
 from hornbook.text.plan import list_all, plan
@@ -287,6 +288,25 @@ def test_an_unfinished_folder_of_other_settings_is_refused(tmp_path: Path, corpu
     with pytest.raises(IntegrityError, match=r"unfinished\.json is damaged"):
         prepare(corpus, data)
     assert prepare(corpus, data, overwrite=True).total().kept.rows
+
+
+def test_a_step_that_cannot_be_made_leaves_what_was_there(tmp_path: Path, corpus: TextConfig, read_tree: Tree):
+    terms, data = tmp_path / "terms.toml", tmp_path / "data"
+    steps = [DropEmpty(), Mentions(terms=str(terms))]
+    config = corpus.model_copy(update={"steps": steps})
+    sound = '[groups]\nyoung = ["youth"]\nold = ["pensioner"]\n[attributes]\ncrime = ["thief"]\n'
+    terms.write_text(sound.replace("pensioner", "youth"))
+    with pytest.raises(UsageError, match="leave it in one"):
+        prepare(config, data)
+    with pytest.raises(UsageError, match="leave it in one"):
+        prepare_share(config, data, "measure")
+    terms.write_text(sound)
+    prepare(config, data)  # mended, it is not told that the folder is of other settings
+    before = read_tree(data)
+    terms.write_text(sound.replace("pensioner", "youth"))
+    with pytest.raises(UsageError, match="leave it in one"):
+        prepare(config, data, overwrite=True)
+    assert read_tree(data) == before
 
 
 def test_other_tokenizer_settings_do_not_matter_to_prepare(tmp_path: Path, corpus: TextConfig):

@@ -77,14 +77,15 @@ def prepare(
     make_folder(out)
     with RunLock(RunDir(out)):
         RunDir(out).clean()
-        if overwrite:
-            clear(out)
-        done = finished(config, inputs, out)
+        done = None if overwrite else finished(config, inputs, out)
         if done is not None:
             forget_work(out)
             return done
+        job = _Job(config, inputs, out, workers, progress or _silent, on)
+        if overwrite:
+            clear(out)
         begin(config, out)
-        return _finish(_Job(config, inputs, out, workers, progress or _silent, on))
+        return _finish(job)
 
 
 def prepare_share(
@@ -105,8 +106,8 @@ def prepare_share(
     make_folder(out)
     if finished(config, inputs, out) is not None:
         return f"{out} is finished"
-    begin(config, out)
     job = _Job(config, inputs, out, workers, progress or _silent, on)
+    begin(config, out)
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"
     job.require_measured()
@@ -135,6 +136,7 @@ class _Job:
     ) -> None:
         self.config, self.out, self._progress = config, out, progress
         self._on: Where = on
+        self._steps = build(config.steps)  # what is wrong with one is said before anything is written or deleted
         self.tasks = plan(config, inputs, out / WORK)
         self.total = sum(task.size for task in self.tasks)
         self._workers = workers_for(workers, self.tasks, self.total)
@@ -172,7 +174,7 @@ class _Job:
         key = self._key()
         found = read_verdicts(self.out / WORK, key)
         if found is None:
-            found = decide(self.tasks, build(self.config.steps), self.out / WORK / "scratch")
+            found = decide(self.tasks, self._steps, self.out / WORK / "scratch")
             write_verdicts(self.out / WORK, key, *found)
         self._progress("decide", self.total, self.total)
         names, verdicts = found
