@@ -3,14 +3,17 @@
 Most words of a text have been seen before, so a small cache from words of up to 23 bytes to up to three tokens answers
 most of them; its keys are the words themselves, never hashes of them. Other words are merged pair by pair, the
 lowest rank first and, of equals, the leftmost; words over 64 bytes with a heap, so that no text takes quadratic time.
+Where merges are left out by chance, each word is merged anew, with the heap and without the cache.
 """
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hornbook.text.bpe_dropout import Draws
+from hornbook.text.bpe_heap import ALL, GOLDEN, HALF, LOW, draw, find_pair, merge_by_heap
 from hornbook.text.bpe_split import character_tables, word_end
 from hornbook.text.bpe_tables import TOKEN_BITS, Merges, pair_table
 from hornbook.text.compiled import borrowed, compiled, inlined, load64
@@ -24,15 +27,10 @@ _CACHE_BITS = 15
 _ROOM = 2**18
 """Ids after which the kernel hands over what it has."""
 
-_ALL = np.uint64(2**64 - 1)
-_LOW = np.uint64(2**32 - 1)
-_HALF = np.uint64(32)
 _NONE = np.uint64(0)
 _BYTE = np.uint64(8)
 _BITS = np.uint64(TOKEN_BITS)
 _NO_TOKEN = np.uint64(2**TOKEN_BITS - 1)
-_ONE = np.uint64(1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _OTHER = np.uint64(0xBF58476D1CE4E5B9)
 
 
@@ -47,18 +45,21 @@ class Encoder:
         self._scratch = cache, np.empty(_SHORT + 1, np.int64), np.empty(_SHORT + 1, np.uint64)
         self._lock = threading.Lock()  # the scratch is shared
 
-    def encode(self, texts: Sequence[str], room: int = _ROOM) -> list[np.ndarray]:
-        """The tokens of each text, uint32 [tokens]; `room`: how many are held at once beside the result."""
+    def encode(self, texts: Sequence[str], room: int = _ROOM, draws: Draws | None = None) -> list[np.ndarray]:
+        """The tokens of each text, uint32 [tokens]; `room`: how many are held at once beside the result.
+
+        `draws` leaves out merges by chance.
+        """
         data, bounds = pack(texts)
         parts: list[list[np.ndarray]] = [[] for _ in texts]
         found, ends = np.empty(room, np.uint32), np.empty(len(texts), np.int64)
+        kernel: Callable[..., tuple[int, int, int]] = _encode_texts if draws is None else _encode_with_dropout
+        rest = self._scratch if draws is None else draws
         text, place = 0, 0
         while text < len(texts):
             first = text
             with self._lock:
-                text, place, used = _encode_texts(
-                    data, bounds, text, place, *self._tables, *self._pairs, *self._scratch, found, ends
-                )
+                text, place, used = kernel(data, bounds, text, place, *self._tables, *self._pairs, *rest, found, ends)
             cuts = [0, *ends[first:text].tolist(), used]
             for number, (start, end) in enumerate(itertools.pairwise(cuts), first):
                 if end > start:
@@ -70,27 +71,12 @@ class Encoder:
 
 def _byte_pairs(merges: Merges) -> np.ndarray:
     """uint64 [2^16]: rank << 32 | merge of two bytes, all ones where they do not merge."""
-    found = np.full(2**16, _ALL)
+    found = np.full(2**16, ALL)
     bytes_of = {token: byte for byte, token in enumerate(merges.byte_ids)}
     for rank, (left, right, merged) in enumerate(merges.triples):
         if left in bytes_of and right in bytes_of:
             found[bytes_of[left] << 8 | bytes_of[right]] = rank << 32 | merged
     return found
-
-
-@inlined
-def _find_pair(left, right, pairs, shift):
-    """rank << 32 | merge of two tokens; all ones where they do not merge."""
-    key = np.uint64(left) << _HALF | np.uint64(right)
-    slot = np.int64(key * _GOLDEN >> shift)
-    key += _ONE
-    while True:
-        found = pairs[2 * slot]
-        if found == key:
-            return pairs[2 * slot + 1]
-        if found == 0:
-            return _ALL
-        slot = (slot + 1) & (len(pairs) // 2 - 1)
 
 
 @inlined
@@ -102,93 +88,22 @@ def _merge_short(data, start, end, byte_ids, byte_pairs, pairs, shift, ids, rank
     for i in range(count - 1):
         ranks[i] = byte_pairs[np.int64(data[start + i]) << 8 | data[start + i + 1]]
     while count > 1:
-        best, at = _ALL, 0
+        best, at = ALL, 0
         for i in range(count - 1):
             if ranks[i] < best:
                 best, at = ranks[i], i
-        if best == _ALL:
+        if best == ALL:
             break
-        ids[at] = np.int64(best & _LOW)
+        ids[at] = np.int64(best & LOW)
         count -= 1
         for i in range(at + 1, count):
             ids[i] = ids[i + 1]
             ranks[i - 1] = ranks[i]
         if at > 0:
-            ranks[at - 1] = _find_pair(ids[at - 1], ids[at], pairs, shift)
+            ranks[at - 1] = find_pair(ids[at - 1], ids[at], pairs, shift)
         if at < count - 1:
-            ranks[at] = _find_pair(ids[at], ids[at + 1], pairs, shift)
+            ranks[at] = find_pair(ids[at], ids[at + 1], pairs, shift)
     return count
-
-
-@compiled
-def _sink(heap, place, size):
-    """Move heap[place] down until no child is less."""
-    value = heap[place]
-    child = 2 * place + 1
-    while child < size:
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= value:
-            break
-        heap[place] = heap[child]
-        place, child = child, 2 * child + 1
-    heap[place] = value
-
-
-@compiled
-def _rise(heap, place):
-    """Move heap[place] up until its parent is not greater."""
-    value = heap[place]
-    while place > 0 and heap[(place - 1) // 2] > value:
-        heap[place] = heap[(place - 1) // 2]
-        place = (place - 1) // 2
-    heap[place] = value
-
-
-@compiled
-def _merge_long(data, start, end, byte_ids, pairs, shift, found, used):
-    """Merge one long word; writes its tokens to `found` from `used` on and returns the place behind them.
-
-    The heap holds rank << 32 | place of each pair, also of pairs that are no more: those have another rank now.
-    Every merge takes one token away and adds at most two pairs, so 3 n entries are enough.
-    """
-    count = end - start
-    ids, following, before = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    ranks, heap, size = np.full(count, _ALL), np.empty(3 * count, np.uint64), 0
-    for i in range(count):
-        ids[i], following[i], before[i] = byte_ids[data[start + i]], i + 1, i - 1
-    for i in range(count - 1):
-        ranks[i] = _find_pair(ids[i], ids[i + 1], pairs, shift)
-        if ranks[i] != _ALL:
-            heap[size] = (ranks[i] & ~_LOW) | np.uint64(i)
-            size += 1
-    for i in range(size // 2 - 1, -1, -1):
-        _sink(heap, i, size)
-    while size:
-        top = heap[0]
-        size -= 1
-        heap[0] = heap[size]
-        _sink(heap, 0, size)
-        at = np.int64(top & _LOW)
-        if ranks[at] == _ALL or ranks[at] >> _HALF != top >> _HALF:
-            continue
-        gone = following[at]
-        ids[at], following[at], ranks[gone] = np.int64(ranks[at] & _LOW), following[gone], _ALL
-        if following[at] < count:
-            before[following[at]] = at
-        for left in (before[at], at):
-            right = following[left] if left >= 0 else count
-            if left >= 0:
-                ranks[left] = _find_pair(ids[left], ids[right], pairs, shift) if right < count else _ALL
-            if left >= 0 and ranks[left] != _ALL:
-                heap[size] = (ranks[left] & ~_LOW) | np.uint64(left)
-                _rise(heap, size)
-                size += 1
-    at = 0
-    while at < count:
-        found[used] = ids[at]
-        used, at = used + 1, following[at]
-    return used
 
 
 @inlined
@@ -196,21 +111,21 @@ def _key(data, start, length):
     """A word of 1 to 23 bytes as three uint64: its bytes, zeros, its length."""
     low, middle, high = load64(data, start), _NONE, _NONE
     if length < 8:
-        low &= _ALL >> (_BYTE * np.uint64(8 - length))
+        low &= ALL >> (_BYTE * np.uint64(8 - length))
     elif length > 8:
         middle = load64(data, start + 8)
         if length < 16:
-            middle &= _ALL >> (_BYTE * np.uint64(16 - length))
+            middle &= ALL >> (_BYTE * np.uint64(16 - length))
         elif length > 16:
-            high = load64(data, start + 16) & (_ALL >> (_BYTE * np.uint64(24 - length)))
+            high = load64(data, start + 16) & (ALL >> (_BYTE * np.uint64(24 - length)))
     return low, middle, high | np.uint64(length) << np.uint64(56)
 
 
 @inlined
 def _slot(low, middle, high):
     """Where the cache's set of two entries for a key begins."""
-    mixed = ((low ^ high) * _GOLDEN ^ middle) * _OTHER
-    return 8 * np.int64((mixed ^ mixed >> _HALF) * _GOLDEN >> np.uint64(64 - _CACHE_BITS))
+    mixed = ((low ^ high) * GOLDEN ^ middle) * _OTHER
+    return 8 * np.int64((mixed ^ mixed >> HALF) * GOLDEN >> np.uint64(64 - _CACHE_BITS))
 
 
 @inlined
@@ -237,7 +152,7 @@ def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, id
     """Write the tokens of one word to `found` from `used` on; returns the place behind them."""
     length = end - start
     if length > _SHORT:
-        return _merge_long(data, start, end, byte_ids, pairs, shift, found, used)
+        return merge_by_heap(data, start, end, byte_ids, pairs, shift, _NONE, _NONE, found, used)
     low, middle, high, slot = _NONE, _NONE, _NONE, 0
     if length <= _KEY_BYTES:
         low, middle, high = _key(data, start, length)
@@ -274,6 +189,28 @@ def _encode_texts(
             if used + max(stop - place, 3) > len(found):
                 return text, place, used
             used = _encode_word(data, place, stop, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, found, used)
+            place = stop
+        ends[text] = used
+        text += 1
+        place = end + 1
+    return text, place, used
+
+
+@compiled
+def _encode_with_dropout(
+    data, bounds, text, place, digits, pages, kinds, byte_ids, _, pairs, shift, keys, limits, found, ends
+):
+    """As `_encode_texts`, with merges left out: `keys` and `limits` are those of `Draws`."""
+    data, pages, kinds = borrowed(data), borrowed(pages), borrowed(kinds)
+    used = 0
+    while text < len(bounds) - 1:
+        end = bounds[text + 1] - 1
+        while place < end:
+            stop = word_end(data, place, end, digits, pages, kinds)
+            if used + stop - place > len(found):
+                return text, place, used
+            key = draw(keys[text], np.uint64(place - bounds[text]))
+            used = merge_by_heap(data, place, stop, byte_ids, pairs, shift, key, limits[text], found, used)
             place = stop
         ends[text] = used
         text += 1

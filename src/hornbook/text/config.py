@@ -237,6 +237,19 @@ class TextConfig(Config):
     """How text becomes tokens."""
     validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
+    bpe_dropout: float = Field(default=0.0, ge=0, lt=1, exclude_if=lambda probability: not probability)
+    """Probability of leaving out a merge when training documents are encoded (BPE-dropout; 0.1 in its paper)."""
+    bpe_dropout_seed: Count = Field(default=0, ge=0, lt=2**63, exclude_if=lambda seed: not seed)
+    """Other seeds leave out other merges."""
+
+    @model_validator(mode="after")
+    def _check_dropout(self) -> Self:
+        if self.bpe_dropout and isinstance(self.tokenizer, WordPiece | Unigram):
+            kind = self.tokenizer.kind
+            raise ValueError(f"bpe_dropout leaves out merges, and a {kind} tokenizer has none: leave out bpe_dropout")
+        if self.bpe_dropout and self.labels is not None:
+            raise ValueError("labels stand at tokens as the tokenizer makes them: with text.labels, no bpe_dropout")
+        return self
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
+from hornbook.text.bpe_dropout import Dropout
 from hornbook.text.config_labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.label_tokens import Labelled, label_tokens
 from hornbook.text.labelling import Labelling
@@ -41,6 +42,8 @@ class EncodeTask:
     split: Split
     labels: LabelsConfig | None = None
     """Of labelled sets: what the documents' labels are."""
+    dropout: Dropout | None = None
+    """Of training documents: how often merges are left out."""
 
     @property
     def size(self) -> int:
@@ -56,8 +59,9 @@ class EncodeTask:
     def key(self) -> str:
         """Changes when the result would."""
         labels = [] if self.labels is None else [self.labels.model_dump()]
+        dropout = [] if self.dropout is None else [self.dropout.to_json()]
         place = [self.source, self.number, self.digest]
-        return digest_of([VERSION, *place, self.tokenizer_digest, self.dtype, *labels, self.split.to_json()])
+        return digest_of([VERSION, *place, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()])
 
     def place(self, part: Part) -> tuple[str, str, int]:
         """Split, source and number of the shard of a part."""
@@ -121,8 +125,8 @@ def _encode(task: EncodeTask) -> tuple[list[Part], int]:
     with ExitStack() as stack:
         writers: dict[Part, ShardWriter] = {}
         for batch in _batches(path, [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]):
-            for row, each in zip(batch, _encoded(task, tokenizer, batch), strict=True):
-                part = task.split.part(row)
+            parts: list[Part] = [task.split.part(row) for row in batch]
+            for row, part, each in zip(batch, parts, _encoded(task, tokenizer, batch, parts), strict=True):
                 if part not in writers:
                     writers[part] = stack.enter_context(_writing(task, part))
                 writers[part].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
@@ -137,10 +141,15 @@ def _writing(task: EncodeTask, part: Part) -> AbstractContextManager[ShardWriter
     return writing_shard(task.shard(part), task.dtype, outputs, answered=answered)
 
 
-def _encoded(task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> Iterator[Labelled]:
+def _encoded(
+    task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]], parts: list[Part]
+) -> Iterator[Labelled]:
     """The tokens of documents, with their labels if they have some."""
     if task.labels is None:
-        yield from (Labelled(ids) for ids in tokenizer.encode_arrays([row["text"] for row in rows]))
+        texts = [row["text"] for row in rows]
+        trains = [part == "train" for part in parts]
+        draws = None if task.dropout is None else task.dropout.draws(task.source, texts, trains)
+        yield from (Labelled(ids) for ids in tokenizer.encode_arrays(texts, draws))
         return
     for row in rows:
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))

@@ -68,8 +68,9 @@ def clear(out: Path) -> None:
 
 
 def config_key(config: TextConfig) -> str:
-    """Digest of what `prepare` obeys; the tokenizer, the validation share and `strict` do not change its files."""
-    text = config.model_dump(mode="json", exclude={"tokenizer", "validation", "strict"})
+    """Digest of what `prepare` obeys; what only `tokenize` does, and `strict`, do not change its files."""
+    others = {"tokenizer", "validation", "strict", "bpe_dropout", "bpe_dropout_seed"}
+    text = config.model_dump(mode="json", exclude=others)
     return digest_of([VERSION, text, read_by_steps(config.steps)])
 
 

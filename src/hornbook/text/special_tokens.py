@@ -53,6 +53,8 @@ OURS = {
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
 """Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
+_UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
+"""Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +149,30 @@ def _find_sentinels(known: Mapping[str, int]) -> tuple[int, ...]:
             without_gap = itertools.takewhile(numbered.__contains__, itertools.count())
             return tuple(numbered[place] for place in without_gap)
     return ()
+
+
+def without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> dict[str, Any]:
+    """A clone with equal ids in which the special tokens, and those with a role, are spelled as no text is."""
+    clone = {**data, "model": dict(data["model"])}
+    added = clone["added_tokens"] = [dict(token) for token in data.get("added_tokens") or []]
+    specials = delimiters | {token["content"] for token in added if token["special"] or token["id"] in roles}
+    renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
+    for token in added:
+        if token["content"] in renamed:
+            token["content"], token["special"] = renamed[token["content"]], True
+    clone["post_processor"] = clone["truncation"] = clone["padding"] = None
+    _rename_in_model(clone["model"], renamed)
+    return clone
+
+
+def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {renamed.get(token, token): number for token, number in vocab.items()}
+    else:  # Unigram: pairs of piece and score
+        model["vocab"] = [[renamed.get(token, token), score] for token, score in vocab]
+    if model.get("unk_token") in renamed:
+        model["unk_token"] = renamed[model["unk_token"]]
+    if "merges" in model:
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [[a, b] for a, b in pairs if not (a in renamed or b in renamed or a + b in renamed)]

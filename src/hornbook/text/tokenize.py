@@ -13,6 +13,7 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
+from hornbook.text.bpe_dropout import Dropout
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.encode import VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.folder import WORK, read_manifest, read_text_config
@@ -98,14 +99,14 @@ def tokenize(
 ) -> TokenReport:
     """Write tokenizer/ and tokens/ of a prepared folder; a killed run goes on where it was.
 
-    Of `config` only `tokenizer`, `validation`, `strict`, and of sources `split` and `later` matter. `workers` 0 takes
-    one process per core.
+    Of `config` only `tokenizer`, `validation`, `strict`, `bpe_dropout` and its seed, and of sources `split` and `later`
+    matter. `workers` 0 takes one process per core.
 
-    Raises UsageError (not prepared, or tokenized otherwise), IntegrityError (damaged documents; with `strict`, no date
-    where sources are split by time), StorageError, InUseError.
+    Raises UsageError (not prepared, tokenized otherwise, or `bpe_dropout` without merges), IntegrityError (damaged
+    documents; with `strict`, no date where sources are split by time), StorageError, InUseError.
     """
     started = time.monotonic()
-    read_text_config(data)
+    _check_dropout(data, config)
     with RunLock(RunDir(data)):
         RunDir(data).clean()
         sources = {name: config.sources.get(name, each) for name, each in read_text_config(data).sources.items()}
@@ -145,7 +146,25 @@ def _key(config: TextConfig, documents: dict[str, str], sources: dict[str, Sourc
     if isinstance(config.tokenizer, TokenizerFile):
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
-    return digest_of([VERSION, tokenizer, config.validation, documents, *filter(None, (splits, later))])
+    dropout = _dropout(config)
+    options = splits, later, dropout and dropout.to_json()
+    return digest_of([VERSION, tokenizer, config.validation, documents, *filter(None, options)])
+
+
+def _dropout(config: TextConfig) -> Dropout | None:
+    return Dropout(config.bpe_dropout, config.bpe_dropout_seed) if config.bpe_dropout else None
+
+
+def _check_dropout(data: Path, config: TextConfig) -> None:
+    """Refuse what a given tokenizer or the folder cannot do before anything is written."""
+    labels = read_text_config(data).labels
+    if config.bpe_dropout and labels is not None:
+        raise UsageError(f"text.bpe_dropout: {data} is a labelled set, whose labels stand at tokens; leave it out")
+    if config.bpe_dropout and isinstance(config.tokenizer, TokenizerFile):
+        try:
+            Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text).require_merges()
+        except UsageError as error:
+            raise UsageError(f"{config.tokenizer.path}: {error}") from error
 
 
 def _tokenize(
@@ -155,11 +174,12 @@ def _tokenize(
     splits, later = _plan_splits(data, config, sources)
     tokenizer = _make_tokenizer(data, config, splits, key, progress)
     dtype = dtype_for(tokenizer.vocab_size)
-    labels = read_text_config(data).labels
+    labels, dropout = read_text_config(data).labels, _dropout(config)
     tasks = []
     for path, digest in _documents(data).items():
         source, number = Path(path).parent.name, int(Path(path).stem)
-        tasks.append(EncodeTask(data, source, number, path, digest, tokenizer.digest, dtype, splits[source], labels))
+        place = data, source, number, path, digest
+        tasks.append(EncodeTask(*place, tokenizer.digest, dtype, splits[source], labels, dropout))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
@@ -177,6 +197,8 @@ def _tokenize(
     }
     if labels is not None:
         index["labels"] = labels.model_dump(mode="json")
+    if dropout is not None:
+        index["bpe_dropout"] = dropout.to_json()
     if later:
         index["later"] = {name: counts.to_json() for name, counts in later.items()}
     write_json(data / "tokens" / "index.json", index)
@@ -257,6 +279,10 @@ def _report(config: TextConfig, index: dict[str, Any], sources: dict[str, Source
     if isinstance(config.tokenizer, Trained) and index["vocab_size"] < config.tokenizer.vocab:
         report.notes.append(
             f"the vocabulary is {index['vocab_size']}, not {config.tokenizer.vocab}: no more repeats in the text"
+        )
+    if config.bpe_dropout:
+        report.notes.append(
+            f"training documents are encoded with BPE-dropout {config.bpe_dropout:g}: more and smaller tokens"
         )
     if index["unknown_tokens"]:
         report.notes.append(f"{index['unknown_tokens']} tokens stand for text that this tokenizer cannot express")

@@ -21,15 +21,14 @@ import xxhash
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.bpe_tables import Merges, find_merges
 from hornbook.text.pieces import Cutter, can_cut
-from hornbook.text.special_tokens import find_delimiters, find_special_tokens
+from hornbook.text.special_tokens import find_delimiters, find_special_tokens, without_special_tokens
 
 if TYPE_CHECKING:
+    from hornbook.text.bpe_dropout import Draws
     from hornbook.text.bpe_encode import Encoder
 
 _BATCH = 1 << 20
 END_OF_TEXT = "<|endoftext|>"
-_UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
-"""Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
 
 class Tokenizer:
@@ -84,7 +83,7 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """The definition without special tokens; this and what is made of it waits for the first text to encode."""
-        return _without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
+        return without_special_tokens(self._data, {self.begin, self.end}, self.special.ids)
 
     @cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
@@ -130,22 +129,35 @@ class Tokenizer:
         """Token ids of documents as stored: delimiter first; the end token last too where it is another."""
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_arrays(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
         """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text.
 
-        By our own kernels where they know the tokenizer, else by the library: the ids are the same.
+        By our own kernels where they know the tokenizer, else by the library: the ids are the same. `draws` (of each
+        text) leaves out merges by chance; UsageError where the kernels do not know the tokenizer.
         """
+        if draws is not None:
+            self.require_merges()
         head = np.array([self.delimiter_id], np.uint32)
         tail = np.array([] if self.end_id == self.delimiter_id else [self.end_id], np.uint32)
         parts: list[list[np.ndarray]] = [[head] for _ in texts]
         for batch in _batches(self._pieces(texts)):
-            for (document, _), ids in zip(batch, self._encode_batch([piece for _, piece in batch]), strict=True):
+            documents, pieces = zip(*batch, strict=True)
+            chosen = None if draws is None else type(draws)(*(each[list(documents)] for each in draws))
+            for document, ids in zip(documents, self._encode_batch(pieces, chosen), strict=True):
                 parts[document].append(ids)
         return [np.concatenate([*part, tail]) for part in parts]
 
-    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+    def require_merges(self) -> None:
+        """Raise UsageError unless this is byte-level BPE that our kernels encode, so that merges can be left out."""
+        if self._merges is None:
+            raise UsageError(
+                "text.bpe_dropout leaves out merges of byte-level BPE, and this tokenizer is another kind, or one that "
+                "hornbook's kernels do not know: set text.bpe_dropout=0, or train one (text.tokenizer.kind=bpe)"
+            )
+
+    def _encode_batch(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
         if self._merges is not None:
-            return self._kernel.encode(texts)
+            return self._kernel.encode(texts, draws=draws)
         encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
@@ -272,30 +284,3 @@ def choose_delimiters(
             f'no end-of-text token is known among {known[:12]}; name it: text.tokenizer.end_of_text = "..."'
         )
     return begin, end
-
-
-def _without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: frozenset[int]) -> dict[str, Any]:
-    """A clone with equal ids in which the special tokens, and those with a role, are spelled as no text is."""
-    clone = {**data, "model": dict(data["model"])}
-    added = clone["added_tokens"] = [dict(token) for token in data.get("added_tokens") or []]
-    specials = delimiters | {token["content"] for token in added if token["special"] or token["id"] in roles}
-    renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
-    for token in added:
-        if token["content"] in renamed:
-            token["content"], token["special"] = renamed[token["content"]], True
-    clone["post_processor"] = clone["truncation"] = clone["padding"] = None
-    _rename_in_model(clone["model"], renamed)
-    return clone
-
-
-def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = {renamed.get(token, token): number for token, number in vocab.items()}
-    else:  # Unigram: pairs of piece and score
-        model["vocab"] = [[renamed.get(token, token), score] for token, score in vocab]
-    if model.get("unk_token") in renamed:
-        model["unk_token"] = renamed[model["unk_token"]]
-    if "merges" in model:
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        model["merges"] = [[a, b] for a, b in pairs if not (a in renamed or b in renamed or a + b in renamed)]
