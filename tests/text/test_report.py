@@ -101,6 +101,12 @@ def test_damaged_examples_are_named(data: Path):
         read_examples(data)
 
 
+def test_judgements_of_another_form_are_named(data: Path):
+    (data / "reviews.jsonl").write_text('{"reason": "exact duplicate", "origin": "a.jsonl:1"}\n')
+    with pytest.raises(IntegrityError, match=r"reviews.jsonl: a line has no 'right'"):
+        precisions(data)
+
+
 def test_a_curve_is_what_prepare_would_keep(tmp_path: Path):
     good = [f"careful proof {number} of the theorem" for number in range(40)]
     bad = [f"buy cheap pills {number} now now" for number in range(40)]

@@ -79,10 +79,16 @@ def judge(data: Path, example: Example, right: bool) -> None:
 
 
 def judged(data: Path) -> list[tuple[Example, bool | None]]:
-    """The examples in random order, which is the same every time; with each whether the rule was right, if known."""
+    """The examples in random order, which is the same every time; with each whether the rule was right, if known.
+
+    Raises what `read_examples` raises, and IntegrityError where judgements are damaged.
+    """
     said: dict[tuple[str, ...], bool] = {}
     for record, _ in read_records(data / REVIEWS):
-        said[record["reason"], record["origin"], record.get("cluster", "")] = record["right"]
+        try:
+            said[record["reason"], record["origin"], record.get("cluster", "")] = record["right"]
+        except KeyError as error:
+            raise IntegrityError(f"{data / REVIEWS}: a line has no {error}: take it out, or mend it") from error
     examples = sorted(read_examples(data), key=_order)
     return [(each, said.get((each.reason, each.origin, each.cluster))) for each in examples]
 
