@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planted_duplicates import DATA
-from benchmarks.planted_personal import MAKERS, digits
+from benchmarks.planted_forms import UNSEEN, lookalike, true_value, unseen_value
+from benchmarks.planted_personal import MAKERS
 
 BOOKS = {
     "en": ("handbook-en-US", "debian-reference", "git-doc"),
@@ -215,15 +216,19 @@ class Planter:
             self._add("\n".join(line for _, line, _ in found), language).lines = found
 
     def _personal_lines(self, language: str) -> list[tuple[str, str, str]]:
-        """Of each kind one that is true and one that is not, and a card with a wrong check digit."""
+        """Of each kind one that is true, one of unseen form and one that is none, and a card with a wrong digit."""
         found = []
         for kind in PERSONAL:
-            value, place = _true_value(kind, self.draw), f"<{kind.upper()}>"
-            carrier = self.draw.choice(LINES[language]["carriers"])
-            found.append((kind, carrier.format(value), carrier.format(place)))
+            values = {kind: true_value(kind, self.draw)}
+            if kind in UNSEEN:
+                values[f"{kind}, unseen forms"] = unseen_value(kind, self.draw)
+            # In the same sentence the placeholder of one would pass for that of the other.
+            carriers = self.draw.sample(LINES[language]["carriers"], len(values))
+            for (name, value), carrier in zip(values.items(), carriers, strict=True):
+                found.append((name, carrier.format(value), carrier.format(f"<{kind.upper()}>")))
             wrong = {
                 "invalid card": MAKERS["card"](self.draw, False),
-                f"not {kind}": self.draw.choice(_LOOKALIKES[kind])(self.draw),
+                f"not {kind}": lookalike(kind, self.draw),
             }
             for name in list(wrong)[kind != "card" :]:
                 line = self.draw.choice(LINES[language]["carriers"]).format(wrong[name])
@@ -231,8 +236,12 @@ class Planter:
         return found
 
     def _page_lines(self, language: str) -> list[tuple[str, str, str]]:
-        page, prose = (self._filled(LINES[language][name]) for name in ("page", "prose"))
-        return [("boilerplate", page, ""), ("not boilerplate", prose, prose)]
+        page, unseen, prose = (self._filled(LINES[language][name]) for name in ("page", "unseen", "prose"))
+        return [
+            ("boilerplate", page, ""),
+            ("boilerplate, unseen lines", unseen, ""),
+            ("not boilerplate", prose, prose),
+        ]
 
     def _harmful(self) -> None:
         for number, language in enumerate(self._languages()):
@@ -252,78 +261,6 @@ class Planter:
 
 
 _SITES = ("Example", "Musterhaus", "Quarzo", "Alpenblick 24")
-
-
-def _true_value(kind: str, draw: random.Random) -> str:
-    """As `planted_personal` makes it, or in one form of a quarter that it does not know."""
-    return draw.choice(_FORMS[kind])(draw) if kind in _FORMS and draw.random() < 0.25 else MAKERS[kind](draw, True)
-
-
-def _letters(draw: random.Random, count: int) -> str:
-    return "".join(draw.choices("abcdefghiklmnoprstuvw", k=count))
-
-
-_FORMS: dict[str, list[Callable[[random.Random], str]]] = {
-    "email": [
-        lambda draw: f"{_letters(draw, 5).upper()}.{_letters(draw, 4).upper()}@EXAMPLE.ORG",
-        lambda draw: f"{_letters(draw, 4)}.{_letters(draw, 6)}+{digits(draw, 2)}@mail.{_letters(draw, 5)}.co.jp",
-        lambda draw: f"j\u00fcrgen.{_letters(draw, 5)}@b\u00fccher.example",
-    ],
-    "phone": [
-        lambda draw: f"+81 3-{digits(draw, 4)}-{digits(draw, 4)}",
-        lambda draw: f"+966 11 {digits(draw, 3)} {digits(draw, 4)}",
-        lambda draw: f"+44 (0)20 7946 {digits(draw, 4)}",
-        lambda draw: f"+39-06-{digits(draw, 4)}-{digits(draw, 4)}",
-    ],
-    "key": [
-        lambda draw: f"github_pat_{_letters(draw, 22)}_{_letters(draw, 59)}",
-        lambda draw: f"npm_{_letters(draw, 36)}",
-    ],
-}
-
-
-def _hexadecimal(draw: random.Random, count: int) -> str:
-    return f"{draw.getrandbits(4 * count):0{count}x}"
-
-
-_LOOKALIKES: dict[str, list[Callable[[random.Random], str]]] = {
-    "email": [
-        lambda draw: f"{_letters(draw, 5)}@localhost",
-        lambda draw: f"@{_letters(draw, 6)}",
-        lambda draw: f"{_letters(draw, 4)}@{digits(draw, 1)}.{digits(draw, 1)}.{digits(draw, 1)}",
-        lambda draw: f"user @ {_letters(draw, 5)}.h",
-    ],
-    "phone": [
-        lambda draw: f"{draw.randint(1990, 2030)}-{draw.randint(10, 12)}-{draw.randint(10, 28)} {digits(draw, 2)}:30",
-        lambda draw: f"{draw.randint(10, 28)}.{draw.randint(10, 12)}.{draw.randint(1990, 2030)}",
-        lambda draw: f"ISBN 978-3-{digits(draw, 2)}-{digits(draw, 6)}-{digits(draw, 1)}",
-        lambda draw: f"{draw.randint(1990, 2030)}{draw.randint(10, 12)}{draw.randint(10, 28)}",
-        lambda draw: f"RFC {digits(draw, 4)}",
-        lambda draw: f"{digits(draw, 3)}.{digits(draw, 3)} km",
-        lambda draw: f"0x{_hexadecimal(draw, 8)}",
-    ],
-    "iban": [lambda draw: MAKERS["iban"](draw, False), lambda draw: f"DE{digits(draw, 9)}"],
-    "card": [
-        lambda draw: f"{draw.randint(10**12, 10**13)}",
-        lambda draw: f"0x{digits(draw, 16)}",
-        lambda draw: f"3.{digits(draw, 15)}",
-    ],
-    "key": [
-        lambda draw: _hexadecimal(draw, 40),
-        lambda draw: f"sha256:{_hexadecimal(draw, 64)}",
-        lambda draw: "-".join(_hexadecimal(draw, size) for size in (8, 4, 4, 4, 12)),
-        lambda draw: f"AKIA{_letters(draw, 4)}",
-        lambda draw: f"password = {draw.choice(('None', 'getpass()', '<secret>'))}",
-    ],
-    "ip": [
-        lambda draw: f"version {draw.randint(2, 9)}.{draw.randint(0, 40)}.{draw.randint(0, 20)}.{draw.randint(1, 9)}",
-        lambda draw: f"v{draw.randint(1, 9)}.{draw.randint(1, 9)}.0.3",
-        lambda draw: f"{draw.randint(1, 9)}.{draw.randint(10, 60)}.{draw.randint(0, 9)}-{draw.randint(1, 9)}",
-        lambda draw: f"192.168.{draw.randint(0, 250)}.{draw.randint(1, 250)}",
-        lambda draw: f"{draw.randint(10, 23)}:{draw.randint(10, 59)}:{draw.randint(10, 59)}",
-        lambda draw: f"{draw.randint(256, 999)}.{digits(draw, 2)}.1.{digits(draw, 2)}",
-    ],
-}
 
 
 def terms() -> dict[str, dict[str, list[str]]]:

@@ -18,12 +18,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.planted_truth import BOOKS, EDITS, PERSONAL, Doc, planted, rows_of, terms
+from benchmarks.planted_truth import BOOKS, CATEGORIES, EDITS, LINES, PERSONAL, Doc, planted, rows_of, terms
 from benchmarks.report import table, write
 
 COUNT = 1000
 NEAR = {"near_dedup": "", "near_dedup, wide": ", shingle = 2, bands = 50, rows = 4"}
 """The step as it is, and for copies that were edited more, at the price of time and of some that are none."""
+EXCEPTIONS = ("", ', exceptions = ["exceptions.txt"]')
+"""Of the harmful, run by run of `NEAR`."""
 RECIPE = """
 [text]
 validation = 0
@@ -31,7 +33,7 @@ steps = [
   {{ kind = "boilerplate" }},
   {{ kind = "personal" }},
   {{ kind = "language", among = {among} }},
-  {{ kind = "harmful", max_share = 0, lists = {{ {lists} }}, languages = {{ {spoken} }} }},
+  {{ kind = "harmful", max_share = 0, lists = {{ {lists} }}, languages = {{ {spoken} }}{exceptions} }},
   {{ kind = "decontaminate", paths = ["items.jsonl"] }},
   {{ kind = "exact_dedup" }},
   {{ kind = "near_dedup"{near} }},
@@ -41,7 +43,7 @@ paths = ["documents.jsonl"]
 """
 COPIES = ("exact copy", *(f"copy, {share:.0%} edited" for share in EDITS))
 EXACT, DUPLICATES = "exact duplicate", ("exact duplicate", "near duplicate")
-Score = dict[str, float]
+Score = dict[str, float | None]
 Table = dict[str, dict[str, Score]]
 
 
@@ -49,20 +51,27 @@ def prepare(folder: Path, documents: list[Doc], items: list[str]) -> None:
     """The command in a folder, with each form of near duplicates."""
     _write_rows(folder / "documents.jsonl", list(rows_of(documents)))
     _write_rows(folder / "items.jsonl", [{"text": item} for item in items])
+    named = _write_lists(folder) | {"among": json.dumps(list(BOOKS))}
+    for number, (near, exceptions) in enumerate(zip(NEAR.values(), EXCEPTIONS, strict=True)):
+        recipe = RECIPE.format(**named, near=near, exceptions=exceptions)
+        (folder / "recipe.toml").write_text(recipe, encoding="utf-8")
+        command = [sys.executable, "-m", "hornbook", "prepare", "recipe.toml", "--out", f"data-{number}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+
+
+def _write_lists(folder: Path) -> dict[str, str]:
+    """Files of harmful terms and exceptions; returns how a recipe names the former."""
     lists, spoken = [], []
     for category, languages in terms().items():
         for language, found in languages.items():
             (folder / f"{category}.{language}.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
         lists.append(f"{category} = {json.dumps([f'{category}.{language}.txt' for language in languages])}")
         spoken += [f'"{category}.{language}.txt" = ["{language}"]' for language in languages]
-    for number, near in enumerate(NEAR.values()):
-        languages = {"among": json.dumps(list(BOOKS)), "spoken": ", ".join(spoken)}
-        recipe = RECIPE.format(**languages, lists=", ".join(lists), near=near)
-        (folder / "recipe.toml").write_text(recipe, encoding="utf-8")
-        command = [sys.executable, "-m", "hornbook", "prepare", "recipe.toml", "--out", f"data-{number}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    spared = [phrase for each in LINES.values() for phrase in each.get("exceptions", ())]
+    (folder / "exceptions.txt").write_text("\n".join(spared) + "\n", encoding="utf-8")
+    return {"lists": ", ".join(lists), "spoken": ", ".join(spoken)}
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -81,23 +90,27 @@ def results(data: Path, count: int) -> tuple[list[str], list[str]]:
     return reasons, texts
 
 
-def score(hits: list[bool], false: int) -> Score:
-    """Of what was planted, and of wrong finds beside it."""
+def score(hits: list[bool], false: int | None) -> Score:
+    """Of what was planted, and of wrong finds beside it; None where these are not told from those of another kind."""
     return {
         "planted": len(hits),
-        "precision": sum(hits) / max(1, sum(hits) + false),
+        "precision": None if false is None else sum(hits) / max(1, sum(hits) + false),
         "recall": sum(hits) / max(1, len(hits)),
     }
 
 
 def drops(documents: list[Doc], reasons: list[str]) -> dict[str, Score]:
-    """Whole documents: test items and toxic lines."""
-    wanted = {
-        "test item": lambda reason: "test item" in reason,
-        "test item, 10% altered": lambda reason: "test item" in reason,
-        **{f"toxic: {each}": f"harmful: {each}".__eq__ for each in ("hate", "violence", "sexual", "self-harm")},
-    }
+    """Whole documents: test items."""
+    wanted = dict.fromkeys(("test item", "test item, 10% altered"), lambda reason: "test item" in reason)
     return {kind: _dropped(documents, reasons, kind, rule) for kind, rule in wanted.items()}
+
+
+def toxic(documents: list[Doc], reasons: list[str]) -> dict[str, Score]:
+    """Whole documents: lines with a harmful term."""
+    names = [category.replace("_", "-") for category in CATEGORIES]
+    return {
+        f"toxic: {name}": _dropped(documents, reasons, f"toxic: {name}", f"harmful: {name}".__eq__) for name in names
+    }
 
 
 def _dropped(documents: list[Doc], reasons: list[str], kind: str, rule: Callable[[str], bool]) -> Score:
@@ -122,26 +135,27 @@ def copies(documents: list[Doc], reasons: list[str], step: str) -> dict[str, Sco
 
 
 def lines(documents: list[Doc], texts: list[str]) -> dict[str, Score]:
-    """Lines of hosts: what a line became is right to the letter, or it is not."""
+    """Lines of hosts that stay: what a line became is right to the letter, or it is not."""
     hits: dict[str, list[bool]] = {}
     false: Counter[str] = Counter()
     for each, text in zip(documents, texts, strict=True):
-        if each.lines:
+        if each.lines and text:
             _judge(each, Counter(text.split("\n")), hits, false)
-    return {kind: score(found, false[kind]) for kind, found in sorted(hits.items())}
+    judged = (*PERSONAL, "boilerplate")
+    return {kind: score(found, false[kind] if kind in judged else None) for kind, found in sorted(hits.items())}
 
 
 def _judge(host: Doc, left: Counter[str], hits: dict[str, list[bool]], false: Counter[str]) -> None:
     for kind, line, wanted in host.lines:
-        if kind == "boilerplate":
+        if kind.startswith("boilerplate"):
             hits.setdefault(kind, []).append(line not in left)
-        elif kind in PERSONAL or kind == "invalid card":
-            hits.setdefault(kind if kind in PERSONAL else "invalid card, left alone", []).append(wanted in left)
+        elif kind.partition(",")[0] in PERSONAL or kind == "invalid card":
+            hits.setdefault(kind if kind != "invalid card" else "invalid card, left alone", []).append(wanted in left)
     strange = left - Counter(wanted for _, _, wanted in host.lines)
     for kind in PERSONAL:
         false[kind] += sum(f"<{kind.upper()}>" in line for line in strange.elements())
-    wrongly_left = sum(line in left for kind, line, _ in host.lines if kind == "boilerplate")
-    false["boilerplate"] += len(host.lines) - 1 - left.total() + wrongly_left
+    gone = sum(line not in left for kind, line, _ in host.lines if kind.startswith("boilerplate"))
+    false["boilerplate"] += len(host.lines) - left.total() - gone
 
 
 def by_language(documents: list[Doc], measure: Callable[[list[Doc], list[int]], dict[str, Score]]) -> Table:
@@ -156,6 +170,19 @@ def by_language(documents: list[Doc], measure: Callable[[list[Doc], list[int]], 
     return found
 
 
+def _judged(documents: list[Doc], reasons: list[str], texts: list[str], step: str) -> Table:
+    """What is said of a run: everything of the first, copies and harmful terms of the other."""
+
+    def measure(part: list[Doc], rows: list[int]) -> dict[str, Score]:
+        some = [reasons[row] for row in rows]
+        pairs, harmful = copies(part, some, step), toxic(part, some)
+        if step != next(iter(NEAR)):
+            return pairs | {f"{kind}, with exceptions": each for kind, each in harmful.items()}
+        return pairs | drops(part, some) | harmful | lines(part, [texts[row] for row in rows])
+
+    return by_language(documents, measure)
+
+
 def run(quick: bool = False) -> dict[str, Any]:
     """Measure, print and write results/refinery_planted.json unless quick."""
     documents, items = planted(COUNT // 10 if quick else COUNT)
@@ -164,18 +191,12 @@ def run(quick: bool = False) -> dict[str, Any]:
         prepare(Path(folder), documents, items)
         for number, step in enumerate(NEAR):
             reasons, texts = results(Path(folder) / f"data-{number}", len(documents))
-            kinds |= by_language(documents, lambda part, rows: copies(part, [reasons[row] for row in rows], step))  # noqa: B023
-            if number == 0:
-                kinds |= by_language(documents, lambda part, rows: drops(part, [reasons[row] for row in rows]))  # noqa: B023
-                kinds |= by_language(documents, lambda part, rows: lines(part, [texts[row] for row in rows]))  # noqa: B023
+            kinds |= _judged(documents, reasons, texts, step)
     size = sum(len(each.text.encode()) for each in documents)
     counts = {language: sum(each.language == language for each in documents) for language in BOOKS}
     figures = {"documents": len(documents), "megabytes": size / 1e6, "languages": counts, "kinds": kinds}
-    print(
-        table(
-            ["kind", "planted", "precision", "recall"], [[kind, *each["all"].values()] for kind, each in kinds.items()]
-        )
-    )
+    rows = [[kind, *("" if each is None else each for each in found["all"].values())] for kind, found in kinds.items()]
+    print(table(["kind", "planted", "precision", "recall"], rows))
     if not quick:
         print(f"written: {write('refinery_planted', figures)}")
     return figures
