@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from hornbook.text.config_step import DecisionConfig
 
-_COLUMN = r"^[a-z][a-z0-9_]*\.\w+$"
+_COLUMN = r"^[a-z][a-z0-9_]*\..+$"
 
 
 class Quantiles(DecisionConfig):

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.text.config import DropEmpty
+from hornbook.text.config_bias import Mentions
 from hornbook.text.config_content import Language
 from hornbook.text.config_quantiles import Quantiles
 from hornbook.text.config_vocabulary import Vocabulary
@@ -57,6 +58,17 @@ def test_any_spread_over_tasks_gives_the_same() -> None:
     steps = [Language(detector="script"), *words(low=0.1, high=0.5, by="language.script")]
     texts = [*LATIN, *CYRILLIC]
     assert judge(steps, texts)[0] == judge(steps, texts[:9], [], texts[9:150], texts[150:])[0]
+
+
+def test_the_column_may_be_a_pair_of_mentions() -> None:
+    steps = [Mentions(), Quantiles(column="mentions.women.nurse", high=0.5)]
+    texts = ["She is a nurse.", "She is here.", "A nurse is here."]
+    assert judge(steps, texts)[0] == ["high mentions.women.nurse", "kept", "kept"]
+
+
+def test_the_text_that_tells_groups_apart_is_read_task_by_task() -> None:
+    steps = [Language(detector="script"), *words(by="language.language")]
+    assert build(steps).decisions[-1].needs == ("vocabulary.words",)
 
 
 def test_bad_settings_are_named_before_anything_is_read() -> None:

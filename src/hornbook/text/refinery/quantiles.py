@@ -17,12 +17,12 @@ class QuantilesStep(GlobalDecision):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.reasons = (f"low {config.column}", f"high {config.column}")
-        self.needs = (config.column, *([config.by] if config.by else []))
+        self.needs = (config.column,)
 
     def check(self, columns: Mapping[str, str]) -> None:
         """Raises UsageError where a column is not measured, or holds no numbers."""
         known = [name for name, kind in columns.items() if kind != "list"]
-        if missing := [name for name in self.needs if name not in known]:
+        if missing := [name for name in (*self.needs, self.config.by) if name and name not in known]:
             there = ", ".join(known) or "none"
             raise UsageError(f"step {self.name!r}: no step measures the column {missing[0]!r}; there are {there}")
         if (kind := columns[self.config.column]) == "str":
@@ -30,7 +30,7 @@ class QuantilesStep(GlobalDecision):
 
     def decide_all(self, corpus: Corpus) -> np.ndarray:
         """1 below, 2 above."""
-        values = corpus.columns[self.config.column].astype(np.float64)
+        values = corpus.columns[self.config.column].astype(np.float64, copy=False)
         found = np.zeros(len(values), np.uint8)
         for rows in _groups(corpus, self.config.by):
             low, high = np.quantile(values[rows], (self.config.low, self.config.high))
@@ -43,6 +43,16 @@ def _groups(corpus: Corpus, by: str) -> list[np.ndarray]:
     rows = np.flatnonzero(corpus.alive)
     if not by or not len(rows):
         return [rows] if len(rows) else []
-    _, numbers = np.unique(corpus.columns[by][rows].astype(str), return_inverse=True)
+    numbers = _numbers(corpus, by)[rows]
     order = np.argsort(numbers, kind="stable")
     return np.split(rows[order], np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def _numbers(corpus: Corpus, by: str) -> np.ndarray:
+    """int32 [rows]: a number for the value of each document; no more than the values of a task are held as text."""
+    found, known = np.zeros(len(corpus.alive), np.int32), {}
+    for first, part in zip(corpus.firsts, corpus.stream(by), strict=True):
+        names, places = np.unique(part.astype(str), return_inverse=True)
+        numbers = np.array([known.setdefault(name, len(known)) for name in names.tolist()], np.int32)
+        found[first : first + len(part)] = numbers[places]
+    return found
