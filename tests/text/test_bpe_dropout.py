@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import random
+import time
 
 import numpy as np
 import pytest
@@ -44,9 +46,9 @@ def drawn(key: int, count: int) -> int:
     return value ^ value >> 31
 
 
-def split_word(tokens: list[int], ranks: Ranks, key: int, limit: int) -> list[int]:
+def split_word(word: list[int], ranks: Ranks, key: int, limit: int) -> list[int]:
     """Algorithm 1 of Provilkov et al. 2020 as it stands there: every possible merge is drawn for at every step."""
-    starts, step = list(range(len(tokens))), 0
+    tokens, starts, step = list(word), list(range(len(word))), 0
     while True:
         possible = [
             (*ranks[pair], at)
@@ -61,15 +63,21 @@ def split_word(tokens: list[int], ranks: Ranks, key: int, limit: int) -> list[in
         step += 1
 
 
-def split_text(raw: Tokenizer, merges: Merges, text: str, key: int, limit: int) -> list[int]:
+def words_of(raw: Tokenizer, merges: Merges, text: str) -> tuple[Ranks, list[list[int]]]:
+    """Rank and merge of each pair, and the words of a text as tokens of bytes."""
     ranks = {(left, right): (rank, merged) for rank, (left, right, merged) in enumerate(merges.triples)}
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     assert raw.pre_tokenizer is not None
+    words = [letters for letters, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
+    return ranks, [[merges.byte_ids[byte_of[letter]] for letter in letters] for letters in words]
+
+
+def split_text(raw: Tokenizer, merges: Merges, text: str, key: int, limit: int) -> list[int]:
+    ranks, words = words_of(raw, merges, text)
     tokens, place = [], 0
-    for letters, _ in raw.pre_tokenizer.pre_tokenize_str(text):
-        word = [merges.byte_ids[byte_of[letter]] for letter in letters]
+    for word in words:
         tokens += split_word(word, ranks, drawn(key, place), limit)
-        place += len(letters)
+        place += len(word)
     return tokens
 
 
@@ -125,25 +133,64 @@ def test_what_is_drawn_follows_from_seed_source_text_and_place():
     assert len({tuple(words[at : at + 4]) for at in range(len(words) - 4)}) > 20
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_as_many_tokens_a_word_as_the_library_makes(probability: float):
-    """The means of 12 seeds differ by less than 2 %, and 3 standard errors of the difference.
+def split_as_the_library(tokens: list[int], ranks: Ranks, probability: float, draw: random.Random) -> int:
+    """How many tokens its queue leaves: pairs that are gone stay in it, and one that comes up has all offered anew."""
+    ends = {at: at + 1 for at in range(len(tokens))}
+    ids = dict(enumerate(tokens))
 
-    The library merges a little more than the paper: it offers a word's pairs once more when it meets one that is gone.
-    """
-    text = "".join(TEXTS) * 10
+    def found(at: int) -> tuple[int, int, int] | None:
+        pair = ranks.get((ids.get(at, -1), ids.get(ends.get(at, -1), -1)))
+        return pair and (pair[0], at, pair[1])
+
+    queue, skipped = [pair for at in ids if (pair := found(at))], []
+    while queue:
+        top = min(queue)
+        queue.remove(top)
+        if draw.random() < probability:
+            skipped.append(top)
+            continue
+        queue, skipped = queue + skipped, []
+        _, at, merged = top
+        if found(at) != top:
+            continue
+        right = ends[at]
+        ids[at], ends[at] = merged, ends.pop(right)
+        del ids[right]
+        before = max((place for place in ids if place < at), default=-1)
+        queue += [pair for place in (before, at) if (pair := found(place))]
+    return len(ids)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_as_many_tokens_as_the_library_but_for_what_it_offers_twice(probability: float):
+    """Means of 12 seeds: the library's is within 5 standard errors of its algorithm's, ours within 2 % of both."""
+    text = "".join(TEXTS[:8]) * 10
     definition = json.loads(RAW.to_str())
     definition["model"]["dropout"] = probability
     library = Tokenizer.from_str(json.dumps(definition))
-    theirs = [len(library.encode(text, add_special_tokens=False).ids) for _ in range(12)]
+    ranks, words = words_of(RAW, MERGES[next(iter(STYLES))], text)
+    draw, seeds = random.Random(0), range(12)
+    theirs = [len(library.encode(text, add_special_tokens=False).ids) for _ in seeds]
+    known = [sum(split_as_the_library(word, ranks, probability, draw) for word in words) for _ in seeds]
     ours = [
-        len(ENCODER.encode([text], draws=Dropout(probability, seed).draws("web", [text], [True]))[0])
-        for seed in range(12)
+        len(ENCODER.encode([text], draws=Dropout(probability, seed).draws("web", [text], [True]))[0]) for seed in seeds
     ]
-    error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 12)
-    assert error < 0.005 * np.mean(theirs)
+    error = np.sqrt((np.var(known, ddof=1) + np.var(theirs, ddof=1)) / len(seeds))
+    assert error < 0.01 * np.mean(theirs)
     assert np.mean(theirs) > 1.3 * len(ENCODER.encode([text])[0])
-    assert abs(np.mean(ours) - np.mean(theirs)) < 0.02 * np.mean(theirs) + 3 * error
+    assert abs(np.mean(known) - np.mean(theirs)) < 5 * error
+    assert -5 * error < np.mean(ours) - np.mean(theirs) < 0.02 * np.mean(theirs) + 5 * error
+
+
+def test_no_word_takes_quadratic_time():
+    def seconds(text: str) -> float:
+        draws = Dropout(0.5).draws("web", [text], [True])
+        started = time.process_time()
+        ENCODER.encode([text], draws=draws)
+        return time.process_time() - started
+
+    small, large = (min(seconds("a" * size) for _ in range(3)) for size in (20_000, 200_000))
+    assert large < 40 * small + 0.2
 
 
 def test_the_share_of_words_cut_is_the_probability():

@@ -1,7 +1,12 @@
 """Text that is changed on purpose: the same for the same document, and what the words say."""
 
+import re
+import sys
+from pathlib import Path
+
 import pytest
 
+from hornbook.text.config import PythonStep
 from hornbook.text.config_content import Swap, WordEdits
 from hornbook.text.document import Document
 from hornbook.text.refinery.augment import PAIRS
@@ -58,3 +63,20 @@ def test_word_edits_touch_what_they_count():
     assert set(found.split()) <= set(words)
     assert sum(a == b for a, b in zip(found.split(), found.split()[1:], strict=False)) == repeated
     assert 100 < min(left_out, repeated, exchanged) <= max(left_out, repeated, exchanged) < 230
+
+
+def test_the_back_translation_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (Path(__file__).parents[3] / "docs" / "refinery.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?def back_translate.*?)```", page, re.DOTALL)
+    (tmp_path / "my_steps.py").write_text(code)
+    (tmp_path / "my_models.py").write_text("def translate(text, language):\n    return f'{language}({text})'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    step = build([PythonStep(call="my_steps:back_translate")]).edits[0]
+    texts = [f"line {number}\n\nanother" for number in range(2000)]
+    found = [step.edit(Document(text, "1", "web"))[0] for text in texts]
+    changed = [(text, new) for text, new in zip(texts, found, strict=True) if new != text]
+    assert 420 < len(changed) < 580
+    assert all(new == f"en(de({text.split()[0]} {text.split()[1]}))\n\nen(de(another))" for text, new in changed)
+    assert [step.edit(Document(text, "1", "test"))[0] for text in texts] == texts
+    for name in ("my_steps", "my_models"):
+        monkeypatch.delitem(sys.modules, name)
