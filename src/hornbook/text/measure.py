@@ -144,11 +144,17 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
         found = measurer.measure(documents)
         measured += [found[name] for name in measurer.columns]
     schema = schema_of(steps.columns())
-    base[0] = pa.array(base[0], type=pa.large_binary()).cast(pa.large_string())
+    base[0] = _as_text(base[0])
     return pa.Table.from_arrays(
         [pa.array(column, type=kind.type) for column, kind in zip([*base, *counts, *measured], schema, strict=True)],
         schema=schema,
     )
+
+
+def _as_text(texts: list[bytes]) -> pa.Array:
+    """Texts in UTF-8 as what they are; `cast` would check them, and import all functions on tables."""
+    found = pa.array(texts, type=pa.large_binary())
+    return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers())
 
 
 def _text_or_none(value: Any) -> str | None:

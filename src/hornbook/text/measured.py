@@ -129,7 +129,8 @@ def finished(task: MeasureTask) -> Measured | None:
 def read_columns(task: MeasureTask, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Columns of one task's documents; `hash` is [rows, 2] uint64."""
     names = list(dict.fromkeys(names))
-    table = pq.read_table(task.table, columns=names)
+    with pq.ParquetFile(task.table) as file:  # `read_table` would import what reads whole folders
+        table = file.read(columns=names)
     return {name: _hashes(table[name]) if name == "hash" else table[name].to_numpy() for name in names}
 
 

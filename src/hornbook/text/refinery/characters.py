@@ -12,6 +12,8 @@ SPACE, WORD, DIGIT, LETTER, ALONE, KATAKANA, SYMBOL, MARK = (1 << bit for bit in
 `str.isalpha`; ideograph or Hiragana letter; Katakana; punctuation or control; combining mark."""
 
 CODE_POINTS = 0x110000
+_ASSIGNED = 0x40000
+"""From here on Unicode has no characters but selectors, tags and those for private use: no letters, digits, blanks."""
 _ALONE = "3005-3007 3041-3096 309d-309f 3400-4dbf 4e00-9fff f900-faff 1b001-1b11f 20000-3fffd"
 _KATAKANA = "30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9f"
 _JOINERS = "200c-200d"
@@ -44,11 +46,12 @@ def sentence_terminals() -> str:
 @cache
 def kinds() -> np.ndarray:
     """uint8 [code points]: bits of each. Unicode's version is the interpreter's, as everywhere in Python."""
-    characters = np.arange(CODE_POINTS, dtype=np.uint32).view("U1")
+    characters = np.arange(_ASSIGNED, dtype=np.uint32).view("U1")
     letters, numbers = np.strings.isalpha(characters), np.strings.isnumeric(characters)
     spaces = np.strings.isspace(characters)
-    table = spaces * np.uint8(SPACE) | np.strings.isdecimal(characters) * np.uint8(DIGIT)
-    table |= letters * np.uint8(LETTER) | (letters | numbers) * np.uint8(WORD)
+    table = np.zeros(CODE_POINTS, np.uint8)
+    table[:_ASSIGNED] = spaces * np.uint8(SPACE) | np.strings.isdecimal(characters) * np.uint8(DIGIT)
+    table[:_ASSIGNED] |= letters * np.uint8(LETTER) | (letters | numbers) * np.uint8(WORD)
     table[0x1C:0x21] |= SPACE
     rest = np.flatnonzero(~(letters | numbers | spaces)[:0x20000]).tolist()
     marks = [code for code in [*rest, *range(0xE0100, 0xE01F0)] if unicodedata.category(chr(code))[0] == "M"]

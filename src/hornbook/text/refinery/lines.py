@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, load64
+from hornbook.text.compiled import borrowed, compiled, load64
 from hornbook.text.document import Document
 from hornbook.text.refinery.packed import hash_bytes, pack
 from hornbook.text.refinery.spans import Copies
@@ -60,7 +60,7 @@ def _write(units, count, data, text, row, span, least):
 
 @compiled
 def _find_lines(data, bounds, first, least, units):
-    count = 0
+    data, units, count = borrowed(data), borrowed(units), 0
     for document in range(len(bounds) - 1):
         begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW
@@ -76,7 +76,7 @@ def _find_lines(data, bounds, first, least, units):
 
 @compiled
 def _find_paragraphs(data, bounds, first, least, units):
-    count = 0
+    data, units, count = borrowed(data), borrowed(units), 0
     for document in range(len(bounds) - 1):
         begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW

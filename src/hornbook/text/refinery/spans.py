@@ -63,7 +63,8 @@ def _keep_living(records: np.ndarray, first: int, alive: np.ndarray) -> int:
     for i in range(len(records)):
         row = np.int64(records[i, 1] >> _ROW) + first
         if alive[row]:
-            records[count] = records[i]
+            for column in range(records.shape[1]):  # a view of a row would be counted
+                records[count, column] = records[i, column]
             records[count, 1] += np.uint64(first) << _ROW
             count += 1
     return count

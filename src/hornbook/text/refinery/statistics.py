@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import xxhash
 
-from hornbook.text.compiled import compiled
+from hornbook.text.compiled import borrowed, compiled
 from hornbook.text.config_rules import STOP_WORDS
 from hornbook.text.document import Document
 from hornbook.text.refinery import line_counts, repeats, word_counts
@@ -100,6 +100,9 @@ def _stop_table(languages: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndar
 @compiled
 def _measure(data, bounds, kind, terminal, short, definition, stop_keys, stop_languages, languages, starts, ends, rows):
     """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are room for words or lines."""
+    data, kind, terminal, rows = borrowed(data), borrowed(kind), borrowed(terminal), borrowed(rows)
+    stop_keys, stop_languages = borrowed(stop_keys), borrowed(stop_languages)
+    starts, ends = borrowed(starts), borrowed(ends)
     for i in range(len(rows)):
         begin, end, row = bounds[i], bounds[i + 1] - 1, rows[i]
         count_lines(data, begin, end, kind, terminal, row[:_PARTS])
