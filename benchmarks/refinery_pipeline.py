@@ -43,7 +43,12 @@ ROUNDS, VOCAB = 2, 32_768
 SAMPLES = {"few": 200, "sample": 10}
 """Stock datatrove gets every so manieth document: few for what its start costs, and as many as it can do in minutes."""
 STAGES = ("behind_rules", "kept")
-ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # bytecode is kept, as that of installed packages is
+}
 
 
 def write_raw(folder: Path, every: int) -> dict[str, float]:
