@@ -132,6 +132,16 @@ def test_every_setting_is_documented(key: str) -> None:
     assert sum(variant["in_use"] for variant in known["variants"]) <= 1 or key.endswith(".kind")
 
 
+def test_explain_what_an_item_of_a_list_may_say() -> None:
+    resolved = resolve(None, [], {})
+    kept = resolved.explain("text.steps.gopher_quality.min_words").splitlines()
+    assert kept[0] == "text.steps.gopher_quality.min_words"
+    assert kept[-1] == "  default  50"
+    assert "type     list of [string, string]" in resolved.explain("text.steps.swap.pairs")
+    with pytest.raises(UsageError, match=r"its settings are text\.steps\.gopher_quality\.name, "):
+        resolved.explain("text.steps.gopher_quality")
+
+
 def test_explain_what_is_not_there() -> None:
     resolved = resolve(None, [], {})
     with pytest.raises(UsageError, match=r"there is no setting optim\.learning_rate: did you mean optim\.lr\?"):

@@ -243,6 +243,10 @@ def _walk_field(field: FieldInfo, key: str, default: Any, where: str, doc: str) 
         yield from _walk(shape, f"{key}.", default, where)
     elif isinstance(shape, Table) and isinstance(shape.values, Section):
         yield from _walk(shape.values, f"{key}.*.", None, where)
+    elif isinstance(shape, Listing) and isinstance(shape.items, Section):
+        yield Setting(key, doc, type_text(shape), range_text(field), default, where)
+        for kind, model in shape.items.kinds.items():  # what an item may say is explained under its kind
+            yield from _walk(Section({"": model}), f"{key}.{kind}." if kind else f"{key}.*.", None, "")
     else:
         name = f"{key}.*" if isinstance(shape, Table) else key
         shown = REQUIRED if isinstance(shape, Table) else default
@@ -257,12 +261,21 @@ def type_text(shape: Shape) -> str:
         return f"table of {type_text(shape.values)}"
     if isinstance(shape, Section):
         return "table" if "" in shape.kinds else "table with kind " + " | ".join(f'"{kind}"' for kind in shape.kinds)
-    if get_origin(shape.annotation) is Literal:
-        text = " | ".join(f'"{choice}"' for choice in get_args(shape.annotation))
-    else:
-        names = {bool: "true | false", int: "integer", float: "number", str: "string", Duration: "duration"}
-        text = names[shape.annotation]
+    text = _leaf_text(shape.annotation)
     return f"{text} | none" if shape.optional else text
+
+
+def _leaf_text(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(f'"{choice}"' for choice in inner)
+    if origin is tuple:
+        return f"[{', '.join(map(_leaf_text, inner))}]"
+    if origin is Annotated:
+        return _leaf_text(inner[0])
+    if origin is Union:
+        return " | ".join(map(_leaf_text, inner))
+    return {bool: "true | false", int: "integer", float: "number", str: "string", Duration: "duration"}[annotation]
 
 
 def range_text(field: FieldInfo) -> str:

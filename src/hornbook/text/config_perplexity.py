@@ -18,7 +18,8 @@ class Perplexity(DecisionConfig):
     model: str
     """The model's file."""
     maximum: Number = Field(default=8.0, ge=0)
-    """Most bits per byte: what takes more is unlike the model's text. 8 is what bytes drawn at random take."""
+    """Most bits per byte: what takes more is unlike the model's text. 8 is what knowing nothing takes;
+    a model of little text gives short texts that are odd to it 12 and more."""
     minimum: Number = Field(default=0.0, ge=0)
     """Least bits per byte: what takes less repeats what everybody writes, such as boilerplate."""
 
