@@ -6,7 +6,19 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.layers import split_key
 from hornbook.recipe import Recipe
-from hornbook.schema import REQUIRED, Path, Setting, Table, dotted, leaves, plain, quoted, settings, shapes_at
+from hornbook.schema import (
+    REQUIRED,
+    Path,
+    Setting,
+    Table,
+    dotted,
+    item_settings,
+    leaves,
+    plain,
+    quoted,
+    settings,
+    shapes_at,
+)
 from hornbook.suggestions import suggest
 
 _COMMENT_COLUMN = 48
@@ -106,12 +118,13 @@ def spelled(key: str) -> Path:
 
 def find_setting(path: Path) -> list[Setting]:
     """Variants of the setting at a path; a name the user chose matches `*`. Raises UsageError."""
-    for name, variants in settings().items():
+    known = settings() | item_settings()
+    for name, variants in known.items():
         parts = name.split(".")
         if len(parts) == len(path) and all(p in ("*", w) for p, w in zip(parts, path, strict=True)):
             return variants
     key = dotted(path)
-    below = [name for name in settings() if name.startswith(key + ".")]
+    below = [name for name in known if name.startswith(key + ".")]
     if below:
         raise UsageError(f"{key} is a section; its settings are {', '.join(below)}")
     meant = suggest(key)

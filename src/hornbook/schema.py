@@ -214,6 +214,19 @@ def settings() -> dict[str, list[Setting]]:
     return table
 
 
+@cache
+def item_settings() -> dict[str, list[Setting]]:
+    """What an item of a list may say, under the list's key and the item's kind: `text.steps.near_dedup.keep`."""
+    table: dict[str, list[Setting]] = {}
+    for key in settings():
+        for shape in shapes_at(tuple(key.split("."))):
+            if isinstance(shape, Listing) and isinstance(shape.items, Section):
+                for kind, model in shape.items.kinds.items():
+                    for setting in _walk(Section({"": model}), f"{key}.{kind or '*'}.", None, ""):
+                        table.setdefault(setting.key, []).append(setting)
+    return table
+
+
 def _walk(shape: Section, prefix: str, present: Any, where: str) -> Iterator[Setting]:
     if len(shape.kinds) > 1:
         yield _kind_setting(shape, prefix, present, where)
@@ -243,10 +256,6 @@ def _walk_field(field: FieldInfo, key: str, default: Any, where: str, doc: str) 
         yield from _walk(shape, f"{key}.", default, where)
     elif isinstance(shape, Table) and isinstance(shape.values, Section):
         yield from _walk(shape.values, f"{key}.*.", None, where)
-    elif isinstance(shape, Listing) and isinstance(shape.items, Section):
-        yield Setting(key, doc, type_text(shape), range_text(field), default, where)
-        for kind, model in shape.items.kinds.items():  # what an item may say is explained under its kind
-            yield from _walk(Section({"": model}), f"{key}.{kind}." if kind else f"{key}.*.", None, "")
     else:
         name = f"{key}.*" if isinstance(shape, Table) else key
         shown = REQUIRED if isinstance(shape, Table) else default
