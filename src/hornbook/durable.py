@@ -5,7 +5,8 @@ Whoever wrote something with these and got no error may rely on it after a power
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hornbook.errors import StorageError
@@ -14,21 +15,32 @@ TEMPORARY = ".tmp-"
 """Prefix of everything unfinished; whoever holds the lock may delete what carries it."""
 
 
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write under and to rename from; nothing is left under it, whatever happens in the block.
+
+    Raises StorageError for what the system says in the block.
+    """
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
     """Replace a small file as a whole: a reader sees the old or the new, a crash leaves the old or the new.
 
     Raises StorageError (disk full, read-only) and then leaves the old file and no litter.
     """
-    temporary = temporary_name(path)
-    try:
+    with unfinished(path) as temporary:
         write_file(temporary, data.encode() if isinstance(data, str) else data, sync=sync)
         os.replace(temporary, path)
         if sync:
             sync_directory(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise storage_error(error, path) from error
 
 
 def create_atomic(path: Path, data: str) -> bool:
@@ -36,8 +48,7 @@ def create_atomic(path: Path, data: str) -> bool:
 
     Raises StorageError. Where the file system knows no links, the last one does.
     """
-    temporary = temporary_name(path)
-    try:
+    with unfinished(path) as temporary:
         write_file(temporary, data.encode())
         try:
             os.link(temporary, path)
@@ -46,11 +57,6 @@ def create_atomic(path: Path, data: str) -> bool:
         except OSError:
             os.replace(temporary, path)
         sync_directory(path.parent)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return True
 
 

@@ -26,6 +26,7 @@ from hornbook.text.folder import read_text_config
 from hornbook.text.funnel import Funnel
 from hornbook.text.plan import list_all, plan
 from hornbook.text.prepare import WHOLE, Share, prepare, prepare_share
+from tests.text.kills import Killed, killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]
@@ -130,10 +131,6 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, corpus: Tex
     assert trees[0] == trees[1]
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL at a point of our choice: nothing of ours catches it."""
-
-
 @pytest.mark.usefixtures("many_tasks")
 def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
     tmp_path: Path, corpus: TextConfig, read_tree: Tree, monkeypatch: pytest.MonkeyPatch
@@ -153,19 +150,8 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
     assert points > 40
     data = tmp_path / "data"
     for point in range(1, points, 3):
-        left = point
-
-        def stop(*names: Any) -> None:
-            nonlocal left
-            left -= 1
-            if left <= 0:
-                raise Killed
-            real(*names)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", stop)
-            with pytest.raises(Killed):
-                prepare(corpus, data, workers=1)
+        with killed_at_rename(point):
+            prepare(corpus, data, workers=1)
         (data / f".tmp-litter-{point}").write_text("what a killed writer leaves")
         prepare(corpus, data, workers=1)
         assert read_tree(data) == expected, f"killed at rename {point}"

@@ -1,7 +1,6 @@
 """BPE-dropout in tokenize: training text alone, the same bytes for any workers and kills, else refused."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from hornbook.text.store import read_json
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.wordpiece import train_wordpiece
+from tests.text.kills import killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]
@@ -90,29 +90,12 @@ def test_training_documents_alone_are_encoded_with_dropout(make_data: Callable[[
     assert not {tuple(ids) for ids in train["one"] if len(ids) > 20} & {tuple(ids) for ids in train["two"]}
 
 
-def test_any_number_of_workers_and_kills_write_the_same_bytes(
-    make_data: Callable[[str], Path], read_tree: Tree, monkeypatch: pytest.MonkeyPatch
-):
+def test_any_number_of_workers_and_kills_write_the_same_bytes(make_data: Callable[[str], Path], read_tree: Tree):
     whole, data = make_data("whole"), make_data("data")
     tokenize(whole, DROPPED, workers=2)
-    real, left = os.replace, 0
-
-    class Killed(BaseException):
-        """Stands for SIGKILL: nothing of ours catches it."""
-
-    def stop(*names: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            raise Killed
-        real(*names)
-
-    for point in (3, 9, 14, 20):
-        left = point
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", stop)
-            with pytest.raises(Killed):
-                tokenize(data, DROPPED, workers=1)
+    for rename in (3, 9, 14, 20):
+        with killed_at_rename(rename):
+            tokenize(data, DROPPED, workers=1)
     tokenize(data, DROPPED, workers=1)
     assert read_tree(data) == read_tree(whole)
 

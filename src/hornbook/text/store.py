@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.durable import storage_error, sync_directory, temporary_name, write_atomic
+from hornbook.durable import sync_directory, unfinished, write_atomic
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
@@ -23,8 +23,7 @@ _NPY_HEADER = 4096
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name only when the block ends well. Raises StorageError."""
-    temporary = temporary_name(path)
-    try:
+    with unfinished(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             yield file
@@ -32,11 +31,6 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_directory(path.parent)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 class ArrayWriter:
