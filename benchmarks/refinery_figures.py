@@ -2,19 +2,14 @@
 
 from typing import Any
 
-from benchmarks.report import rows_of, section
+from benchmarks.report import rows_of, section, with_range
 
 
 def refinery_pipeline(found: dict[str, Any]) -> list[str]:
     """From raw text to tokens beside datatrove and tokenizers."""
-    few, sample = (found["samples"][part] for part in ("few", "sample"))
-    few_seconds, sample_seconds = (each["datatrove, stock"] for each in found["samples_cpu_seconds"].values())
-    low, high = found["times_range"]
-    beyond, times = found["megabytes_per_cpu_second_beyond_few"], found["times_beyond_few"]
-    speeds = [
-        (name, rate, found["times"].get(name, ""), beyond[name], times.get(name, ""))
-        for name, rate in found["megabytes_per_cpu_second"].items()
-    ]
+    few, sample = (found["samples"][part]["documents"] for part in ("few", "sample"))
+    columns = [found[f"{name}{part}"] for part in ("", "_beyond_few") for name in ("megabytes_per_cpu_second", "times")]
+    speeds = [(name, *(with_range(column.get(name, "")) for column in columns)) for name in columns[0]]
     kept = [
         (name, {"behind_rules": "rules", "kept": "near duplicates"}[stage], *each[stage].values(), *each["tokens"])
         for name, each in found["documents_kept"].items()
@@ -28,14 +23,13 @@ def refinery_pipeline(found: dict[str, Any]) -> list[str]:
             "near duplicates, tokens. CPU seconds of whole commands, start and imports too, one worker each, in turn,",
             "beside datatrove 0.10.1 with tokenizers; the machine did other work too (load average "
             f"{' to '.join(f'{load:.1f}' for load in found['load_average'])}).",
-            f"Stock datatrove did {few['documents']} documents in {few_seconds:.1f} s and {sample['documents']} in",
-            f"{sample_seconds:.1f} s: the line through both gives its time for all. Goal: 30 x stock.",
-            f"Beyond the start: what more text costs than {few['documents']} documents.",
+            f"Stock datatrove did {few} and {sample} documents: the line through both gives its time for all.",
+            f"Goal: 30 x stock. Ratios are medians of {len(found['cpu_seconds'])} rounds, with the least and the most.",
+            f"Beyond the start: what more text costs than {few} documents.",
         ),
         *rows_of(["", "MB per CPU second", "hornbook is x", "beyond the start", "hornbook is x"], speeds),
-        f"Rounds of the logic with words between blanks: {low:.3g} to {high:.3g} x. Documents that stay behind the",
-        "rules, and then behind the near duplicates, of which each keeps another of equals; stock datatrove on its",
-        "sample, where its rules count punctuation as words:",
+        "Documents that stay behind the rules, and then behind the near duplicates, of which each keeps another of",
+        "equals; stock datatrove on its sample, where its rules count punctuation as words:",
         *rows_of(["", "behind", "ours", "its", "both", "our tokens", "its tokens"], kept),
     ]
 

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.planted_duplicates import DATA, edited
-from benchmarks.report import table, write
+from benchmarks.report import table, with_range, write
 
 SOURCES = ("cppreference", "git-doc", "handbook-en-US", "linux-doc-6.1", "python3.11", "vim")
 MOST_BYTES = 100_000
@@ -39,7 +39,7 @@ STEPS = (
 )
 OURS, LOGIC, STOCK = "hornbook", "datatrove, words between blanks", "datatrove, stock"
 WORDS = {LOGIC: "blanks", STOCK: "stock"}
-ROUNDS, VOCAB = 2, 32_768
+ROUNDS, VOCAB = 3, 32_768
 SAMPLES = {"few": 200, "sample": 10}
 """Stock datatrove gets every so manieth document: few for what its start costs, and as many as it can do in minutes."""
 STAGES = ("behind_rules", "kept")
@@ -124,44 +124,52 @@ def compared(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(folder: Path, whole: dict[str, float], samples: dict[str, dict[str, float]], rounds: int) -> dict[str, Any]:
-    """Rounds in turn; stock datatrove once on each sample: the line through both gives its time for all."""
-    raw = folder / "raw"
-    cpu_seconds(*ours(raw, folder / "first", None))
+    """Everything once a round, so that a slow hour is slow for all; ratios are medians of those of the rounds."""
+    cpu_seconds(*ours(folder / "raw", folder / "first", None))
     tokenizer = folder / "first" / "tokenizer" / "tokenizer.json"
-    times: dict[str, list[float]] = {OURS: [], LOGIC: []}
-    for number in range(rounds):
-        times[OURS].append(cpu_seconds(*ours(raw, folder / f"ours{number}", tokenizer)))
-        times[LOGIC].append(cpu_seconds(theirs(LOGIC, raw, folder / f"logic{number}", tokenizer)))
-    few, many = (_sampled(folder, part, tokenizer) for part in samples)
-    sizes = [each["megabytes"] for each in samples.values()]
-    rest = whole["megabytes"] - sizes[0]
-    times[STOCK] = [few[STOCK] + (many[STOCK] - few[STOCK]) * rest / (sizes[1] - sizes[0])]
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    beyond = {name: rest / (seconds - few[name]) for name, seconds in medians.items()}
-    ratios = [other / mine for mine, other in zip(times[OURS], times[LOGIC], strict=True)]
-    result = our_result(folder / "ours0")
+    sizes = {"raw": whole["megabytes"]} | {part: each["megabytes"] for part, each in samples.items()}
+    times = [{part: _once(folder, part, str(number), tokenizer) for part in sizes} for number in range(rounds)]
+    for each in times:
+        each["raw"][STOCK] = _extrapolated(each["few"][STOCK], each["sample"][STOCK], sizes)
+    beyond = [{name: each["raw"][name] - each["few"][name] for name in each["raw"]} for each in times]
+    result = our_result(folder / f"{OURS}-raw-0")
     return {
         "cpu_seconds": times,
-        "samples_cpu_seconds": {"few": few, "sample": many},
-        "megabytes_per_cpu_second": {name: whole["megabytes"] / seconds for name, seconds in medians.items()},
-        "times": {LOGIC: statistics.median(ratios), STOCK: medians[STOCK] / medians[OURS]},
-        "times_range": [min(ratios), max(ratios)],
-        "megabytes_per_cpu_second_beyond_few": beyond,
-        "times_beyond_few": {name: beyond[OURS] / beyond[name] for name in WORDS},
+        "megabytes_per_cpu_second": _rates(sizes["raw"], [each["raw"] for each in times]),
+        "times": _times([each["raw"] for each in times]),
+        "megabytes_per_cpu_second_beyond_few": _rates(sizes["raw"] - sizes["few"], beyond),
+        "times_beyond_few": _times(beyond),
         "documents_kept": {
-            LOGIC: compared(result, their_result(folder / "logic0")),
-            STOCK: compared(our_result(folder / "ours-sample"), their_result(folder / "stock-sample")),
+            LOGIC: compared(result, their_result(folder / f"{LOGIC}-raw-0")),
+            STOCK: compared(our_result(folder / f"{OURS}-sample-0"), their_result(folder / f"{STOCK}-sample-0")),
         },
     }
 
 
-def _sampled(folder: Path, part: str, tokenizer: Path) -> dict[str, float]:
-    """CPU seconds of all three on a sample."""
+def _once(folder: Path, part: str, number: str, tokenizer: Path) -> dict[str, float]:
+    """CPU seconds of each on a part of the documents; stock datatrove on the samples only."""
     raw = folder / part
+    found = {OURS: cpu_seconds(*ours(raw, folder / f"{OURS}-{part}-{number}", tokenizer))}
+    for name in WORDS if part in SAMPLES else [LOGIC]:
+        found[name] = cpu_seconds(theirs(name, raw, folder / f"{name}-{part}-{number}", tokenizer))
+    return found
+
+
+def _extrapolated(few: float, sample: float, sizes: dict[str, float]) -> float:
+    """Seconds of all documents, on the line through both samples."""
+    return few + (sample - few) * (sizes["raw"] - sizes["few"]) / (sizes["sample"] - sizes["few"])
+
+
+def _rates(megabytes: float, seconds: list[dict[str, float]]) -> dict[str, float]:
+    """Of each the median."""
+    return {name: megabytes / statistics.median(each[name] for each in seconds) for name in seconds[0]}
+
+
+def _times(seconds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """How often ours is the others' speed: median, least and most of the rounds."""
+    found = {name: [each[name] / each[OURS] for each in seconds] for name in WORDS}
     return {
-        OURS: cpu_seconds(*ours(raw, folder / f"ours-{part}", tokenizer)),
-        LOGIC: cpu_seconds(theirs(LOGIC, raw, folder / f"logic-{part}", tokenizer)),
-        STOCK: cpu_seconds(theirs(STOCK, raw, folder / f"stock-{part}", tokenizer)),
+        name: {"median": statistics.median(each), "least": min(each), "most": max(each)} for name, each in found.items()
     }
 
 
@@ -183,12 +191,10 @@ def run(quick: bool = False) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """Tables."""
     print(f"{figures['documents']} documents, {figures['megabytes']:.1f} MB; stock: {figures['samples']['sample']}")
-    times = {OURS: 1.0} | figures["times"]
-    beyond, more = figures["megabytes_per_cpu_second_beyond_few"], {OURS: 1.0} | figures["times_beyond_few"]
-    rows = [
-        [name, rate, times[name], beyond[name], more[name]]
-        for name, rate in figures["megabytes_per_cpu_second"].items()
+    columns = [
+        figures[f"{name}{part}"] for part in ("", "_beyond_few") for name in ("megabytes_per_cpu_second", "times")
     ]
+    rows = [[name, *(with_range(column.get(name, 1.0)) for column in columns)] for name in columns[0]]
     print(table(["", "MB / CPU s", "ours is x", "beyond the start", "ours is x"], rows))
     kept = [
         [name, stage, *found[stage].values(), *found["tokens"]]
@@ -196,7 +202,7 @@ def show(figures: dict[str, Any]) -> None:
         for stage in STAGES
     ]
     print(table(["beside", "stage", "ours", "theirs", "both", "our tokens", "their tokens"], kept))
-    print(figures["cpu_seconds"], figures["samples_cpu_seconds"])
+    print(figures["cpu_seconds"])
 
 
 if __name__ == "__main__":

@@ -57,3 +57,8 @@ def section(title: str, *lines: str) -> list[str]:
 
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def with_range(value: Any) -> Any:
+    """A value as it is; one of several rounds as `median (least to most)`."""
+    return f"{value['median']:.3g} ({value['least']:.3g} to {value['most']:.3g})" if isinstance(value, dict) else value

@@ -1,6 +1,8 @@
 """The command `hornbook`: a table of verbs, each imported only when it is used."""
 
+import atexit
 import difflib
+import gc
 import importlib
 import importlib.util
 import os
@@ -169,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch loads the library, which is later
+    if arguments is None:
+        atexit.register(gc.freeze)  # a last search for cycles would take as long as a quarter of a short command
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
     return guard(lambda: _run(words))
 

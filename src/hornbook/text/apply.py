@@ -234,10 +234,11 @@ def _hex(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _examples(task: ApplyTask, first: int, part: _Part) -> Iterator[dict[str, Any]]:
-    for row in range(first, first + len(part.table)):
+    samples, table = task.verdict.samples, part.table.select(["id", "origin", "hash", "bytes", "text"])
+    for row in filter(samples.__contains__, range(first, first + len(table))):
         left = part.reasons[row - first] != task.names.index(NOTHING_LEFT)
-        for reason in task.verdict.samples.get(row, ()):
-            shown = part.table.slice(row - first, 1).to_pylist()[0]
+        shown = table.slice(row - first, 1).to_pylist()[0]
+        for reason in samples[row]:
             yield {
                 "reason": reason if left else NOTHING_LEFT,
                 "source": task.measured.source,

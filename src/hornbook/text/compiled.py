@@ -35,6 +35,15 @@ def _load64(_context: Any, data: Any, place: Any) -> Any:
     return types.uint64(data, place), generate
 
 
+def _zeros_below(_context: Any, value: Any) -> Any:
+    """In kernels: how many zeros stand below the lowest one of a uint64, which is not 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(value), generate
+
+
 def _borrowed(_context: Any, array: Any) -> Any:
     """In kernels: an array that is not counted, for hot loops whose array outlives them (it is an argument)."""
 
@@ -58,4 +67,5 @@ def _pointer(_context: Any, address: Any) -> Any:
 
 load64: Any = intrinsic(_load64)
 pointer: Any = intrinsic(_pointer)
+zeros_below: Any = intrinsic(_zeros_below)
 borrowed: Any = intrinsic(_borrowed)

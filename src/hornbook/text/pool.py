@@ -4,6 +4,8 @@ Workers are spawned, not forked, so they inherit no threads and no locks; they e
 it dies. One worker means this process.
 """
 
+import atexit
+import gc
 import importlib
 import multiprocessing
 import os
@@ -49,6 +51,7 @@ def _end_with_parent() -> None:
     """In a worker: leave as soon as the parent is gone, leave Ctrl-C to the parent, take one core only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    atexit.register(gc.freeze)  # no last search for cycles
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -106,9 +106,11 @@ def keep_provenance(document: Document, options: ReadOptions) -> None:
 
 
 def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, Mapping):
+        return ""
     if isinstance(value, list | tuple):
         return ", ".join(filter(None, map(_as_text, value)))
-    text = "" if value is None or isinstance(value, Mapping) else str(value)[:_FIELD_LIMIT]
+    text = str(value)[:_FIELD_LIMIT]
     return text if is_valid_unicode(text) else ""
 
 
@@ -126,10 +128,9 @@ def bad_line(file: InputFile, line: Line, reason: str) -> Rejected:
 def is_valid_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
     try:
-        text.encode()
+        return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def identifier(value: Any, origin: str) -> str:

@@ -5,6 +5,7 @@ Ratios are not kept: their two parts are, as whole numbers, so that a rule's dec
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 
 import numpy as np
 import xxhash
@@ -85,7 +86,8 @@ class Statistics:
         return table
 
 
-def _stop_table(languages: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+@cache
+def _stop_table(languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, np.ndarray]:
     """Sorted hashes of all stop words (uint64), and for each the bits of its languages (uint64)."""
     masks: dict[str, int] = {}
     for number, words in enumerate(languages):
