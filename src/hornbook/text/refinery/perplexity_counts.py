@@ -14,7 +14,8 @@ from hornbook.text.refinery.packed import pack
 
 MOST_ORDER = 8
 """Bytes in a 64-bit number."""
-_FEED = 0x0A
+FEED = 0x0A
+"""What stands before a text, as often as an n-gram needs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +32,7 @@ class Counts:
 
 def run_of_feeds(order: int) -> np.uint64:
     """The n-gram that every text begins with."""
-    return np.uint64(int.from_bytes(bytes([_FEED]) * order))
+    return np.uint64(int.from_bytes(bytes([FEED]) * order))
 
 
 def last_bytes(keys: np.ndarray, count: int) -> np.ndarray:

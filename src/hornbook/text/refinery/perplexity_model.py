@@ -23,13 +23,12 @@ from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.compiled import compiled
 from hornbook.text.refinery.packed import pack
-from hornbook.text.refinery.perplexity_counts import MOST_ORDER
+from hornbook.text.refinery.perplexity_counts import FEED, MOST_ORDER
 
 VERSION = 1
 _KIND = "perplexity"
 _ARRAYS = {"byte": "U8", "bits": "F32", "rest_bits": "F32", "first": "U32", "end": "U32"}
 _BATCH = 512
-_FEED = 0x0A
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +62,7 @@ class LanguageModel:
         state = 0
         for _ in range(self.order - 1):
             below = slice(int(self.first[state]), int(self.first[state + 1]))
-            there = np.flatnonzero(self.byte[below] == _FEED)
+            there = np.flatnonzero(self.byte[below] == FEED)
             state = below.start + int(there[0]) if len(there) else state
         return state
 
