@@ -424,13 +424,15 @@ def test_a_list_that_cannot_be_read_is_shown_how(word: str, hint: str) -> None:
 def test_lines_inside_lists() -> None:
     write(
         "bad.toml",
-        '[[text.steps]]\nkind = "normalize"\nform = "NFX"\n[[text.steps]]\nkind = "exact_dedup"\nfomr = 1\n'
-        "[data]\nstages = [\n  { from_tokens = 1 },\n  { from_tokens = -2 },\n]\n",
+        '[[text.steps]]\nkind = "normalize"\nform = "NFX"\n[[text.steps]]\nkind = "near_dedup"\nkepe = 1\n'
+        "[data]\nstages = [\n  { from_tokns = 1 },\n  { from_tokens = -2 },\n]\n",
     )
     assert problems(target="bad.toml") == [
+        ("data.stages.0.from_tokens", "is required", "bad.toml:9", ""),
+        ("data.stages.0.from_tokns", "no such setting", "bad.toml:9", "did you mean from_tokens?"),
         ("data.stages.1.from_tokens", "must be at least 0, not -2", "bad.toml:10", ""),
         ("text.steps.0.form", 'must be "NFC", "NFKC" or "none", not \'NFX\'', "bad.toml:3", "did you mean NFC?"),
-        ("text.steps.1.fomr", "no such setting", "bad.toml:6", ""),
+        ("text.steps.1.kepe", "no such setting", "bad.toml:6", "did you mean keep?"),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from hornbook.layers import COMMAND_LINE, Problem
-from hornbook.schema import Listing, Path, Section, Shape, dotted, shapes_at
+from hornbook.schema import Listing, Path, Section, Shape, dotted, item_settings, shapes_at
 
 _INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
 _NUMBER = "must be a number"
@@ -60,9 +60,20 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind in ("literal_error", "union_tag_invalid"):
         close = difflib.get_close_matches(str(given), re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else ""
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(path[-1]), _names_beside(item["loc"]), n=1)
+        hint = f"did you mean {close[0]}?" if close else ""
     if kind not in ("value_error", "too_short", "extra_forbidden") and not isinstance(given, dict):
         text = f"{text}, not {given!r}"
     return Problem(dotted(path), text, origin, hint)
+
+
+def _names_beside(place: Path) -> list[str]:
+    """What an item of a list may say. `place` is pydantic's: with its kind behind its number, if there are several."""
+    without_numbers = ".".join(part for part in place[:-1] if isinstance(part, str))
+    without_kind = ".".join("*" if isinstance(part, int) else part for part in place[:-1])
+    keys = [key.rpartition(".") for key in item_settings()]
+    return [name for section, _, name in keys if section in (without_numbers, without_kind)]
 
 
 def _form(shapes: list[Shape]) -> str:
