@@ -19,7 +19,7 @@ from hornbook.text.decide import KEPT
 from hornbook.text.prepare import prepare
 from hornbook.text.refinery.associations import Association
 from hornbook.text.refinery.bias import ALL, MentionReport, read_bias, standing_out
-from hornbook.text.refinery.rebalance import REASON, keep_chances
+from hornbook.text.refinery.rebalance import REASON, Sparse, find_chances
 from hornbook.text.refinery.table import build
 from hornbook.text.report import card, page, read_receipt
 from tests.text.refinery.running import judge
@@ -153,6 +153,13 @@ def test_what_stays_depends_on_nothing_but_the_texts(tmp_path: Path):
     assert read_bias(one, steps) == read_bias(other, steps)
 
 
+def keep_chances(values: np.ndarray, mentions: np.ndarray, chosen: np.ndarray, floor: float) -> np.ndarray:
+    """Of documents in two parts."""
+    parts = [Sparse.of(values[: len(values) // 3]), Sparse.of(values[len(values) // 3 :])]
+    found = find_chances(lambda: parts, mentions, chosen, floor)
+    return np.concatenate([found.of(part) for part in parts])
+
+
 def test_documents_of_many_pairs():
     """What is expected of the draw is even."""
     draw = np.random.default_rng(3)
@@ -177,6 +184,15 @@ def test_rare_pairs_are_left_alone():
     assert keep_chances(values, np.array([20.0, 4.0]), np.array([True]), 0.1).tolist() == [1.0] * 20
     many = keep_chances(values, np.array([20.0, 20.0]), np.array([True]), 0.1)
     assert many.tolist() == [0.1] * 20  # no man ever: nothing evens that out
+
+
+def test_counts_are_the_same_on_disk(tmp_path: Path):
+    counts = np.array([[0, 3, 0], [0, 0, 0], [2**31, 0, 1]])
+    Sparse.of(counts).save(tmp_path / "part.npy")
+    back = Sparse.load(tmp_path / "part.npy")
+    assert back.shape == (3, 3)
+    assert back.by_column(np.array([1.0, 10.0, 100.0])).tolist() == [100 * 2.0**31, 3, 100]
+    assert back.by_document(np.array([1.0, 10.0, 100.0])).tolist() == [30, 0, 2.0**31 + 100]
 
 
 def test_two_steps_have_reasons_of_their_own(tmp_path: Path):

@@ -6,7 +6,10 @@ is expected, so weights are found again until they stand (iterative proportional
 largest weight of an attribute is 1, for documents are dropped and never repeated.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -39,28 +42,32 @@ class Rebalance(GlobalDecision):
         self.measurers = (self._counts,)
 
     def decide_all(self, corpus: Corpus) -> np.ndarray:
-        """1 for what is drawn to go. Memory holds the counts of documents that have pairs."""
-        groups = len(self._counts.groups)
-        mentions, rows, hashes, values = np.zeros(groups), [], [], []
-        names = ("hash", *self._counts.full_names)
-        parts = zip(*(corpus.stream(name) for name in names), strict=True)
-        for first, (hash_, *columns) in zip(corpus.firsts, parts, strict=True):
-            counts = np.stack(columns, axis=1) * corpus.alive[first : first + len(hash_), None]
+        """1 for what is drawn to go. Memory holds one task's counts; those of all, without zeros, lie on disk."""
+        groups, drop = len(self._counts.groups), np.zeros(len(corpus.alive), np.uint8)
+        mentions, files = np.zeros(groups), []
+        for number, (_, counts) in enumerate(self._counted(corpus)):
             mentions += counts[:, :groups].sum(axis=0)
-            here = np.flatnonzero(counts[:, groups:].any(axis=1))
-            rows.append(first + here)
-            hashes.append(hash_[here, 0])
-            values.append(counts[here].astype(np.float64))
-        drop = np.zeros(len(corpus.alive), np.uint8)
-        if rows:
-            chances = self._chances(np.concatenate(values), mentions)
-            drop[np.concatenate(rows)] = self._draw(np.concatenate(hashes)) >= chances
-        return drop
+            files.append(corpus.scratch / f"{number}.npy")
+            Sparse.of(counts[_with_pairs(counts, groups)]).save(files[-1])
 
-    def _chances(self, values: np.ndarray, mentions: np.ndarray) -> np.ndarray:
+        def parts() -> Iterator[Sparse]:
+            return map(Sparse.load, files)
+
         wanted = self.config.attributes
         chosen = np.array([not wanted or name in wanted for name in self._counts.attributes])
-        return keep_chances(values, mentions, chosen, self.config.floor)
+        chances = find_chances(parts, mentions, chosen, self.config.floor)
+        for first, part, hashes, (alive, counts) in zip(
+            corpus.firsts, parts(), corpus.stream("hash"), self._counted(corpus), strict=True
+        ):
+            here = _with_pairs(counts, groups)
+            drop[first : first + len(alive)][here] = self._draw(hashes[here, 0]) >= chances.of(part)
+        return drop
+
+    def _counted(self, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of each task which documents are alive, and their counts, int64 [documents, columns]; 0 for others."""
+        for first, *columns in zip(corpus.firsts, *map(corpus.stream, self._counts.full_names), strict=True):
+            alive = corpus.alive[first : first + len(columns[0])]
+            yield alive, np.stack(columns, axis=1) * alive[:, None]
 
     def _draw(self, hashes: np.ndarray) -> np.ndarray:
         """Numbers in [0, 1) that the documents' hashes decide, other ones for another name or seed."""
@@ -68,27 +75,88 @@ class Rebalance(GlobalDecision):
         return mix(hashes ^ key) / 2.0**64
 
 
-def keep_chances(values: np.ndarray, mentions: np.ndarray, chosen: np.ndarray, floor: float) -> np.ndarray:
-    """float64 [rows]: the chance with which each document stays.
+def _with_pairs(counts: np.ndarray, groups: int) -> np.ndarray:
+    return np.flatnonzero(counts[:, groups:].any(axis=1))
 
-    values [rows, columns] counts its mentions and pairs, mentions [groups] are those of all documents, which have more;
-    chosen [attributes] says which are to be evened out, where their pairs are frequent enough to be judged.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """What documents that have pairs count: their mentions of each group, then their pairs; zeros are left out."""
+
+    shape: tuple[int, int]
+    """Documents, columns."""
+    entries: np.ndarray
+    """uint32 [3, entries]: number of the document, column, count."""
+
+    @classmethod
+    def of(cls, counts: np.ndarray) -> Self:
+        """Of counts [documents, columns]."""
+        places = np.nonzero(counts)
+        return cls(counts.shape, np.stack([*places, counts[places]]).astype(np.uint32))
+
+    def save(self, path: Path) -> None:
+        """Write a file; it begins with the shape."""
+        np.save(path, np.concatenate([np.array([*self.shape, 0], np.uint32)[:, None], self.entries], axis=1))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file."""
+        found = np.load(path)
+        return cls(tuple(found[:2, 0].tolist()), found[:, 1:])
+
+    def by_document(self, factors: np.ndarray) -> np.ndarray:
+        """float64 [documents]: sums of counts times the factors [columns] of their columns."""
+        document, column, count = self.entries
+        return np.bincount(document, count * factors[column], self.shape[0])
+
+    def by_column(self, factors: np.ndarray) -> np.ndarray:
+        """float64 [columns]: sums of counts times the factors [documents] of their documents."""
+        document, column, count = self.entries
+        return np.bincount(column, count * factors[document], self.shape[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chances:
+    """With which chance documents stay."""
+
+    judged: np.ndarray
+    """bool [columns]: the pairs that count."""
+    logs: np.ndarray
+    """float64 [columns]: logarithms of their weights; 0 for other columns."""
+    floor: float
+
+    def of(self, part: Sparse) -> np.ndarray:
+        """float64 [documents]."""
+        means = part.by_document(self.logs) / np.maximum(part.by_document(self.judged), 1)
+        return np.maximum(np.exp(means), self.floor)
+
+
+def find_chances(
+    parts: Callable[[], Iterable[Sparse]], mentions: np.ndarray, chosen: np.ndarray, floor: float
+) -> Chances:
+    """The chances with which documents stay.
+
+    `parts` gives those that have pairs, as often as it is asked; mentions [groups] are of all documents, which are
+    more; chosen [attributes] says which are to be evened out, where their pairs are frequent enough to be judged.
     """
     groups = len(mentions)
-    elsewhere = mentions - values[:, :groups].sum(axis=0)
-    _, pairs = split(values.sum(axis=0), groups)
+    totals = sum((part.by_column(np.ones(part.shape[0])) for part in parts()), np.zeros(groups * (1 + len(chosen))))
+    elsewhere, pairs = mentions - totals[:groups], split(totals, groups)[1]
     judged = chosen & judgeable(expected_pairs(mentions, pairs)).any(axis=0)
-    counts = values[:, groups:] * np.tile(judged, groups)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    columns = np.concatenate([np.zeros(groups, bool), np.tile(judged, groups)])
     weights = np.zeros((groups, len(judged)))  # logarithms
     for _ in range(_ROUNDS):
-        sums = np.einsum("i,ij->j", np.maximum(np.exp(shares @ weights.ravel()), floor), values)
+        chances = Chances(columns, _in_columns(weights), floor)
+        sums = sum((part.by_column(chances.of(part)) for part in parts()), np.zeros(len(columns)))
         new = _moved(weights, sums[:groups] + elsewhere, split(sums, groups)[1], judged)
         moved, weights = np.abs(new - weights).max(initial=0), new
         if moved < _STANDS:
             break
-    weights = weights.round(_DIGITS)  # so that sums in another order decide the same
-    return np.maximum(np.exp(shares @ weights.ravel()), floor)
+    return Chances(columns, _in_columns(weights.round(_DIGITS)), floor)  # sums in another order decide the same
+
+
+def _in_columns(weights: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(len(weights)), weights.ravel()])
 
 
 def _moved(weights: np.ndarray, mentions: np.ndarray, pairs: np.ndarray, judged: np.ndarray) -> np.ndarray:
