@@ -8,15 +8,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from hornbook.text.kernel_cache import kept
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile at the first call, without the interpreter's lock; kept on disk where a folder for it can be written."""
-    try:
-        return cast(Function, numba.njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # neither the package's folder nor the home directory can be written
-        return cast(Function, numba.njit(nogil=True)(function))
+    """Compile at the first call, without the interpreter's lock."""
+    return cast(Function, kept(numba.njit, function, nogil=True))
 
 
 def inlined(function: Function) -> Function:

@@ -10,10 +10,9 @@ integers and floats (as bits).
 """
 
 import ctypes
-import hashlib
 import os
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, fetch_add
+from hornbook.text.kernel_cache import kept
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
@@ -46,23 +46,8 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        """Numba's C callback.
-
-        Numba stores compiled code under the function's name and checks the date of its file alone; a name with the
-        digest of the helpers that every kernel inlines keeps code compiled with older helpers out.
-        """
-        if not self._function.__qualname__.endswith(_helpers_digest()):
-            self._function.__qualname__ += f"_{_helpers_digest()}"
-        try:
-            return cfunc(SIGNATURE, cache=True, **OPTIONS)(self._function)
-        except RuntimeError:  # numba finds no folder for its cache that it may write to
-            return cfunc(SIGNATURE, **OPTIONS)(self._function)
-
-
-@cache
-def _helpers_digest() -> str:
-    sources = (Path(__file__), Path(__file__).with_name("scalar.py"))
-    return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=6).hexdigest()
+        """Numba's C callback."""
+        return kept(partial(cfunc, SIGNATURE), self._function, **OPTIONS)
 
 
 def load_kernels() -> None:
