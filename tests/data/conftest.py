@@ -11,12 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import settings
 
 from hornbook.text.tokenizer import Tokenizer
-
-settings.register_profile("hornbook", deadline=None, max_examples=60, derandomize=True)
-settings.load_profile("hornbook")
 
 DELIMITER = 0
 VOCAB = 1000
