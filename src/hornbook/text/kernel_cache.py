@@ -50,7 +50,7 @@ class MadeOf:
         files, constants = set[str](), {_OPTIONS: vars(self._function).get(_OPTIONS, "")}
         _gather(self._function, set(), files, constants)
         parts = [*sorted(map(_digest_of, files)), *(f"{name}={constants[name]}" for name in sorted(constants))]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+        return _digest("\n".join(parts).encode())
 
     def __eq__(self, other: object) -> bool:
         return other == self.digest
@@ -74,7 +74,7 @@ def _gather(function: FunctionType, seen: set[FunctionType], files: set[str], co
         elif isinstance(value, _CONSTANTS):
             constants[f"{function.__module__}.{name}"] = repr(value)
         elif isinstance(value, np.ndarray):
-            constants[f"{function.__module__}.{name}"] = f"{value.dtype} {value.shape} {value.tolist()}"
+            constants[f"{function.__module__}.{name}"] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -86,7 +86,11 @@ def _names(code: CodeType) -> Iterator[str]:
 
 @cache
 def _digest_of(file: str) -> str:
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
+    return _digest(Path(file).read_bytes())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 class _Stamped:
