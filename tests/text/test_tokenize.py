@@ -24,6 +24,7 @@ from hornbook.text.splits import is_validation
 from hornbook.text.store import digest_of, read_json
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
+from tests.text.kills import Killed, killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]
@@ -103,10 +104,6 @@ def test_any_number_of_workers_writes_the_same_bytes(make_data: Callable[[str], 
     assert trees[0] == trees[1]
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL at a point of our choice: nothing of ours catches it."""
-
-
 def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
     make_data: Callable[[str], Path], read_tree: Tree, monkeypatch: pytest.MonkeyPatch
 ):
@@ -125,19 +122,8 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
     expected, points = read_tree(whole), calls
     assert points > 40
     for point in range(1, points, 5):
-        left = point
-
-        def stop(*names: Any) -> None:
-            nonlocal left
-            left -= 1
-            if left <= 0:
-                raise Killed
-            real(*names)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", stop)
-            with pytest.raises(Killed):
-                tokenize(data, CONFIG, workers=1)
+        with killed_at_rename(point):
+            tokenize(data, CONFIG, workers=1)
         assert not (data / "tokens" / "index.json").exists()
         tokenize(data, CONFIG, workers=1)
         assert read_tree(data) == expected, f"killed at rename {point}"
