@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hornbook.text.kernel_cache import kept
+from hornbook.kernel_cache import kept
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -22,8 +22,8 @@ from numba import cfunc, njit, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from hornbook.kernel_cache import kept
 from hornbook.model.cpu.scalar import OPTIONS, fetch_add
-from hornbook.text.kernel_cache import kept
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""

@@ -107,7 +107,7 @@ def test_what_it_is_made_of_has_changed(folder: Path, old: str, new: str, value:
 
 def test_options_are_part_of_it(folder: Path):
     (folder / "caller.py").write_text(
-        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.text.kernel_cache import kept\n")
+        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.kernel_cache import kept\n")
         .replace("@compiled\ndef", "def")
         .replace(
             "\n\nprint",

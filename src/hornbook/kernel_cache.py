@@ -11,28 +11,50 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-import numba.core.config
-import numpy as np
-from numba.core import caching
-
 _NOT_OURS = ("numba", "numpy", "llvmlite")
 _OPTIONS = "compiled_with"
-_CONSTANTS = (bool, int, float, str, bytes, tuple, np.generic)
 
 
 def kept(compiler: Callable[..., Any], function: Callable[..., Any], **options: Any) -> Any:
-    """The function compiled by `compiler(**options)`, and kept on disk where a folder for that can be written."""
+    """The function compiled by `compiler(**options)` of numba, and kept on disk where a folder can be written."""
+    import numba.core.config
+
     said = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
     vars(function)[_OPTIONS] = repr(sorted(said.items()))
     config: Any = numba.core.config
     before = config.CACHE_LOCATOR_CLASSES
-    config.CACHE_LOCATOR_CLASSES = ",".join(f"{__name__}.{each.__name__}" for each in (InFolder, InTree, InHome))
+    config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Place.__name__}"
     try:
         return compiler(cache=True, **options)(function)
     except RuntimeError:  # there is no such folder
         return compiler(**options)(function)
     finally:
         config.CACHE_LOCATOR_CLASSES = before
+
+
+class Place:
+    """Where numba keeps a kernel (a "cache locator"): wherever it would by itself, but under our stamp."""
+
+    def __init__(self, chosen: Any, function: FunctionType) -> None:
+        self._chosen, self._made_of = chosen, MadeOf(function)
+
+    @classmethod
+    def from_function(cls, function: FunctionType, file: str) -> "Place | None":
+        """The folder that NUMBA_CACHE_DIR names, that beside the file, the user's; None where none can be written."""
+        from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, UserWideCacheLocator
+
+        for each in (UserProvidedCacheLocator, InTreeCacheLocator, UserWideCacheLocator):
+            chosen = each.from_function(function, file)
+            if chosen is not None:
+                return cls(chosen, function)
+        return None
+
+    def get_source_stamp(self) -> "MadeOf":
+        """What is compared with the stamp of the kernel on disk."""
+        return self._made_of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chosen, name)
 
 
 class MadeOf:
@@ -55,13 +77,16 @@ class MadeOf:
     def __eq__(self, other: object) -> bool:
         return other == self.digest
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def __reduce__(self) -> tuple[Callable[[str], str], tuple[str]]:
         return str, (self.digest,)
 
 
 def _gather(function: FunctionType, seen: set[FunctionType], files: set[str], constants: dict[str, str]) -> None:
+    import numpy as np
+
     if function in seen or function.__module__.partition(".")[0] in _NOT_OURS:
         return
     seen.add(function)
@@ -71,7 +96,7 @@ def _gather(function: FunctionType, seen: set[FunctionType], files: set[str], co
         called = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
         if isinstance(called, FunctionType):
             _gather(called, seen, files, constants)
-        elif isinstance(value, _CONSTANTS):
+        elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
             constants[f"{function.__module__}.{name}"] = repr(value)
         elif isinstance(value, np.ndarray):
             constants[f"{function.__module__}.{name}"] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
@@ -91,27 +116,3 @@ def _digest_of(file: str) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-class _Stamped:
-    """Mixed into where numba keeps a kernel: asks for all that it is made of."""
-
-    def __init__(self, function: FunctionType, file: str) -> None:
-        super().__init__(function, file)  # pyright: ignore[reportCallIssue]
-        self._made_of = MadeOf(function)
-
-    def get_source_stamp(self) -> Any:
-        """What is compared with that of the kernel on disk."""
-        return self._made_of
-
-
-class InFolder(_Stamped, caching.UserProvidedCacheLocator):
-    """The folder that NUMBA_CACHE_DIR names."""
-
-
-class InTree(_Stamped, caching.InTreeCacheLocator):
-    """Beside the file."""
-
-
-class InHome(_Stamped, caching.UserWideCacheLocator):
-    """Where the user's caches are, if there is no writing beside the file."""
