@@ -188,8 +188,8 @@ def test_rare_pairs_are_left_alone():
 
 def test_counts_are_the_same_on_disk(tmp_path: Path):
     counts = np.array([[0, 3, 0], [0, 0, 0], [2**31, 0, 1]])
-    Sparse.of(counts).save(tmp_path / "part.npy")
-    back = Sparse.load(tmp_path / "part.npy")
+    Sparse.of(counts).save(tmp_path / "part.npz")
+    back = Sparse.load(tmp_path / "part.npz")
     assert back.shape == (3, 3)
     assert back.by_column(np.array([1.0, 10.0, 100.0])).tolist() == [100 * 2.0**31, 3, 100]
     assert back.by_document(np.array([1.0, 10.0, 100.0])).tolist() == [30, 0, 2.0**31 + 100]

@@ -47,7 +47,7 @@ class Rebalance(GlobalDecision):
         mentions, files = np.zeros(groups), []
         for number, (_, counts) in enumerate(self._counted(corpus)):
             mentions += counts[:, :groups].sum(axis=0)
-            files.append(corpus.scratch / f"{number}.npy")
+            files.append(corpus.scratch / f"{number}.npz")
             Sparse.of(counts[_with_pairs(counts, groups)]).save(files[-1])
 
         def parts() -> Iterator[Sparse]:
@@ -95,14 +95,14 @@ class Sparse:
         return cls(counts.shape, np.stack([*places, counts[places]]).astype(np.uint32))
 
     def save(self, path: Path) -> None:
-        """Write a file; it begins with the shape."""
-        np.save(path, np.concatenate([np.array([*self.shape, 0], np.uint32)[:, None], self.entries], axis=1))
+        """Write a file (.npz)."""
+        np.savez(path, shape=self.shape, entries=self.entries)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a file."""
-        found = np.load(path)
-        return cls(tuple(found[:2, 0].tolist()), found[:, 1:])
+        with np.load(path) as found:
+            return cls(tuple(found["shape"].tolist()), found["entries"])
 
     def by_document(self, factors: np.ndarray) -> np.ndarray:
         """float64 [documents]: sums of counts times the factors [columns] of their columns."""
