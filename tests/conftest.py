@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 # Neither a busy machine nor chance fails a property: how long an example takes is not what is tested, and the examples
 # are the same every time. HYPOTHESIS_PROFILE=search looks for others.
 _CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("hornbook", _CALM, max_examples=60, derandomize=True)
+settings.register_profile("hornbook", _CALM, max_examples=100, derandomize=True)
 settings.register_profile("search", _CALM, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hornbook"))
 
