@@ -74,7 +74,7 @@ class Statistics:
         """Every column of every document."""
         data, bounds = pack(document.text for document in documents)
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
-        starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0))) + 1), np.int64)
+        starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)
         keys, languages = self._stop
         terminal, words = self._terminal_table(), self._definition
         _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)

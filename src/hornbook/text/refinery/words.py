@@ -31,7 +31,10 @@ def word_bounds(data: np.ndarray, definition: str) -> tuple[np.ndarray, np.ndarr
 
 
 def most_words(size: int) -> int:
-    """How many words may be in so many bytes: a word of one byte has a blank behind it, all others two bytes."""
+    """Room for the words of so many bytes, and for a begin that is not kept (`_between_blanks`).
+
+    A word of one byte has a blank behind it, all others have two bytes.
+    """
     return size // 2 + 2
 
 
@@ -52,7 +55,7 @@ def _between_blanks(data, begin, end, kind, starts, ends):
     count, inside = 0, 0
     place = begin
     while place < end:
-        eight = load64(data, place) if place + 8 <= end else _HIGHEST
+        eight = load64(data, place) if place + 8 <= end else _HIGHEST  # fewer are read one by one
         if eight & _HIGHEST:
             for _ in range(8):
                 if place == end:
