@@ -46,10 +46,12 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str,
     from hornbook.run.job import open_inputs
     from hornbook.run.launch import changed_settings, check_directory
     from hornbook.run.origin import check_tokenizer
+    from hornbook.run.precision import describe_precision, settle_precision
 
     check_directory(run, start.mode)
-    changes = changed_settings(run, resolved.recipe) if start.mode == "resume" else []
-    inputs = open_inputs(resolved.recipe)
+    settled, origins = settle_precision(resolved.recipe, resolved.origins)
+    changes = changed_settings(run, settled) if start.mode == "resume" else []
+    inputs = open_inputs(settled)
     if start.origin is not None:
         check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
     recipe, horizon, loader = inputs.recipe, inputs.horizon, inputs.loader
@@ -69,7 +71,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str,
         "tokens": horizon.tokens,
         "steps": steps,
         "length": horizon.describe(),
-        "precision": recipe.train.precision,
+        "precision": describe_precision(recipe.train.precision, origins),
         "saves": steps // every if every else 1,
         "warnings": [*loader.notes, *repetition_warnings(loader.index.epochs(horizon.tokens))],
         "files": [str(path) for path in _files(run)],

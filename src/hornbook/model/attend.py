@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hornbook.model.attention_dropout import Drop
 from hornbook.model.block_attention import BlockAttention, Scoring
+from hornbook.model.products import is_widened, matmul
 from hornbook.model.sight import Sight, mask
 
 Heads = Float[Tensor, "batch heads time dim"]
@@ -44,7 +45,7 @@ def reference_attention(
     """
     groups, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -57,7 +58,7 @@ def reference_attention(
     if dropout is not None:
         keep = dropout.keep(slice(None), query.shape[1], range(keys - queries, keys), range(keys))
         probabilities = probabilities * keep / (1 - dropout.rate)
-    return probabilities @ value
+    return matmul(probabilities, value)
 
 
 def spread(bias: Bias, queries: int, keys: int) -> Float[Tensor, "heads queries keys"]:
@@ -103,13 +104,14 @@ def _attend_by_torch(query: Heads, key: Heads, value: Heads, sight: Sight, scori
         seen = mask(sight, query.shape[0], queries, keys, query.device)[:, None]
     if bias is not None:
         scores = spread(bias, queries, keys)
-        seen = (scores if seen is None else scores.masked_fill(~seen, -math.inf)).to(query.dtype)
+        seen = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    dtype = torch.float32 if is_widened(query) else query.dtype
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=seen,
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        attn_mask=seen if seen is None or seen.dtype == torch.bool else seen.to(dtype),
         is_causal=causal,
         scale=scoring.scale,
         enable_gqa=query.shape[1] != key.shape[1],
-    )
+    ).to(query.dtype)

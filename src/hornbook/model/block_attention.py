@@ -13,6 +13,7 @@ from torch import Tensor
 from hornbook.model.attention_dropout import Drop
 from hornbook.model.blocks import Block, plan
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
+from hornbook.model.products import matmul
 from hornbook.model.sight import Sight
 
 KEPT = 16
@@ -60,7 +61,8 @@ class BlockAttention(torch.autograd.Function):
         for block in whole.blocks:
             q, k, v = _parts(block, query, key, value)
             probabilities = _probabilities(q, k, block, scoring, rest)
-            out[block.rows, :, block.first : block.last] = _ungroup(_dropped(probabilities, block, scoring) @ v, block)
+            values = matmul(_dropped(probabilities, block, scoring), v)
+            out[block.rows, :, block.first : block.last] = _ungroup(values, block)
             if keep:
                 kept.append(probabilities)
         ctx.blocks, ctx.scoring = whole.blocks, scoring._replace(bias=None, sinks=None)
@@ -77,12 +79,12 @@ class BlockAttention(torch.autograd.Function):
             q, k, v = _parts(block, query, key, value)
             d_out = _group(grads[0], block, key.shape[1])
             probabilities = kept[i] if kept else _probabilities(q, k, block, scoring, None)
-            d_scores = _dropped(d_out @ v.transpose(1, 2), block, scoring)
+            d_scores = _dropped(matmul(d_out, v.transpose(1, 2)), block, scoring)
             _to_scores_(d_scores, probabilities, (q, k), block, scoring, d_bias)
-            d_query[block.rows, :, block.first : block.last] = _ungroup(d_scores @ k, block)
-            _keys_of(d_key, block).add_(_unflatten(d_scores.transpose(1, 2) @ q, d_key))
+            d_query[block.rows, :, block.first : block.last] = _ungroup(matmul(d_scores, k), block)
+            _keys_of(d_key, block).add_(_unflatten(matmul(d_scores.transpose(1, 2), q), d_key))
             dropped = _dropped(probabilities, block, scoring)
-            _keys_of(d_value, block).add_(_unflatten(dropped.transpose(1, 2) @ d_out, d_value))
+            _keys_of(d_value, block).add_(_unflatten(matmul(dropped.transpose(1, 2), d_out), d_value))
         # The sink's value is 0, so its gradient is minus its probability times the mean of the others' (which is out).
         d_sinks = None if sinks is None else -(rest * (out * grads[0]).sum(-1)).sum((0, 2)).to(sinks.dtype)
         return d_query, d_key, d_value, d_bias, d_sinks, None, None, None
@@ -90,7 +92,7 @@ class BlockAttention(torch.autograd.Function):
 
 def _probabilities(q: Tensor, k: Tensor, block: Block, scoring: Scoring, rest: Tensor | None) -> Tensor:
     """Probabilities [rows kv_heads, groups queries, keys] of a block; `rest` receives those of the sinks."""
-    scores, scale = q @ k.transpose(1, 2), scoring.scale
+    scores, scale = matmul(q, k.transpose(1, 2)), scoring.scale
     if scoring.softcap is not None:
         scores, scale = scores.mul_(scale / scoring.softcap).tanh_().mul_(scoring.softcap), 1.0
     shaped = _shaped(scores, block)
@@ -120,7 +122,7 @@ def _to_scores_(
         begin = d_bias.shape[1] // 2 + block.begin - block.place - (block.last - block.first - 1)
         d_bias[:, begin : begin + sums.shape[1]].add_(sums, alpha=1 / scale)
     if scoring.softcap is not None:
-        slopes = (parts[0] @ parts[1].transpose(1, 2)).mul_(scoring.scale / scoring.softcap).tanh_()
+        slopes = matmul(parts[0], parts[1].transpose(1, 2)).mul_(scoring.scale / scoring.softcap).tanh_()
         grads.mul_(slopes.square_().neg_().add_(1).mul_(scoring.scale))
 
 

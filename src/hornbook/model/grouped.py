@@ -25,6 +25,7 @@ from hornbook.model import config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.cpu.team import supports
 from hornbook.model.mlp import activate
+from hornbook.model.products import linear, matmul, mm_into
 
 
 class Weights(NamedTuple):
@@ -86,7 +87,7 @@ def _by_segments(
     rows = x.index_select(0, order // plan.places.shape[1])
     weights = weights.flatten().index_select(0, order).to(x.dtype)
     outputs = [
-        F.linear(activate(F.linear(part, gate), activation) * F.linear(part, up) * weight[:, None], down)
+        linear(activate(linear(part, gate), activation) * linear(part, up) * weight[:, None], down)
         for part, weight, gate, up, down in zip(
             rows.split(counts), weights.split(counts), *(each.to(x.dtype) for each in matrices), strict=True
         )
@@ -118,10 +119,10 @@ class GroupedSwiGLU(torch.autograd.Function):
         rows, weights = segments.rows(x), segments.weights(weights)
         both = x.new_empty(segments.served, 2 * gate.shape[1])
         for e, part in segments.parts:
-            torch.mm(rows[part], _beside(gate[e], up[e], x.dtype).T, out=both[part])
+            mm_into(rows[part], _beside(gate[e], up[e], x.dtype).T, both[part])
         hidden = weighted_swiglu(both, weights)
         for e, part in segments.parts:
-            torch.mm(hidden[part], down[e].to(x.dtype).T, out=rows[part])
+            mm_into(hidden[part], down[e].to(x.dtype).T, rows[part])
         ctx.save_for_backward(x, weights, gate, up, down, both)
         ctx.segments = segments
         return sum_rows(rows, segments.places)
@@ -133,13 +134,13 @@ class GroupedSwiGLU(torch.autograd.Function):
         grad = segments.rows(grads[0])
         g = both.new_empty(segments.served, hidden)
         for e, part in segments.parts:
-            torch.mm(grad[part], down[e].to(x.dtype), out=g[part])
+            mm_into(grad[part], down[e].to(x.dtype), g[part])
         d_both, d_weights, y = weighted_swiglu_backward(both, weights, g)
         del g
         d_down = _products(grad, y, segments, down)
         del y
         for e, part in segments.parts:
-            torch.mm(d_both[part], _beside(gate[e], up[e], x.dtype), out=grad[part])
+            mm_into(d_both[part], _beside(gate[e], up[e], x.dtype), grad[part])
         dx = sum_rows(grad, segments.places)
         rows = segments.rows(x, out=grad)
         d_gate = _products(d_both[:, :hidden], rows, segments, gate)
@@ -188,7 +189,7 @@ def _products(left: Tensor, right: Tensor, segments: _Segments, like: Tensor) ->
         if same:
             torch.mm(left[part].T, right[part], out=found[e])
         else:
-            found[e].copy_(torch.mm(left[part].T, right[part]))
+            found[e].copy_(matmul(left[part].T, right[part]))
     for e in range(len(like)):
         if e not in served:
             found[e].zero_()

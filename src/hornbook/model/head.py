@@ -16,6 +16,7 @@ from hornbook.model.linear import Linear
 from hornbook.model.losses import LossTerms, loss_and_grad_
 from hornbook.model.mlp import activate
 from hornbook.model.position import Lengths
+from hornbook.model.products import linear, mm_into
 
 
 class Scaled(nn.Module):
@@ -93,7 +94,7 @@ class Head(nn.Module):
         """Logits in float32."""
         hidden = hidden if self.before is None else self.before(hidden)
         bias = None if self.bias is None else self.bias.to(hidden.dtype)
-        logits = torch.nn.functional.linear(hidden, self.matrix.to(hidden.dtype), bias).float()
+        logits = linear(hidden, self.matrix.to(hidden.dtype), bias).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def losses(
@@ -158,7 +159,7 @@ class Head(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
-        return torch.nn.functional.linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
+        return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 
 
 def _counted(
@@ -203,18 +204,18 @@ class ChunkedLoss(torch.autograd.Function):
         product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logits = torch.mm(hidden[part], cast.T, out=buffer[: len(hidden[part])])
+            logits = mm_into(hidden[part], cast.T, buffer[: len(hidden[part])])
             if bias is not None:
                 logits += bias.to(logits.dtype)
             losses[part], z_losses = loss_and_grad_(logits, targets[part], weights[part], grad, terms)
             if z_losses is not None:
                 extra += z_losses.sum()
             if grad_hidden is not None:
-                torch.mm(logits, cast, out=grad_hidden[part])
+                mm_into(logits, cast, grad_hidden[part])
             if grad_bias is not None:
                 grad_bias += logits.sum(0, dtype=grad_bias.dtype)
             if product is not None and grad_matrix is not None:
-                grad_matrix += torch.mm(logits.T, hidden[part], out=product)
+                grad_matrix += mm_into(logits.T, hidden[part], product)
             elif grad_matrix is not None:
                 grad_matrix.addmm_(logits.T, hidden[part])
         ctx.save_for_backward(grad_hidden, grad_matrix, grad_bias)

@@ -17,6 +17,7 @@ from hornbook.model.context import Context
 from hornbook.model.linear import Linear
 from hornbook.model.norm import RMSNorm
 from hornbook.model.position import Rope, Rotation, rotate
+from hornbook.model.products import matmul
 from hornbook.model.rope_scaling import yarn_mscale
 
 LATENT_NORM = config.RMSNorm(eps=1e-6)
@@ -89,8 +90,9 @@ class LatentAttention(nn.Module):
         up = self.kv_up.matrix(query.dtype).unflatten(0, (-1, self.cfg.plain_dim + self.cfg.value_dim))
         up_key, up_value = up.split([self.cfg.plain_dim, self.cfg.value_dim], 1)
         plain, turning = query.split([self.cfg.plain_dim, self.cfg.rope_dim], -1)
-        found = self._attend(torch.cat([plain @ up_key, turning], -1), held, held[..., : self.cfg.kv_rank], context)
-        return found @ up_value.transpose(-1, -2)
+        query = torch.cat([matmul(plain, up_key[None]), turning], -1)
+        found = self._attend(query, held, held[..., : self.cfg.kv_rank], context)
+        return matmul(found, up_value.transpose(-1, -2)[None])
 
 
 def _scale(part: config.LatentAttention, position: config_position.PositionConfig) -> float:

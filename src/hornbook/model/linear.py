@@ -5,9 +5,10 @@ No autocast: the input's dtype decides, so the arithmetic of a layer is visible 
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from hornbook.model.products import linear, matmul
 
 FEW_ROWS = 64
 """Below so many rows (decoding) putting weights side by side costs more than the one product saves: a decode step of a
@@ -41,7 +42,7 @@ class Linear(nn.Module):
             y = FrozenProduct.apply(x, self, bias)
             assert isinstance(y, Tensor)
         else:
-            y = F.linear(x, self.matrix(x.dtype), bias)
+            y = linear(x, self.matrix(x.dtype), bias)
         return y if self.adapter is None else self.adapter(self, x, y)
 
 
@@ -51,12 +52,13 @@ class FrozenProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, layer: Linear, bias: Tensor | None) -> Tensor:
         ctx.layer = layer
-        return F.linear(x, layer.matrix(x.dtype), bias)
+        return linear(x, layer.matrix(x.dtype), bias)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
         grad_bias = grads[0].flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return grads[0] @ ctx.layer.matrix(grads[0].dtype), None, grad_bias
+        d_x = matmul(grads[0].flatten(0, -2), ctx.layer.matrix(grads[0].dtype))
+        return d_x.unflatten(0, grads[0].shape[:-1]), None, grad_bias
 
 
 def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Float[Tensor, "*batch outputs"]:
@@ -69,7 +71,7 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
         return torch.cat([layer(x) for layer in layers], -1)
     weight = torch.cat([layer.matrix(x.dtype) for layer in layers])
     biases = [layer.bias.to(x.dtype) for layer in layers if layer.bias is not None]
-    y = F.linear(x, weight, torch.cat(biases) if biases else None)
+    y = linear(x, weight, torch.cat(biases) if biases else None)
     if all(layer.adapter is None for layer in layers):
         return y
     parts = zip(layers, y.split([layer.weight.shape[0] for layer in layers], -1), strict=True)

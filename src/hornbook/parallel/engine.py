@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hornbook.data.batch import Batch
 from hornbook.model.dropout import row_keys
 from hornbook.model.head import Head
+from hornbook.model.precision import choose_precision
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.moments import check_cover
 from hornbook.parallel.balance import Balance, counted_tokens
@@ -45,7 +46,8 @@ def parallelize(
     mesh = mesh or Mesh(choose_device(train.device))
     if model.head is not None:
         model.head.tokens = tokens
-    model.compute_dtype = PRECISIONS[train.precision]
+    precision = choose_precision(mesh.device).precision if train.precision == "auto" else train.precision
+    model.compute_dtype = PRECISIONS[precision]
     apply_recompute(model, mesh, parallel)
     apply_compile(model, mesh, train)
     spread = apply_spread(model, mesh, parallel)
@@ -57,7 +59,7 @@ def parallelize(
         spread,
         exact=parallel.exact,
         loss=train.loss,
-        scaler=Scaler() if train.precision == "fp16" else None,
+        scaler=Scaler() if precision == "fp16" else None,
     )
 
 

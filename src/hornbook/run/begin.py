@@ -24,6 +24,7 @@ from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
 from hornbook.run.origin import Origin, origin_of
+from hornbook.run.precision import slow_precision
 from hornbook.run.saves import Saves
 from hornbook.run.state import State
 from hornbook.schema import dotted
@@ -102,6 +103,8 @@ def _lines(
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
         yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
+    if slow := slow_precision(job.recipe.train.precision, state.engine.mesh.device):
+        yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
 

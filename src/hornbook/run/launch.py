@@ -34,6 +34,7 @@ from hornbook.run.joining import joined_place
 from hornbook.run.ledger import At, Ledger, replay
 from hornbook.run.meeting import await_leader, leading, wait_until
 from hornbook.run.origin import Origin, check_tokenizer
+from hornbook.run.precision import settle_precision
 from hornbook.run.pulse import Pulse
 from hornbook.run.rank import Report
 from hornbook.run.requests import Inbox, refuse_if_held
@@ -68,6 +69,7 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
     must not change, ranks differ), InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError,
     DoesNotFitError, StorageError, RetriesSpentError, RankLostError.
     """
+    recipe, origins = settle_precision(recipe, origins)
     place = joined_place(os.environ, recipe.parallel.data)
     if place is not None:
         return _join(recipe, run, place, origins=origins, start=start)

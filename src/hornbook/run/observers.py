@@ -29,6 +29,7 @@ from hornbook.recipe import Recipe
 from hornbook.run.console import Console, Header
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
+from hornbook.run.precision import describe_precision
 from hornbook.run.step import Step
 from hornbook.rundir import StateRecord, Status
 from hornbook.text.tokenizer import Tokenizer
@@ -297,7 +298,7 @@ def describe_run(job: Job, engine: Engine) -> Header:
     return Header(
         name=job.run.name,
         parameters=engine.num_parameters,
-        precision=recipe.train.precision,
+        precision=describe_precision(recipe.train.precision, job.origins),
         device=str(engine.mesh.device),
         batch_tokens=recipe.train.batch_tokens,
         total_steps=horizon.steps_from(0),

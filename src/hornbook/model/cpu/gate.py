@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, load, store
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+from hornbook.model.products import linear, matmul
 
 
 class SwiGLUFunction(torch.autograd.Function):
@@ -38,14 +39,14 @@ class SwiGLUDown(torch.autograd.Function):
     def forward(ctx, both: Tensor, weight: Tensor) -> Tensor:
         both = both.contiguous()
         ctx.save_for_backward(both, weight)
-        return torch.nn.functional.linear(swiglu(both), weight)
+        return linear(swiglu(both), weight)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
         both, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
-        d_weight = grad.T @ swiglu(both).flatten(0, -2)
-        dy = (grad @ weight).view(*both.shape[:-1], -1)
+        d_weight = matmul(grad.T, swiglu(both).flatten(0, -2))
+        dy = matmul(grad, weight).view(*both.shape[:-1], -1)
         return swiglu_backward(both, dy), d_weight
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.linear import Linear
+from hornbook.model.products import linear
 from hornbook.model.surgery.added import Added
 from hornbook.model.surgery.config import Dora, Lora
 from hornbook.model.surgery.draws import keyed_uniform
@@ -40,7 +40,7 @@ class LowRank(Added):
 
     def update(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """s B A x."""
-        return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.factor
+        return linear(linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.factor
 
     def merged(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
         """The one matrix that does what `weight` and this do together."""
