@@ -18,6 +18,7 @@ import torch
 
 from hornbook.durable import TEMPORARY, storage_error, write_file
 from hornbook.errors import StorageError
+from hornbook.model.precision import choose_precision
 from hornbook.run.commit import free_bytes
 from hornbook.run.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 
@@ -125,8 +126,10 @@ def check_matmul() -> list[Check]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     single, half = (matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16))
     checks = [Check("matmul fp32", "ok", f"{single:,.0f} GFLOP/s on {device}", "", single)]
-    remedy = "bf16 is slower than fp32 here: --train.precision fp32" if half < single else ""
-    checks.append(Check("matmul bf16", "warn" if remedy else "ok", f"{half:,.0f} GFLOP/s on {device}", remedy, half))
+    text = f"{half:,.0f} GFLOP/s on {device}"
+    checks.append(Check("matmul bf16", "ok", text, "", half))
+    choice = choose_precision(device)
+    checks.append(Check("precision", "ok", f"train.precision auto takes {choice.precision}: {choice.reason}"))
     return checks
 
 

@@ -1,0 +1,96 @@
+"""`train.precision = "auto"`: settled when a run starts, kept by its recipe, and said where it is slow."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hornbook.errors import Exit, UsageError
+from hornbook.model.precision import Choice
+from hornbook.recipe import Recipe
+from hornbook.run import precision
+from hornbook.run.precision import describe_precision, settle_precision, slow_precision
+
+CPU = torch.device("cpu")
+Launch = Callable[..., Exit]
+
+
+def recipe(**train: Any) -> Recipe:
+    parallel = {"data": train.pop("ranks", 1)}
+    return Recipe.model_validate({"train": train, "parallel": parallel})
+
+
+def chooses(monkeypatch: pytest.MonkeyPatch, name: Any, reason: str = "a reason") -> None:
+    monkeypatch.setattr(precision, "choose_precision", lambda _device: Choice(name, reason))
+
+
+def kept(run: Path) -> str:
+    return tomllib.loads((run / "recipe.toml").read_text())["train"]["precision"]
+
+
+def test_what_is_named_stays() -> None:
+    asked = recipe(precision="bf16", device="cpu")
+    assert settle_precision(asked, {"train.precision": "command line"}) == (asked, {"train.precision": "command line"})
+
+
+def test_auto_is_settled_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    chooses(monkeypatch, "fp32")
+    settled, origins = settle_precision(recipe(device="cpu"), {})
+    assert settled.train.precision == "fp32"
+    assert describe_precision("fp32", origins) == "fp32 (auto: a reason)"
+    assert describe_precision("fp32", {"train.precision": "command line"}) == "fp32"
+
+
+def test_a_run_keeps_what_it_took_on_another_machine(
+    launch_run: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Callable[..., list[dict[str, Any]]]
+) -> None:
+    run = tmp_path / "run"
+    chooses(monkeypatch, "bf16")
+    assert launch_run(run, "train.precision=auto", "train.tokens=512") == Exit.DONE
+    assert kept(run) == "bf16"
+    chooses(monkeypatch, "fp32")
+    assert launch_run(run, "train.tokens=1024", mode="resume") == Exit.DONE
+    assert kept(run) == "bf16"
+    assert launch_run(run, "train.tokens=1450", "train.precision=auto", mode="resume") == Exit.DONE
+    assert kept(run) == "fp32"
+    changes = [change["key"] for record in events(run, "resume") for change in record.get("changes", ())]
+    assert changes == ["train.tokens", "train.tokens", "train.precision"]
+
+
+def test_what_is_slow_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "is_widened", lambda tensor: tensor.dtype in (torch.bfloat16, torch.float16))
+    chooses(monkeypatch, "fp32", "this CPU has no bf16 instructions")
+    said = slow_precision("bf16", CPU)
+    assert said.startswith("bf16 is slow here (this CPU has no bf16 instructions)")
+    assert said.endswith("--train.precision fp32 is faster")
+    assert "fp16" in slow_precision("fp16", CPU)
+    assert slow_precision("fp32", CPU) == ""
+    monkeypatch.setattr(precision, "is_widened", lambda _tensor: False)
+    assert slow_precision("bf16", CPU) == ""
+
+
+def test_a_gpu_that_only_emulates_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert "before Ampere" in slow_precision("bf16", torch.device("cuda"))
+
+
+def test_mps_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda _major, _minor: False)
+    with pytest.raises(UsageError, match=r"no bf16 before macOS 14: use --train\.precision fp32"):
+        settle_precision(recipe(precision="bf16", device="mps"), {})
+    assert settle_precision(recipe(device="mps"), {})[0].train.precision == "fp32"
+    assert settle_precision(recipe(precision="bf16", device="cpu"), {})[0].train.precision == "bf16"
+
+
+def test_a_process_that_forks_ranks_does_not_ask_the_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(precision, "choose_precision", lambda _device: pytest.fail("asked here"))
+    settled, origins = settle_precision(recipe(ranks=2), {})
+    assert settled.train.precision in ("bf16", "fp32")
+    assert origins["train.precision"].startswith("auto: ")
+    with pytest.raises(UsageError, match=r"train\.device is 'xpu'"):
+        settle_precision(recipe(ranks=2, device="xpu"), {})
