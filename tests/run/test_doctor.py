@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from hornbook.model.precision import Choice
 from hornbook.run import doctor, doctor_ranks
 from hornbook.run.doctor import Check, diagnose, worst
 
@@ -55,12 +56,13 @@ def test_matmul_rate_counts_two_operations_per_product(monkeypatch: pytest.Monke
     assert rate == pytest.approx(2 * 1024**3 / 0.5 / 1e9)
 
 
-def test_bf16_slower_than_fp32_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_rates_are_told_and_what_auto_makes_of_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "matmul_rate", lambda _, dtype: 10.0 if dtype == torch.bfloat16 else 90.0)
-    single, half = doctor.check_matmul()
+    monkeypatch.setattr(doctor, "choose_precision", lambda _: Choice("fp32", "a reason"))
+    single, half, chosen = doctor.check_matmul()
     assert (single.verdict, single.value) == ("ok", 90.0)
-    assert half.verdict == "warn"
-    assert "fp32" in half.remedy
+    assert (half.verdict, half.value) == ("ok", 10.0)
+    assert chosen.text == "train.precision auto takes fp32: a reason"
 
 
 def test_a_driver_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

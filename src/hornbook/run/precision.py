@@ -40,9 +40,7 @@ def slow_precision(precision: str, device: torch.device) -> str:
         return ""
     if device.type == "cpu" and is_widened(torch.empty(0, dtype=getattr(torch, _NAMES[precision]))):
         reason = choose_precision(device).reason if precision == "bf16" else "this CPU has no fp16 instructions"
-        return (
-            f"{precision} is slow here ({reason}), so products are computed in fp32: --train.precision fp32 is faster"
-        )
+        return f"{precision} is slow here ({reason}), its products run in fp32: --train.precision fp32 is faster"
     if precision == "bf16" and device.type != "cpu" and (missing := missing_bf16(device)):
         return f"{missing} of its own, so bf16 is slow: --train.precision fp32 (or fp16) is faster"
     return ""
