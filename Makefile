@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/hornbook quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)]
@@ -32,7 +30,6 @@ def test_the_two_commands_are_targets_of_the_makefile():
     assert "test: $(READY)\n\t$(BIN)/python -m pytest" in makefile
 
 
-@pytest.mark.timeout(280)
 def test_the_demo_ends_well(tmp_path):
     """The quickstart at its smallest size: every promise of the film holds."""
     keep = tmp_path / "demo"

@@ -15,7 +15,7 @@ from hornbook.errors import Exit
 from tests.cpus import AVX2
 from tests.processes import ROOT
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.skipif(os.uname().machine != "x86_64", reason="AVX2 is of x86")]
+pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="AVX2 is of x86")
 
 
 @pytest.fixture(scope="module")

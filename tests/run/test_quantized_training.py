@@ -62,7 +62,6 @@ def test_int8_costs_next_to_nothing(tmp_path: Path, tiny_corpus: Path, launch_ru
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_trained_with_rounding_beats_rounded_after_training(
     tmp_path: Path, tiny_corpus: Path, launch_run: Launch
 ) -> None:

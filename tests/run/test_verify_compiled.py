@@ -12,7 +12,6 @@ from hornbook.rundir import RunDir
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_the_first_process_on_a_machine_is_like_all_later_ones(tmp_path: Path, tiny_settings: tuple[str, ...]):
     """The first run of a person may be killed before its kernels are in the cache, and resumed with them there."""
     words = [*tiny_settings, "train.precision=bf16", "model.width=64", "model.dropout=0.1"]
