@@ -72,7 +72,7 @@ def run(folder: Path, **environment: str) -> tuple[int, int]:
         cwd=folder,
         capture_output=True,
         text=True,
-        env=os.environ | environment,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder / "first")} | environment,
         timeout=100,
         check=False,
     )
@@ -107,11 +107,11 @@ def test_what_it_is_made_of_has_changed(folder: Path, old: str, new: str, value:
 
 def test_options_are_part_of_it(folder: Path):
     (folder / "caller.py").write_text(
-        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.kernel_cache import kept\n")
+        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.kernel_cache import kept_function\n")
         .replace("@compiled\ndef", "def")
         .replace(
             "\n\nprint",
-            "\n\nimport numba\nkernel = kept(numba.njit, kernel, nogil=True, fastmath={'nsz', 'arcp'})\nprint",
+            "\n\nkernel = kept_function(kernel, nogil=True, fastmath={'nsz', 'arcp'})\nprint",
         )
     )
     for hits in (0, 1, 1):  # sets have no order that lasts
@@ -122,4 +122,4 @@ def test_a_folder_of_ones_own(folder: Path, tmp_path: Path):
     kept = tmp_path / "kept"
     assert run(folder, NUMBA_CACHE_DIR=str(kept)) == (31, 0)
     assert run(folder, NUMBA_CACHE_DIR=str(kept)) == (31, 1)
-    assert any(kept.rglob("caller.kernel*.nbi"))
+    assert any(kept.rglob("__main__.kernel-*"))

@@ -2,117 +2,122 @@
 
 numba asks whether a kernel's own file is the same. But what a kernel calls is compiled into it, from other files too,
 and so are the values of constants: after a change there, old machine code would go on computing in its old way.
+So a kernel is kept under a name that says all it was made of (`kernel_digest`), for this CPU and these versions.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from functools import cache, cached_property
-from pathlib import Path
-from types import CodeType, FunctionType
+import sys
+import time
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
-_NOT_OURS = ("numba", "numpy", "llvmlite")
-_OPTIONS = "compiled_with"
+from hornbook import kernel_folder
+from hornbook.kernel_digest import digest_of_code, digest_of_signature
+
+COMPILED: dict[str, float] = {}
+"""Names of the kernels that were compiled in this process, and the seconds that each took, what it calls included."""
+listeners: list[Callable[[str], None]] = []
+"""Called with the name of a kernel that has been compiled here."""
 
 
-def kept(compiler: Callable[..., Any], function: Callable[..., Any], **options: Any) -> Any:
-    """The function compiled by `compiler(**options)` of numba, and kept on disk where a folder can be written."""
-    import numba.core.config
+def kept_function(function: Callable[..., Any], **options: Any) -> Any:
+    """`numba.njit(**options)` of a function, kept on disk where a folder can be written."""
+    from numba import njit
 
-    said = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
-    vars(function)[_OPTIONS] = repr(sorted(said.items()))
-    config: Any = numba.core.config
-    before = config.CACHE_LOCATOR_CLASSES
-    config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Place.__name__}"
-    try:
-        return compiler(cache=True, **options)(function)
-    except RuntimeError:  # there is no such folder
-        return compiler(**options)(function)
-    finally:
-        config.CACHE_LOCATOR_CLASSES = before
+    made: Any = njit(**options)(function)
+    made._cache = KernelCache(function, options)
+    return made
 
 
-class Place:
-    """Where numba keeps a kernel (a "cache locator"): wherever it would by itself, but under our stamp."""
+def kept_callback(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
+    """`numba.cfunc(signature, **options)` of a function: compiled now, or loaded from disk."""
+    from numba.core import sigutils
+    from numba.core.ccallback import CFunc
 
-    def __init__(self, chosen: Any, function: FunctionType) -> None:
-        self._chosen, self._made_of = chosen, MadeOf(function)
-
-    @classmethod
-    def from_function(cls, function: FunctionType, file: str) -> "Place | None":
-        """The folder that NUMBA_CACHE_DIR names, that beside the file, the user's; None where none can be written."""
-        from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, UserWideCacheLocator
-
-        for each in (UserProvidedCacheLocator, InTreeCacheLocator, UserWideCacheLocator):
-            chosen = each.from_function(function, file)
-            if chosen is not None:
-                return cls(chosen, function)
-        return None
-
-    def get_source_stamp(self) -> "MadeOf":
-        """What is compared with the stamp of the kernel on disk."""
-        return self._made_of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chosen, name)
+    made: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+    made._cache = KernelCache(function, options)
+    made.compile()
+    return made
 
 
-class MadeOf:
-    """Equal to the digest of what a function is made of, and pickled as it.
+def is_kept(function: Callable[..., Any], names: set[str] | None = None, **options: Any) -> bool:
+    """Whether a function is compiled on disk, for any signature; `names`: what `kept_names` gave, else it is asked."""
+    stem = KernelCache(function, options).stem
+    return any(name.startswith(stem) for name in (kept_names() if names is None else names))
 
-    Found when a kernel is first loaded or stored: when it is defined, what it calls may stand further down.
-    """
 
-    def __init__(self, function: FunctionType) -> None:
-        self._function = function
+def kept_names() -> set[str]:
+    """Names of all kernels on disk for this CPU and these versions."""
+    return kernel_folder.names(_cpu())
+
+
+class KernelCache:
+    """What numba asks for one function's machine code, where it has a cache of its own."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._function, self._options = function, options
+        self._enabled, self._begun = True, dict[str, float]()
 
     @cached_property
-    def digest(self) -> str:
-        """Of the files of the function and of all that it calls, of the constants in use, and of its options."""
-        files, constants = set[str](), {_OPTIONS: vars(self._function).get(_OPTIONS, "")}
-        _gather(self._function, set(), files, constants)
-        parts = [*sorted(map(_digest_of, files)), *(f"{name}={constants[name]}" for name in sorted(constants))]
-        return _digest("\n".join(parts).encode())
+    def stem(self) -> str:
+        """What the names of all its signatures begin with."""
+        place = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
+        return f"{_cpu()}/{place}-{digest_of_code(self._function, self._options)}-"
 
-    def __eq__(self, other: object) -> bool:
-        return other == self.digest
+    @property
+    def cache_path(self) -> str:
+        """The preferred folder."""
+        return str(next(kernel_folder.folders(), ""))
 
-    def __hash__(self) -> int:
-        return hash(self.digest)
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code for a signature, or None."""
+        from numba.core.compiler import CompileResult
+        from numba.core.serialize import loads
 
-    def __reduce__(self) -> tuple[Callable[[str], str], tuple[str]]:
-        return str, (self.digest,)
+        target_context.refresh()
+        name = self._name(sig)
+        data = kernel_folder.read(name) if self._enabled else None
+        if data is not None:
+            return CompileResult._rebuild(target_context, *loads(data))
+        self._begun[name] = time.monotonic()
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled because `load_overload` gave None; code that holds addresses cannot be kept."""
+        from numba.core.serialize import dumps
+
+        name = self._name(sig)
+        COMPILED[name] = time.monotonic() - self._begun.pop(name, time.monotonic())
+        if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
+            kernel_folder.write(name, dumps(data._reduce()))
+        for tell in listeners:
+            tell(name)
+
+    def enable(self) -> None:
+        """Read and write the disk again."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Leave the disk alone."""
+        self._enabled = False
+
+    def flush(self) -> None:
+        """Nothing: what a name stands for never changes."""
+
+    def _name(self, signature: Any) -> str:
+        return f"{self.stem}{digest_of_signature(signature)}"
 
 
-def _gather(function: FunctionType, seen: set[FunctionType], files: set[str], constants: dict[str, str]) -> None:
-    import numpy as np
+def _cpu(known: dict[Any, str] = {}) -> str:  # noqa: B006 - what has been worked out
+    """Folder of a CPU, its features, and the versions of what compiles."""
+    import llvmlite
+    import numba
+    from numba.core import registry
 
-    if function in seen or function.__module__.partition(".")[0] in _NOT_OURS:
-        return
-    seen.add(function)
-    files.add(function.__code__.co_filename)
-    for name in _names(function.__code__):
-        value = function.__globals__.get(name)
-        called = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
-        if isinstance(called, FunctionType):
-            _gather(called, seen, files, constants)
-        elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
-            constants[f"{function.__module__}.{name}"] = repr(value)
-        elif isinstance(value, np.ndarray):
-            constants[f"{function.__module__}.{name}"] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _names(each)
-
-
-@cache
-def _digest_of(file: str) -> str:
-    return _digest(Path(file).read_bytes())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    context: Any = registry.cpu_target.target_context
+    target = context.codegen().magic_tuple()
+    if target not in known:
+        facts = sys.version, numba.__version__, llvmlite.__version__, *target
+        known[target] = f"{target[1]}-{hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
+    return known[target]

@@ -8,14 +8,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hornbook.kernel_cache import kept
+from hornbook.kernel_cache import kept_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
     """Compile at the first call, without the interpreter's lock."""
-    return cast(Function, kept(numba.njit, function, nogil=True))
+    return cast(Function, kept_function(function, nogil=True))
 
 
 def inlined(function: Function) -> Function:

@@ -6,7 +6,7 @@ from numba import njit
 from torch import Tensor
 
 from hornbook.model.cpu.dropout import drop_row
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, i64
+from hornbook.model.cpu.scalar import OPTIONS, i64
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
 
 
@@ -31,14 +31,11 @@ def _drop(first, last, a, scale, x, places, y):
 
 
 @Kernel
-def _kernel(pointer):
+def _kernel(pointer, values):
     a = arguments(pointer)
     scale = float_argument(a, 7)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _drop(first, last, a, scale, bf16(a[8]), i64(a[9]), bf16(a[10]))
-        else:
-            _drop(first, last, a, scale, f32(a[8]), i64(a[9]), f32(a[10]))
+        _drop(first, last, a, scale, values(a[8]), i64(a[9]), values(a[10]))

@@ -5,7 +5,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, i64, load, store
+from hornbook.model.cpu.scalar import OPTIONS, i64, load, store
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
 
 GAMMA, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -60,14 +60,11 @@ def _drop(first, last, time, width, threshold, scale, x, places, y):
 
 
 @Kernel
-def _kernel(pointer):
+def _kernel(pointer, values):
     a = arguments(pointer)
     scale = float_argument(a, 4)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _drop(first, last, a[1], a[2], a[3], scale, bf16(a[5]), i64(a[6]), bf16(a[7]))
-        else:
-            _drop(first, last, a[1], a[2], a[3], scale, f32(a[5]), i64(a[6]), f32(a[7]))
+        _drop(first, last, a[1], a[2], a[3], scale, values(a[5]), i64(a[6]), values(a[7]))

@@ -9,7 +9,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store
+from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store
 from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch, next_rows
 
 
@@ -89,35 +89,29 @@ def _sum(first, last, width, active, rows, places, y, scratch):
 
 
 @Kernel
-def _gate_kernel(pointer):
+def _gate_kernel(pointer, values):
     a = arguments(pointer)
     weights = f32(a[3])
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _gate(first, last, a[1], bf16(a[2]), weights, bf16(a[4]))
-        else:
-            _gate(first, last, a[1], f32(a[2]), weights, f32(a[4]))
+        _gate(first, last, a[1], values(a[2]), weights, values(a[4]))
 
 
 @Kernel
-def _gate_backward_kernel(pointer):
+def _gate_backward_kernel(pointer, values):
     a = arguments(pointer)
     weights, d_weights = f32(a[3]), f32(a[6])
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _gate_backward(first, last, a[1], bf16(a[2]), weights, bf16(a[4]), bf16(a[5]), d_weights, bf16(a[7]))
-        else:
-            _gate_backward(first, last, a[1], f32(a[2]), weights, f32(a[4]), f32(a[5]), d_weights, f32(a[7]))
+        _gate_backward(first, last, a[1], values(a[2]), weights, values(a[4]), values(a[5]), d_weights, values(a[7]))
 
 
 @Kernel
-def _sum_kernel(pointer):
+def _sum_kernel(pointer, values):
     a = arguments(pointer)
     width, places = a[1], i64(a[4])
     while True:
@@ -125,7 +119,4 @@ def _sum_kernel(pointer):
         if first == last:
             return
         scratch = f32(a[6])[chunk * width : (chunk + 1) * width]
-        if a[0]:
-            _sum(first, last, width, a[2], bf16(a[3]), places, bf16(a[5]), scratch)
-        else:
-            _sum(first, last, width, a[2], f32(a[3]), places, f32(a[5]), scratch)
+        _sum(first, last, width, a[2], values(a[3]), places, values(a[5]), scratch)

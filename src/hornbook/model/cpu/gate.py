@@ -8,7 +8,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, load, store
+from hornbook.model.cpu.scalar import OPTIONS, exponential, load, store
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
 from hornbook.model.products import linear, matmul
 
@@ -90,26 +90,20 @@ def _backward(first, last, hidden, both, dy, d_both):
 
 
 @Kernel
-def _forward_kernel(pointer):
+def _forward_kernel(pointer, values):
     a = arguments(pointer)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _forward(first, last, a[1], bf16(a[2]), bf16(a[3]))
-        else:
-            _forward(first, last, a[1], f32(a[2]), f32(a[3]))
+        _forward(first, last, a[1], values(a[2]), values(a[3]))
 
 
 @Kernel
-def _backward_kernel(pointer):
+def _backward_kernel(pointer, values):
     a = arguments(pointer)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _backward(first, last, a[1], bf16(a[2]), bf16(a[3]), bf16(a[4]))
-        else:
-            _backward(first, last, a[1], f32(a[2]), f32(a[3]), f32(a[4]))
+        _backward(first, last, a[1], values(a[2]), values(a[3]), values(a[4]))

@@ -9,7 +9,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, load, store
+from hornbook.model.cpu.scalar import OPTIONS, f32, load, store
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
 
 
@@ -94,13 +94,10 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
 
 
 @Kernel
-def _kernel(pointer):
+def _kernel(pointer, values):
     a = arguments(pointer)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _split(first, last, a, bf16(a[9]), bf16(a[10]), bf16(a[11]), bf16(a[12]), f32(a[13]), f32(a[14]))
-        else:
-            _split(first, last, a, f32(a[9]), f32(a[10]), f32(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
+        _split(first, last, a, values(a[9]), values(a[10]), values(a[11]), values(a[12]), f32(a[13]), f32(a[14]))

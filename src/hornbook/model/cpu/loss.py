@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store, total
+from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
 
 
@@ -39,13 +39,10 @@ def _loss(first, last, vocab, want_grad, logits, targets, weights, losses):
 
 
 @Kernel
-def _kernel(pointer):
+def _kernel(pointer, values):
     a = arguments(pointer)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _loss(first, last, a[1], a[2], bf16(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))
-        else:
-            _loss(first, last, a[1], a[2], f32(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))
+        _loss(first, last, a[1], a[2], values(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))

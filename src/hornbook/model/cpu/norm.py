@@ -8,7 +8,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, load, store
+from hornbook.model.cpu.scalar import OPTIONS, f32, load, store
 from hornbook.model.cpu.team import Kernel, arguments, chunks, float_argument, is_bf16, launch, next_rows
 
 
@@ -67,21 +67,18 @@ def _backward(first, last, width, x, weight, scales, dy, dx, partial):
 
 
 @Kernel
-def _forward_kernel(pointer):
+def _forward_kernel(pointer, values):
     a = arguments(pointer)
     width, eps = a[1], float_argument(a, 2)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _forward(first, last, width, eps, bf16(a[3]), f32(a[4]), bf16(a[5]), f32(a[6]))
-        else:
-            _forward(first, last, width, eps, f32(a[3]), f32(a[4]), f32(a[5]), f32(a[6]))
+        _forward(first, last, width, eps, values(a[3]), f32(a[4]), values(a[5]), f32(a[6]))
 
 
 @Kernel
-def _backward_kernel(pointer):
+def _backward_kernel(pointer, values):
     a = arguments(pointer)
     width, weight, scales = a[1], f32(a[3]), f32(a[4])
     while True:
@@ -89,7 +86,4 @@ def _backward_kernel(pointer):
         if first == last:
             return
         partial = f32(a[7])[chunk * width : (chunk + 1) * width]
-        if a[0]:
-            _backward(first, last, width, bf16(a[2]), weight, scales, bf16(a[5]), bf16(a[6]), partial)
-        else:
-            _backward(first, last, width, f32(a[2]), weight, scales, f32(a[5]), f32(a[6]), partial)
+        _backward(first, last, width, values(a[2]), weight, scales, values(a[5]), values(a[6]), partial)

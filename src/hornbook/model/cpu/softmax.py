@@ -13,7 +13,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, bf16, exponential, f32, i64, load, store, total
+from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows, supports
 
 
@@ -177,55 +177,43 @@ def _diagonals(first, last, queries, keys, grads, sums):
 
 
 @Kernel
-def _softmax_kernel(pointer):
+def _softmax_kernel(pointer, values):
     a = arguments(pointer)
     scale = float_argument(a, 5)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _softmax(first, last, a, scale, bf16(a[6]), i64(a[7]), i64(a[8]))
-        else:
-            _softmax(first, last, a, scale, f32(a[6]), i64(a[7]), i64(a[8]))
+        _softmax(first, last, a, scale, values(a[6]), i64(a[7]), i64(a[8]))
 
 
 @Kernel
-def _biased_kernel(pointer):
+def _biased_kernel(pointer, values):
     a = arguments(pointer)
     scale = float_argument(a, 8)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _biased(first, last, a, scale, bf16(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
-        else:
-            _biased(first, last, a, scale, f32(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
+        _biased(first, last, a, scale, values(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
 
 
 @Kernel
-def _backward_kernel(pointer):
+def _backward_kernel(pointer, values):
     a = arguments(pointer)
     scale = float_argument(a, 5)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _backward(first, last, a, scale, bf16(a[6]), bf16(a[7]), i64(a[8]), i64(a[9]))
-        else:
-            _backward(first, last, a, scale, f32(a[6]), f32(a[7]), i64(a[8]), i64(a[9]))
+        _backward(first, last, a, scale, values(a[6]), values(a[7]), i64(a[8]), i64(a[9]))
 
 
 @Kernel
-def _diagonal_kernel(pointer):
+def _diagonal_kernel(pointer, values):
     a = arguments(pointer)
     while True:
         first, last, _ = next_rows(pointer)
         if first == last:
             return
-        if a[0]:
-            _diagonals(first, last, a[1], a[2], bf16(a[3]), f32(a[4]))
-        else:
-            _diagonals(first, last, a[1], a[2], f32(a[3]), f32(a[4]))
+        _diagonals(first, last, a[1], a[2], values(a[3]), f32(a[4]))

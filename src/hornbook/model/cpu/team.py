@@ -12,18 +12,18 @@ integers and floats (as bits).
 import ctypes
 import os
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from hornbook.kernel_cache import kept
-from hornbook.model.cpu.scalar import OPTIONS, fetch_add
+from hornbook.kernel_cache import kept_callback
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
@@ -38,22 +38,37 @@ CHUNKS = 64
 
 
 class Kernel:
-    """A function of the argument array's pointer, compiled (and cached on disk) when it is first launched."""
+    """A function of (argument array's pointer, how to read values), compiled for a dtype when first launched with it.
 
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        self._function = function
+    Which dtype, the first argument says (`is_bf16`). A run computes in one, so the other's code is not waited for.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], None]) -> None:
+        self._function, self._callbacks = function, dict[bool, Any]()
         KERNELS.append(self)
 
-    @cached_property
-    def compiled(self) -> Any:
-        """Numba's C callback."""
-        return kept(partial(cfunc, SIGNATURE), self._function, **OPTIONS)
+    def callback(self, bfloat16: bool) -> Any:
+        """Numba's C callback for tensors of bfloat16, else of float32."""
+        if bfloat16 not in self._callbacks:
+            self._callbacks[bfloat16] = kept_callback(self.variant(bfloat16), SIGNATURE, **OPTIONS)
+        return self._callbacks[bfloat16]
+
+    def variant(self, bfloat16: bool) -> Callable[[Any], None]:
+        """The function of the pointer alone that is compiled for a dtype."""
+        function, values = njit(inline="always", **OPTIONS)(self._function), bf16 if bfloat16 else f32
+
+        def kernel(pointer: Any) -> None:
+            function(pointer, values)
+
+        kernel.__module__ = self._function.__module__
+        kernel.__qualname__ = f"{self._function.__qualname__}_{'bf16' if bfloat16 else 'f32'}"
+        return kernel
 
 
 def load_kernels() -> None:
     """Compile every kernel, or load it from numba's cache: processes forked from this one then have it at once."""
     for kernel in KERNELS:
-        assert kernel.compiled is not None
+        assert kernel.callback(bfloat16=True) is not None
 
 
 def supports(*tensors: Tensor) -> bool:
@@ -67,14 +82,15 @@ def supports(*tensors: Tensor) -> bool:
 
 
 def launch(kernel: Kernel, rows: int, *arguments: Tensor | int | float) -> None:
-    """Run a kernel over `rows` rows; tensors must be contiguous."""
+    """Run a kernel over `rows` rows; `arguments` begin with `is_bf16` of the tensors, which must be contiguous."""
+    callback = kernel.callback(bool(arguments[0]))
     step = _rows_per_chunk(rows)
     packed = np.array([0, step, rows, *map(_pack, arguments)], dtype=np.int64)
     threads, parallel = torch.get_num_threads(), _gomp_parallel()
     if threads == 1 or parallel is None or rows == step:
-        kernel.compiled.ctypes(packed.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        callback.ctypes(packed.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
     else:
-        parallel(kernel.compiled.address, packed.ctypes.data, threads, 0)
+        parallel(callback.address, packed.ctypes.data, threads, 0)
 
 
 def chunks(rows: int) -> int:

@@ -1,0 +1,129 @@
+"""The folder of compiled kernels: one file per kernel and signature, whole or not there; its size is bounded.
+
+It is the first of these that can be written: `$NUMBA_CACHE_DIR/hornbook`, `$HORNBOOK_HOME/kernels`, else
+`$XDG_CACHE_HOME/hornbook/kernels` (`~/.cache/hornbook/kernels`), and the user's own folder among the temporary files.
+Installing hornbook again leaves it as it is. Read are all of them, so that a kernel may come with a read-only image.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_BYTES = 128 * 2**20
+"""Beyond this the kernels are deleted that nobody has used for longest; all of hornbook's take some 10 MB."""
+_DAY = 86400.0
+_SUM_BYTES = 16
+_UNFINISHED = ".unfinished-"
+
+
+def folders() -> Iterator[Path]:
+    """Where kernels may lie, the preferred folder first."""
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(named) / "hornbook"
+    if home := os.environ.get("HORNBOOK_HOME"):
+        yield Path(home) / "kernels"
+    else:
+        with contextlib.suppress(RuntimeError):  # there is no home
+            cache = os.environ.get("XDG_CACHE_HOME")
+            yield (Path(cache) if cache else Path.home() / ".cache") / "hornbook" / "kernels"
+    if hasattr(os, "getuid"):
+        yield Path(tempfile.gettempdir()) / f"hornbook-{os.getuid()}" / "kernels"
+
+
+def read(name: str) -> bytes | None:
+    """What was written under a name (`CPU/KERNEL`); None where nothing is, or it is damaged."""
+    for folder in folders():
+        path = folder / name
+        with contextlib.suppress(OSError):
+            if _is_foreign(folder):
+                continue
+            data = path.read_bytes()
+            if data[:_SUM_BYTES] == _checksum(data[_SUM_BYTES:]):
+                _mark_used(path)
+                return data[_SUM_BYTES:]
+    return None
+
+
+def write(name: str, data: bytes) -> bool:
+    """Put data under a name in the first folder that takes it; whether one did. What a crash leaves is not whole."""
+    for folder in folders():
+        with contextlib.suppress(OSError):
+            _make(folder)
+            _replace(folder / name, _checksum(data) + data)
+            _prune(folder)
+            return True
+    return False
+
+
+def names(cpu: str) -> set[str]:
+    """Names of all kernels for a CPU."""
+    found = set[str]()
+    for folder in folders():
+        with contextlib.suppress(OSError):
+            if not _is_foreign(folder):
+                found.update(f"{cpu}/{name}" for name in os.listdir(folder / cpu))
+    return found
+
+
+def _make(folder: Path) -> None:
+    """Make a folder; OSError where others could write into it, for what lies there is run."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if _is_foreign(folder):
+        raise PermissionError(f"{folder} belongs to somebody else")
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder is among the temporary files and not this user's alone."""
+    if folder.parent.parent != Path(tempfile.gettempdir()):
+        return False
+    found = os.lstat(folder.parent)
+    return not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or bool(found.st_mode & 0o022)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, temporary = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _mark_used(path: Path) -> None:
+    """Note the day on which a kernel was last used; where the folder is read-only, nothing is deleted either."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY:
+            os.utime(path)
+
+
+def _prune(folder: Path, pruned: set[Path] = set()) -> None:  # noqa: B006 - once for each folder in a process
+    """Delete what was used longest ago beyond `MOST_BYTES`, and what crashes have left."""
+    if folder in pruned:
+        return
+    pruned.add(folder)
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process deletes as well
+            state = path.stat()
+            if path.name.startswith(_UNFINISHED) and time.time() - state.st_mtime > _DAY:
+                path.unlink()
+            elif stat.S_ISREG(state.st_mode):
+                found.append((state.st_mtime, state.st_size, path))
+    held = 0
+    for _, size, path in sorted(found, reverse=True):
+        held += size
+        if held > MOST_BYTES:
+            path.unlink(missing_ok=True)
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_SUM_BYTES).digest()
