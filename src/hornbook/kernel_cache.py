@@ -41,15 +41,17 @@ def kept_callback(function: Callable[..., Any], signature: Any, **options: Any) 
     return made
 
 
-def is_kept(function: Callable[..., Any], names: set[str] | None = None, **options: Any) -> bool:
-    """Whether a function is compiled on disk, for any signature; `names`: what `kept_names` gave, else it is asked."""
+def is_ready(*made: Any) -> bool:
+    """Whether kernels (`kept_function`) are compiled, in this process or on disk, for whatever signature."""
+    missing = [each for each in made if not each.signatures]
+    names = kernel_folder.names(_cpu()) if missing else ()
+    return all(any(name.startswith(each._cache.stem) for name in names) for each in missing)
+
+
+def is_kept(function: Callable[..., Any], options: dict[str, Any]) -> bool:
+    """Whether a function is compiled on disk with such options, for whatever signature."""
     stem = KernelCache(function, options).stem
-    return any(name.startswith(stem) for name in (kept_names() if names is None else names))
-
-
-def kept_names() -> set[str]:
-    """Names of all kernels on disk for this CPU and these versions."""
-    return kernel_folder.names(_cpu())
+    return any(name.startswith(stem) for name in kernel_folder.names(_cpu()))
 
 
 class KernelCache:

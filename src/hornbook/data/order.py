@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from hornbook.data.bisection import count_up_to
 from hornbook.data.mixture import BLOCK, Stage
 from hornbook.data.permutation import key_of, mix, permuted
 from hornbook.text.compiled import compiled
@@ -33,7 +34,7 @@ class _Table(NamedTuple):
 def _locate(table, kind, positions, out):
     """Source, row and epoch of each position into `out` [3, positions]."""
     for i in range(positions.size):
-        stage = np.searchsorted(table.firsts, positions[i], side="right") - 1
+        stage = count_up_to(table.firsts, positions[i]) - 1
         since = positions[i] - table.firsts[stage]
         block, place = since // BLOCK, since % BLOCK
         source = table.patterns[stage, place]

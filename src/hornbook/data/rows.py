@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
+from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
 from hornbook.data.shard_table import ShardTable
@@ -109,12 +110,12 @@ def _count_positions(rules, out, row, column, length, used):
 def _fill_segment(table, rules, out, row, column, stream, position, left, used):
     """Write a stretch of a stream, document by document; returns (weight or -1 for damage, lengths noted)."""
     entry = table.first[stream] - 1
-    entry += np.searchsorted(table.starts[table.first[stream] : table.first[stream + 1] - 1], position, side="right")
+    entry += count_up_to(table.starts[table.first[stream] : table.first[stream + 1] - 1], position)
     weight = np.int64(0)
     while left > 0:
         size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
         ends = carray(pointer(table.ends[entry]), (table.documents[entry],), np.uint64)
-        document = np.searchsorted(ends, np.uint64(local), side="right")
+        document = count_up_to(ends, np.uint64(local))
         while left > 0 and local < size:
             end = np.int64(ends[document]) if document < ends.size else np.int64(-1)
             if end <= local or end > size:

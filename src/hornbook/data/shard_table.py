@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
+from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.errors import IntegrityError
 from hornbook.text.compiled import compiled, pointer
@@ -33,7 +34,7 @@ def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
         position, left = begins[s], sizes[s]
         entry = table.first[streams[s]] - 1
         last = table.first[streams[s] + 1] - 1
-        entry += np.searchsorted(table.starts[table.first[streams[s]] : last], position, side="right")
+        entry += count_up_to(table.starts[table.first[streams[s]] : last], position)
         while left > 0:
             size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
             count = min(left, size - local)

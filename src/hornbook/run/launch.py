@@ -31,6 +31,7 @@ from hornbook.run.comparing import compare_ranks, rank_facts
 from hornbook.run.environment import check_data_lock
 from hornbook.run.job import Inputs, Job, open_inputs
 from hornbook.run.joining import joined_place
+from hornbook.run.kernels import compile_for
 from hornbook.run.ledger import At, Ledger, replay
 from hornbook.run.meeting import await_leader, leading, wait_until
 from hornbook.run.origin import Origin, check_tokenizer
@@ -74,6 +75,7 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
     if place is not None:
         return _join(recipe, run, place, origins=origins, start=start)
     changes, inputs = check_start(recipe, run, start), read_inputs(recipe, start)
+    compile_for(inputs)
     if recipe.parallel.data > 1:
         return _supervise(recipe, run, inputs, changes, origins=origins, start=start)
     with StopSignals() as signals, RunLock(run.create()):

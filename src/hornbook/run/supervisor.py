@@ -20,7 +20,6 @@ from typing import Any
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
-from hornbook.model.cpu.team import load_kernels
 from hornbook.parallel.mesh import Place
 from hornbook.run.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
@@ -161,9 +160,8 @@ class Supervisor:
 
 
 def preload() -> None:
-    """Load once what every rank is about to need: parts of torch that are imported late, and the kernels."""
+    """Load once what every rank is about to need: parts of torch that are imported late."""
     importlib.import_module("torch._dynamo")
-    load_kernels()
 
 
 class Silence:

@@ -7,8 +7,9 @@ marks, line ends and blanks. The 256 bytes are always in the vocabulary, so ever
 from collections.abc import Iterable
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from hornbook.text.bpe_choice import training_is_compiled
 from hornbook.text.bpe_styles import PATTERN, STYLES
 from hornbook.text.bpe_tables import byte_letters
 from hornbook.text.config import BPE
@@ -22,8 +23,26 @@ def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
     """Train on batches of texts. Where the text has too few repeated pairs, the vocabulary is smaller than asked.
 
     Special tokens have the first ids, then the bytes in the order of their letters, then the merges: as the trainer
-    of the tokenizers library numbers them, whose result this is, byte for byte.
+    of the tokenizers library numbers them, whose result this is, byte for byte; it does it where our kernels would have
+    to be compiled first (`bpe_choice`).
     """
+    return _train_by_kernels(config, texts) if training_is_compiled() else _train_by_library(config, texts)
+
+
+def _train_by_library(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
+    raw, spelled = _untrained(models.BPE()), spell_special_tokens(config)
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=spelled,
+        initial_alphabet=sorted(byte_letters()),
+        show_progress=False,
+    )
+    raw.train_from_iterator(texts, trainer)
+    return Tokenizer(raw.to_str(pretty=True), None, END_OF_TEXT)
+
+
+def _train_by_kernels(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
     from hornbook.text.bpe_count import WordCounts
     from hornbook.text.bpe_learn import learn_merges
 
@@ -39,10 +58,12 @@ def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
         pairs.append((spelled[left], spelled[right]))
         spelled.append(spelled[left] + spelled[right])
     model = models.BPE({token: number for number, token in enumerate(spelled)}, pairs)
-    return Tokenizer(_definition(model, spelled[:specials]), None, END_OF_TEXT)
+    raw = _untrained(model)
+    raw.add_special_tokens(spelled[:specials])
+    return Tokenizer(raw.to_str(pretty=True), None, END_OF_TEXT)
 
 
-def _definition(model: models.BPE, specials: list[str]) -> str:
+def _untrained(model: models.BPE) -> tokenizers.Tokenizer:
     raw = tokenizers.Tokenizer(model)
     raw.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
@@ -51,5 +72,4 @@ def _definition(model: models.BPE, specials: list[str]) -> str:
         ]
     )
     raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    raw.add_special_tokens(specials)
-    return raw.to_str(pretty=True)
+    return raw

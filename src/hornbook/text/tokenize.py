@@ -13,6 +13,7 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
+from hornbook.text.bpe_choice import compile_for
 from hornbook.text.bpe_dropout import Dropout
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.encode import VERSION, Encoded, EncodeTask, check_documents, encode
@@ -232,9 +233,11 @@ def _make_tokenizer(
 ) -> Tokenizer:
     """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
     folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
-    settings = config.tokenizer
+    settings, size = config.tokenizer, sum((data / path).stat().st_size for path in _documents(data))
     if read_json(done) == {"key": key}:
         return Tokenizer.load(folder)
+    if settings.kind == "bpe":
+        compile_for(size)
     shutil.rmtree(folder, ignore_errors=True)
     if isinstance(settings, Trained):
         progress("train the tokenizer", 0, 1)
@@ -248,6 +251,8 @@ def _make_tokenizer(
     else:
         path = Path(settings.path)
         tokenizer = Tokenizer.load(path, settings.end_of_text)
+        if tokenizer.has_merges:
+            compile_for(size)
         save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
     write_json(done, {"key": key})
     return Tokenizer.load(folder)

@@ -132,8 +132,9 @@ class Tokenizer:
     def encode_arrays(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
         """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text.
 
-        By our own kernels where they know the tokenizer, else by the library: the ids are the same. `draws` (of each
-        text) leaves out merges by chance; UsageError where the kernels do not know the tokenizer.
+        By our own kernels where they know the tokenizer and are compiled (`bpe_choice`), else by the library: the ids
+        are the same. `draws` (of each text) leaves out merges by chance; UsageError where the kernels do not know the
+        tokenizer.
         """
         if draws is not None:
             self.require_merges()
@@ -156,10 +157,21 @@ class Tokenizer:
             )
 
     def _encode_batch(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
-        if self._merges is not None:
+        if draws is not None or self._kernel_is_ready:
             return self._kernel.encode(texts, draws=draws)
         encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    @property
+    def has_merges(self) -> bool:
+        """Whether this is byte-level BPE that our kernels know."""
+        return self._merges is not None
+
+    @cached_property
+    def _kernel_is_ready(self) -> bool:
+        from hornbook.text.bpe_choice import encoding_is_compiled
+
+        return self.has_merges and encoding_is_compiled()
 
     @cached_property
     def _kernel(self) -> "Encoder":

@@ -44,6 +44,17 @@ bits_float: Any = intrinsic(_bits_float_code)
 """The float32 of these bits."""
 
 
+def _bits_double_code(typingctx, bits):  # noqa: ARG001
+    def generate(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+bits_double: Any = intrinsic(_bits_double_code)
+"""The float64 of these bits (an int64)."""
+
+
 def _pointer_code(typingctx, number):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)

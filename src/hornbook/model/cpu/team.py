@@ -22,8 +22,8 @@ from numba import njit, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from hornbook.kernel_cache import kept_callback
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, fetch_add
+from hornbook.kernel_cache import is_kept, kept_callback
+from hornbook.model.cpu.scalar import OPTIONS, bf16, bits_double, f32, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
@@ -31,8 +31,6 @@ NAMES = ("libgomp*", "libomp*", "libiomp*")
 """File names of OpenMP libraries."""
 HEADER = 3
 """Slots before the arguments."""
-KERNELS: list["Kernel"] = []
-"""Every kernel that was imported."""
 CHUNKS = 64
 """Into so many chunks rows are cut at most, however many threads there are: sums over chunks keep their bits."""
 
@@ -45,13 +43,16 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any, Any], None]) -> None:
         self._function, self._callbacks = function, dict[bool, Any]()
-        KERNELS.append(self)
 
     def callback(self, bfloat16: bool) -> Any:
         """Numba's C callback for tensors of bfloat16, else of float32."""
         if bfloat16 not in self._callbacks:
             self._callbacks[bfloat16] = kept_callback(self.variant(bfloat16), SIGNATURE, **OPTIONS)
         return self._callbacks[bfloat16]
+
+    def is_ready(self, bfloat16: bool) -> bool:
+        """Whether it is compiled for a dtype, here or on disk."""
+        return bfloat16 in self._callbacks or is_kept(self.variant(bfloat16), OPTIONS)
 
     def variant(self, bfloat16: bool) -> Callable[[Any], None]:
         """The function of the pointer alone that is compiled for a dtype."""
@@ -63,12 +64,6 @@ class Kernel:
         kernel.__module__ = self._function.__module__
         kernel.__qualname__ = f"{self._function.__qualname__}_{'bf16' if bfloat16 else 'f32'}"
         return kernel
-
-
-def load_kernels() -> None:
-    """Compile every kernel, or load it from numba's cache: processes forked from this one then have it at once."""
-    for kernel in KERNELS:
-        assert kernel.callback(bfloat16=True) is not None
 
 
 def supports(*tensors: Tensor) -> bool:
@@ -152,7 +147,7 @@ def arguments(pointer):
 @njit
 def float_argument(a, slot):
     """A float argument, as float32."""
-    return np.float32(a[slot : slot + 1].view(np.float64)[0])
+    return np.float32(bits_double(a[slot]))
 
 
 @njit

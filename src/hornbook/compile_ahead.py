@@ -1,0 +1,135 @@
+"""Kernels that are about to be needed are compiled on all cores at once.
+
+numba compiles one kernel at a time in a process. So this process forks: each fork takes the next job, compiles, leaves
+the kernel on disk (`kernel_cache`) and exits; who needs the kernel then loads it. A fork that dies costs only time.
+"""
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+
+from hornbook import kernel_cache
+
+Job = Callable[[], object]
+"""Something that uses a kernel, or compiles it otherwise."""
+SECONDS_PER_JOB = 1.0
+"""About so long compiling one takes; `benchmarks.cold_start` measures it."""
+_MANY = 250
+_NOTICE = "compiling kernels (once)"
+
+
+def compile_ahead(jobs: Sequence[Job]) -> None:
+    """Do jobs, each of which compiles kernels, on all cores where this process can fork. People are told on stderr."""
+    jobs = list(jobs)[:_MANY]
+    if not jobs:
+        return
+    queue, ended = os.pipe(), os.pipe()
+    os.write(queue[1], bytes(range(len(jobs))))
+    os.close(queue[1])
+    children = [_fork(jobs, queue[0], ended) for _ in range(min(_processes(), len(jobs)) - 1)]
+    with _Notice(len(jobs)) as notice, _nobody_tells():
+        _work(jobs, queue[0], lambda: (os.write(ended[1], b"."), notice.show(len(_arrived(ended[0], 0)))))
+        os.close(ended[1])
+        while arrived := _arrived(ended[0], None):
+            notice.show(len(arrived))
+        for child in children:
+            os.waitpid(child, 0)
+    os.close(queue[0])
+    os.close(ended[0])
+
+
+def expected_seconds(jobs: int) -> float:
+    """About how long compiling so many takes on this machine's cores."""
+    return SECONDS_PER_JOB * -(-jobs // max(1, min(_processes(), jobs)))
+
+
+def announce_late_compiling() -> None:
+    """From now on people are told, once, when kernels that were not compiled ahead have taken more than a second."""
+    kernel_cache.listeners[:] = [_tell_late]
+
+
+def _tell_late(name: str) -> None:
+    del name
+    if sum(kernel_cache.COMPILED.values()) > 1:
+        kernel_cache.listeners.clear()
+        _say(f"{_NOTICE}\n")
+
+
+class _Notice:
+    """One line that says how many are done; on a terminal it changes and then goes away."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> "_Notice":
+        if not self._live and expected_seconds(self._total) >= 1:
+            _say(f"{_NOTICE}: {self._total}, some {expected_seconds(self._total):.0f} s\n")
+        self.show(0)
+        return self
+
+    def show(self, more: int) -> None:
+        """Note that so many more are done."""
+        self._done += more
+        if self._live:
+            _say(f"\r{_NOTICE}: {self._done} of {self._total}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            _say("\r\x1b[K")
+
+
+def _say(text: str) -> None:
+    if not os.environ.get("HORNBOOK_QUIET"):
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _nobody_tells():
+    before, kernel_cache.listeners[:] = list(kernel_cache.listeners), []
+    try:
+        yield
+    finally:
+        kernel_cache.listeners[:] = before
+
+
+def _processes() -> int:
+    """How many processes may compile at once: threads of ours would not survive a fork with what they hold."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+def _fork(jobs: Sequence[Job], queue: int, ended: tuple[int, int]) -> int:
+    """A process that takes part in the work and exits."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    with warnings.catch_warnings():  # threads of libraries are asleep here, and the fork calls none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        os.close(ended[0])
+        _work(jobs, queue, lambda: os.write(ended[1], b".") if os.getppid() == parent else os._exit(0))
+    finally:
+        os._exit(0)
+
+
+def _work(jobs: Sequence[Job], queue: int, tell: Callable[[], object]) -> None:
+    while number := os.read(queue, 1):
+        jobs[number[0]]()
+        tell()
+
+
+def _arrived(ended: int, timeout: float | None) -> bytes:
+    """What has been written at the ends of jobs: nothing at once, or nothing any more."""
+    readable = select.select([ended], [], [], timeout)[0]
+    return os.read(ended, _MANY) if readable else b""

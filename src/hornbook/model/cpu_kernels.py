@@ -1,0 +1,52 @@
+"""Which CPU kernels a model will launch in training, so that they can be compiled before its first step.
+
+What is missing here is compiled when it is first launched: that costs time at that moment and changes no bit.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from hornbook.model.attention import CrossAttention, FullAttention
+from hornbook.model.cpu import attention_dropout, dropout, experts, gate, heads, loss, norm, softmax
+from hornbook.model.cpu.team import Kernel
+from hornbook.model.dropout import Dropout, RowDropout
+from hornbook.model.experts import Experts
+from hornbook.model.label_heads import LabelHead
+from hornbook.model.mlp import GLU
+from hornbook.model.norm import RMSNorm
+from hornbook.model.position import Alibi, RelativeBuckets
+from hornbook.model.transformer import Transformer
+
+
+def kernels_of(model: Transformer) -> list[Kernel]:
+    """The kernels of a built model (on any device, meta included), each once."""
+    found = [] if isinstance(model.head, LabelHead) else [loss._kernel]
+    biased = any(isinstance(module, Alibi | RelativeBuckets) for module in model.modules())
+    for module in model.modules():
+        found += _kernels_of_module(module, biased)
+    return list(dict.fromkeys(found))
+
+
+def _kernels_of_module(module: nn.Module, biased: bool) -> Iterator[Kernel]:
+    match module:
+        case RMSNorm():
+            yield from (norm._forward_kernel, norm._backward_kernel)
+        case GLU(activation="silu"):
+            yield from (gate._forward_kernel, gate._backward_kernel)
+        case Experts(activation="silu"):
+            yield from (experts._gate_kernel, experts._gate_backward_kernel, experts._sum_kernel)
+        case Dropout(rate=rate) if rate and not isinstance(module, RowDropout):
+            yield dropout._kernel
+        case FullAttention():
+            yield from _kernels_of_attention(module, biased)
+        case RelativeBuckets():
+            yield softmax._diagonal_kernel
+
+
+def _kernels_of_attention(module: FullAttention, biased: bool) -> Iterator[Kernel]:
+    yield from (heads._kernel, softmax._backward_kernel)
+    plain = module.sinks is None and (not biased or isinstance(module, CrossAttention))
+    yield softmax._softmax_kernel if plain else softmax._biased_kernel
+    if module.cfg.dropout:
+        yield attention_dropout._kernel
