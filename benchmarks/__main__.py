@@ -2,6 +2,7 @@
 
 from benchmarks import (
     checkpoint,
+    cold_start,
     experts,
     families,
     figures,
@@ -37,6 +38,7 @@ for benchmark in (
     kill,
     kill_ranks,
     quickstart,
+    cold_start,
     refinery_pipeline,
     refinery_rules,
     refinery_duplicates,

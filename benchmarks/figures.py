@@ -224,6 +224,26 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     return section("Quickstart", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows))
 
 
+def cold_start(found: dict[str, Any]) -> list[str]:
+    """The first start beside a later one, before and now."""
+    rows = [
+        (verb, kind, label, *(float(each[state][unit]) for state in ("cold", "warm") for unit in ("seconds", "cpu")))
+        for verb in ("prepare", "tokenize", "train")
+        for kind, labels in found["starts"].items()
+        for label, verbs in labels.items()
+        for each in (verbs[verb],)
+    ]
+    facts, compiling = found["machine"], found["tokenizer_kernels"]
+    return section(
+        "Cold and warm start",
+        f"`python -m benchmarks.cold_start`, {found['date']}, {facts['processor']}, {facts['cores']} cores: seconds",
+        "of a verb with no kernel on disk (cold) and with all (warm), of 3 MB of text, `train` being recipe `tiny` to the",
+        "end of a run of one step. Goals: cold within 5 s of warm, `train` within 15 s. `before` is commit fb714ec.",
+        f"Compiling the tokenizer's kernels takes {compiling['cpu']:.0f} s of CPU.",
+        *rows_of(["", "instructions", "", "cold s", "of CPU", "warm s", "of CPU"], rows),
+    )
+
+
 def experts(found: dict[str, Any]) -> list[str]:
     """Mixtures of experts beside a loop and transformers; time of linear attention by length."""
     shape = found["shape"]
@@ -261,6 +281,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             kill,
             kill_ranks,
             quickstart,
+            cold_start,
         ),
     ),
     "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),

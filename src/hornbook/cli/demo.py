@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hornbook import text
 from hornbook.errors import Exit, HornbookError
 from hornbook.journal import read_records
 from hornbook.rundir import RunDir
 
 SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
-COMPILE_SECONDS = 24  # of the tokenizer's kernels, where no command has compiled them before
 USUAL_WORK_PER_SECOND = 4e10  # of the machine these seconds were taken on; a slower one needs longer for them too
 SHARE_OF_RATE = 0.9  # a run trains at this share of the calibrated rate: batches, metrics, console
 KILL_AT = 0.8  # share of the steps after which the worker is killed
@@ -109,14 +107,8 @@ prompt = "def"
 
 def seconds_for(size: Size, work_per_second: float) -> float:
     """How long the whole demo takes at this size on a machine of this calibrated rate."""
-    beside = SECONDS_BESIDE_TRAINING + (0 if kernels_are_compiled() else COMPILE_SECONDS)
-    beside *= max(1.0, USUAL_WORK_PER_SECOND / work_per_second)
+    beside = SECONDS_BESIDE_TRAINING * max(1.0, USUAL_WORK_PER_SECOND / work_per_second)
     return beside + size.work / (SHARE_OF_RATE * work_per_second)
-
-
-def kernels_are_compiled() -> bool:
-    """Whether numba has kept the tokenizer's kernels beside their files."""
-    return any((Path(text.__file__).parent / "__pycache__").glob("bpe_encode.*.nbi"))
 
 
 def choose_size(seconds: float, work_per_second: float) -> Size:

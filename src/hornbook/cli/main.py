@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hornbook.cli.shell import WORDS, guard, take_speech
+from hornbook.compile_ahead import announce_late_compiling
 from hornbook.errors import EXIT_MEANING, UsageError
 
 
@@ -172,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch loads the library, which is later
     if arguments is None:
+        announce_late_compiling()
         atexit.register(gc.freeze)  # a last search for cycles would take as long as a quarter of a short command
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
     return guard(lambda: _run(words))

@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from hornbook.compile_ahead import compile_ahead
 from hornbook.data.batch import Batch
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import ModelConfig
@@ -18,6 +19,7 @@ from hornbook.optim.config import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.run.config import TrainConfig
+from hornbook.run.kernels import model_jobs
 
 
 def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
@@ -36,6 +38,7 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
 
 def measure(config: ModelConfig, vocab: int, train: TrainConfig, seconds: float) -> float:
     """Tokens per second of whole training steps, over at least `seconds` seconds after one step of warm-up."""
+    compile_ahead(model_jobs(config, train, vocab))
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, ParallelConfig(), train)
     initialize(model, config, seed=0)

@@ -10,48 +10,62 @@ from hornbook.data import order
 from hornbook.data.global_index import GlobalIndex
 from hornbook.kernel_cache import is_ready
 from hornbook.model.build import build_model
+from hornbook.model.config import ModelConfig
 from hornbook.model.cpu.team import Kernel
 from hornbook.model.cpu_kernels import kernels_of
+from hornbook.model.precision import choose_precision
 from hornbook.parallel.engine import PRECISIONS
 from hornbook.parallel.mesh import choose_device
-from hornbook.recipe import Recipe
+from hornbook.run.config import TrainConfig
 from hornbook.run.job import Inputs
 
 
 def compile_for(inputs: Inputs) -> None:
     """Compile what training with these inputs needs and is not on disk, then load it: forks of this process have it."""
-    compile_ahead([*_jobs_of_model(inputs.recipe, inputs.vocab), *_jobs_of_data(inputs)])
-    for kernel in _kernels(inputs.recipe, inputs.vocab):
-        kernel.callback(_is_bf16(inputs.recipe))
+    model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
+    data = [] if _data_is_ready() else [partial(_first_row, index)]
+    compile_ahead([*model_jobs(model, train, inputs.vocab), *data])
+    kernels, bfloat16 = _kernels(model, train, inputs.vocab)
+    for kernel in kernels:
+        kernel.callback(bfloat16)
 
 
-def left_to_compile(recipe: Recipe, vocab: int) -> int:
-    """How many kernels training with this recipe would have to compile here; those of the data count as one."""
-    return len(_jobs_of_model(recipe, vocab)) + (not is_ready(order._locate))
+def left_to_compile(model: ModelConfig, train: TrainConfig, vocab: int) -> int:
+    """How many kernels such a training would have to compile here; those that read the data count as one.
+
+    `compile_ahead.expected_seconds` says how long that takes.
+    """
+    return len(model_jobs(model, train, vocab)) + (not _data_is_ready())
 
 
-def _jobs_of_model(recipe: Recipe, vocab: int) -> list[Job]:
-    bfloat16 = _is_bf16(recipe)
-    missing = [kernel for kernel in _kernels(recipe, vocab) if not kernel.is_ready(bfloat16)]
-    return [partial(kernel.callback, bfloat16) for kernel in missing]
+def model_jobs(model: ModelConfig, train: TrainConfig, vocab: int) -> list[Job]:
+    """Each kernel of the model that is not compiled, as the job of compiling it."""
+    kernels, bfloat16 = _kernels(model, train, vocab)
+    return [partial(kernel.callback, bfloat16) for kernel in kernels if not kernel.is_ready(bfloat16)]
 
 
-def _jobs_of_data(inputs: Inputs) -> list[Job]:
-    return [] if is_ready(order._locate) else [partial(_first_row, inputs.loader.index)]
+def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[Kernel], bool]:
+    """The kernels of a model, and whether it computes in bfloat16.
+
+    There are none where it is not on the CPU, is traced, or computes in a dtype that kernels do not know.
+    """
+    device = choose_device(train.device)
+    precision = choose_precision(device).precision if train.precision == "auto" else train.precision
+    dtype = PRECISIONS[precision]
+    if device.type != "cpu" or train.compile or dtype not in (torch.bfloat16, torch.float32):
+        return [], False
+    return kernels_of(build_model(model, vocab, device="meta")), dtype == torch.bfloat16
+
+
+def _data_is_ready() -> bool:
+    """Whether rows were ever read here: whatever the objective, their places are looked up first."""
+    return is_ready(order._locate)
 
 
 def _first_row(index: GlobalIndex) -> None:
-    index.batch(np.arange(1), 1)
-
-
-def _kernels(recipe: Recipe, vocab: int) -> list[Kernel]:
-    """None where the model is not on the CPU, is traced, or computes in a dtype that kernels do not know."""
-    train = recipe.train
-    known = PRECISIONS[train.precision] in (torch.bfloat16, torch.float32)
-    if choose_device(train.device).type != "cpu" or train.compile or not known:
-        return []
-    return kernels_of(build_model(recipe.model, vocab, device="meta"))
-
-
-def _is_bf16(recipe: Recipe) -> bool:
-    return PRECISIONS[recipe.train.precision] == torch.bfloat16
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of the threads that torch began
+    try:
+        index.batch(np.arange(1), 1)
+    finally:
+        torch.set_num_threads(threads)
