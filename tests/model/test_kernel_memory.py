@@ -8,13 +8,16 @@ import ctypes
 import random
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
 from hornbook.model.cpu import attention_dropout, gate, heads, loss, norm, softmax
-from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32
+from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
 Case = tuple[Kernel, int, tuple[int | float, ...], list[Tensor]]
@@ -133,3 +136,30 @@ def test_a_softmax_does_not_depend_on_where_its_scratch_lies() -> None:
                 assert got is None or torch.equal(got, want)
     if not tried:
         pytest.skip("no two blocks of memory came to lie side by side")
+
+
+@pytest.mark.parametrize("name", ["norm_backward", "loss", "softmax"])
+def test_a_dtype_compiled_alone_has_the_bits_of_both_in_one(name: str) -> None:
+    """Each kernel was once a callback that chose between two branches; runs of that time can be computed again."""
+
+    def choosing(kernel: Kernel) -> Kernel:
+        body = njit(inline="always", **OPTIONS)(kernel._function)
+
+        def both(pointer: Any, values: Any) -> None:  # noqa: ARG001
+            if arguments(pointer)[0]:
+                body(pointer, bf16)
+            else:
+                body(pointer, f32)
+
+        return Kernel(both)
+
+    together: Kernel | None = None
+    for dtype in (torch.float32, torch.bfloat16):
+        for width in (16, 40, 384):
+            torch.manual_seed(0)
+            kernel, rows, numbers, tensors = case(name, dtype, width)
+            together = together or choosing(kernel)
+            apart, chosen = place(tensors, None), place(tensors, None)
+            launch(kernel, rows, is_bf16(tensors[0]), *numbers, *apart)
+            launch(together, rows, is_bf16(tensors[0]), *numbers, *chosen)
+            assert all(torch.equal(x, y) for x, y in zip(apart, chosen, strict=True))
