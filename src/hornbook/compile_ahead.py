@@ -37,7 +37,8 @@ def compile_ahead(jobs: Sequence[Job]) -> None:
         while arrived := _arrived(ended[0], None):
             notice.show(len(arrived))
         for child in children:
-            os.waitpid(child, 0)
+            with contextlib.suppress(ChildProcessError):  # somebody has seen to it already
+                os.waitpid(child, 0)
     os.close(queue[0])
     os.close(ended[0])
 

@@ -31,8 +31,7 @@ def folders() -> Iterator[Path]:
         with contextlib.suppress(RuntimeError):  # there is no home
             cache = os.environ.get("XDG_CACHE_HOME")
             yield (Path(cache) if cache else Path.home() / ".cache") / "hornbook" / "kernels"
-    if hasattr(os, "getuid"):
-        yield Path(tempfile.gettempdir()) / f"hornbook-{os.getuid()}" / "kernels"
+    yield _temporary() / "kernels"
 
 
 def read(name: str) -> bytes | None:
@@ -70,6 +69,11 @@ def names(cpu: str) -> set[str]:
     return found
 
 
+def _temporary() -> Path:
+    """A folder of this user's among the temporary files."""
+    return Path(tempfile.gettempdir()) / f"hornbook-{os.getuid()}"
+
+
 def _make(folder: Path) -> None:
     """Make a folder; OSError where others could write into it, for what lies there is run."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +84,7 @@ def _make(folder: Path) -> None:
 
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder is among the temporary files and not this user's alone."""
-    if folder.parent.parent != Path(tempfile.gettempdir()):
+    if folder.parent != _temporary():
         return False
     found = os.lstat(folder.parent)
     return not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or bool(found.st_mode & 0o022)
