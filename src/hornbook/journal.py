@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from hornbook.durable import storage_error, sync_directory
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import exists
 
 _BLOCK = 1 << 16
 
@@ -34,7 +35,7 @@ class Appender:
         self.path = path
         self._sync_seconds = sync_seconds
         try:
-            new = not path.exists()
+            new = not exists(path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             if new:
                 sync_directory(path.parent)
@@ -93,9 +94,11 @@ def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], 
 
     A file that does not exist yet has no records. Raises IntegrityError where a whole line is not a JSON object.
     """
-    if not path.exists():
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
+    with file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.filesystem import is_file, is_folder, list_folder
 from hornbook.journal import finite
 
 Status = Literal["running", "finished", "stopped", "failed"]
@@ -96,8 +97,8 @@ class RunDir:
         return self.path.resolve().name
 
     def exists(self) -> bool:
-        """Whether a run was begun here."""
-        return self.recipe.is_file() or self.state.is_file() or self.checkpoints.is_dir()
+        """Whether a run was begun here. Raises OSError where that cannot be seen."""
+        return is_file(self.recipe) or is_file(self.state) or is_folder(self.checkpoints)
 
     def create(self) -> Self:
         """Make the folders and prove that they can be written; StorageError naming the path if not."""
@@ -127,9 +128,9 @@ class RunDir:
 
     def clean(self) -> list[str]:
         """Delete what dead writers left (only with the lock held); gives the names. Checkpoints have their own way."""
-        folders = [folder for folder in (self.path, self.samples, self.evals) if folder.is_dir()]
-        entries = [entry for folder in folders for entry in folder.iterdir()]
-        litter = [entry for entry in entries if entry.name.startswith(TEMPORARY) and entry.is_file()]
+        folders = [folder for folder in (self.path, self.samples, self.evals) if is_folder(folder)]
+        entries = [entry for folder in folders for entry in list_folder(folder, f"{TEMPORARY}*")]
+        litter = [entry for entry in entries if is_file(entry)]
         for entry in litter:
             entry.unlink(missing_ok=True)
         return [entry.name for entry in litter]

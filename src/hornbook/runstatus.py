@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import is_folder, list_folder
 from hornbook.journal import current_branch, read_records
 from hornbook.rundir import RunDir
 from hornbook.runlock import is_alive
@@ -71,7 +72,7 @@ def find_runs(folder: Path) -> list[RunDir]:
     """The runs directly in a folder, or the folder itself if it is one; by name."""
     if RunDir(folder).exists():
         return [RunDir(folder)]
-    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    inside = [path for path in list_folder(folder) if is_folder(path)] if is_folder(folder) else []
     return [run for path in inside if (run := RunDir(path)).exists()]
 
 
@@ -82,18 +83,22 @@ def steps_that_count(run: RunDir) -> list[dict[str, Any]]:
 
 def newest_evaluation(run: RunDir) -> dict[str, Any] | None:
     """Result of the newest evaluation: `step`, `all`, `sources`."""
-    files = sorted(run.evals.glob("step-*.json"))
+    files = _evaluation_files(run)
     return _read(files[-1]) if files else None
 
 
 def evaluations(run: RunDir) -> list[dict[str, Any]]:
     """All evaluations by step."""
-    return [_read(path) for path in sorted(run.evals.glob("step-*.json"))]
+    return [_read(path) for path in _evaluation_files(run)]
 
 
 def events(run: RunDir) -> list[dict[str, Any]]:
     """The ledger."""
     return [record for record, _ in read_records(run.events)]
+
+
+def _evaluation_files(run: RunDir) -> list[Path]:
+    return list_folder(run.evals, "step-*.json") if is_folder(run.evals) else []
 
 
 def _read(path: Path) -> dict[str, Any]:

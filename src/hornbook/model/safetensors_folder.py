@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import exists, is_folder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -81,9 +82,9 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def list_tensors(folder: Path) -> dict[str, Entry]:
     """Every tensor of a folder by name, from checked headers; no tensor is read."""
-    if (folder / INDEX).exists() and not (folder / SINGLE).exists():
+    if exists(folder / INDEX) and not exists(folder / SINGLE):
         return _list_sharded(folder)
-    if not (folder / SINGLE).exists():
+    if not exists(folder / SINGLE):
         raise IntegrityError(_nothing_to_read(folder))
     return read_header(folder / SINGLE)
 
@@ -112,7 +113,7 @@ def _list_sharded(folder: Path) -> dict[str, Entry]:
 
 
 def _nothing_to_read(folder: Path) -> str:
-    if not folder.is_dir():
+    if not is_folder(folder):
         return f"{folder}: no such folder"
     pickles = sorted(each.name for each in folder.iterdir() if each.name.endswith(_PICKLE_SUFFIXES))
     if pickles:

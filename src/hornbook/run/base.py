@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import exists, is_file, list_folder
 from hornbook.model.build import build_model
 from hornbook.model.hf import read_hf, write_hf
 from hornbook.model.init import initial_values, with_new_head
@@ -32,7 +33,7 @@ def keep_base(job: Job, state: State, origin: Origin | None) -> None:
     if not job.place.leads:
         return
     base = job.run.base
-    if not base.exists():
+    if not exists(base):
         _publish(job, origin, base)
     digest = tensors_digest(read_hf(base)[2])
     newest = newest_verified(job.run.checkpoints)
@@ -44,7 +45,7 @@ def keep_base(job: Job, state: State, origin: Origin | None) -> None:
 def _publish(job: Job, origin: Origin | None, base: Path) -> None:
     stage = base.with_name(f"{TEMPORARY}base-{os.getpid()}")
     try:
-        for litter in base.parent.glob(f"{TEMPORARY}{base.name}-*"):  # of a start that was killed
+        for litter in list_folder(base.parent, f"{TEMPORARY}{base.name}-*"):  # of a start that was killed
             shutil.rmtree(litter, ignore_errors=True)
         if origin is None:
             _write_initial(job, stage)
@@ -55,8 +56,8 @@ def _publish(job: Job, origin: Origin | None, base: Path) -> None:
         else:
             source = base_of(origin.checkpoint) if is_adapter(origin.checkpoint) else origin.checkpoint
             stage.mkdir()
-            for path in sorted({path for pattern in KEPT for path in source.glob(pattern) if path.is_file()}):
-                if path.name != "MANIFEST.json":
+            for path in sorted({path for pattern in KEPT for path in list_folder(source, pattern)}):
+                if is_file(path) and path.name != "MANIFEST.json":
                     shutil.copyfile(path, stage / path.name)
         _sync(stage)
         os.rename(stage, base)

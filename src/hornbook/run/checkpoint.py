@@ -15,6 +15,7 @@ from typing import Protocol
 
 from hornbook.durable import storage_error, write_atomic
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.filesystem import exists, is_folder
 from hornbook.run.checkpoint_path import all_damaged, newest_verified
 from hornbook.run.commit import (
     BEST,
@@ -142,7 +143,7 @@ class Checkpoints:
 
     def _choose(self, before: int | None, damaged: list[tuple[Path, str]]) -> str:
         """Name of the checkpoint to use, or nothing; what is wrong with newer ones goes to `damaged`."""
-        if not self._directory.is_dir():
+        if not is_folder(self._directory):
             return ""
         self._clean()
         for folder in list_checkpoints(self._directory):
@@ -258,4 +259,4 @@ def _size(folder: Path) -> int:
 def _unused(path: Path) -> Path:
     """The path, or the path with the first free number."""
     numbered = (path.with_name(f"{path.name}.{i}") for i in range(2, 10_000))
-    return path if not path.exists() else next(candidate for candidate in numbered if not candidate.exists())
+    return path if not exists(path) else next(candidate for candidate in numbered if not exists(candidate))

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.filesystem import exists, is_file, is_folder
 from hornbook.run.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
 from hornbook.run.manifest import MANIFEST, verify_folder
 from hornbook.run.weights import check_weights
@@ -40,18 +41,18 @@ def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
     where it is damaged or holds a pickle.
     """
     path = Path(target)
-    if path.is_file() and path.name in (LATEST, BEST):
+    if path.name in (LATEST, BEST) and is_file(path):
         path = read_pointer(path.parent, path.name) or path
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"{path}: no such run or checkpoint")
-    if not path.is_dir():
+    if not is_folder(path):
         raise UsageError(f"{path} is not a run or checkpoint directory")
-    directory = RunDir(path).checkpoints if RunDir(path).checkpoints.is_dir() else path
+    directory = RunDir(path).checkpoints if is_folder(RunDir(path).checkpoints) else path
     if directory != path or list_checkpoints(path):
         return _choose(directory, step)
     if step is not None:
         raise UsageError(f"{path} is one checkpoint: a step can be chosen of a run only")
-    if (path / MANIFEST).exists():
+    if exists(path / MANIFEST):
         verify_folder(path)
     check_weights(path)
     return path

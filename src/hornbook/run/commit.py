@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.filesystem import exists, is_folder, list_folder
 from hornbook.run.manifest import Manifest, write_manifest
 
 LATEST = "latest"
@@ -38,9 +39,9 @@ def step_of(folder: Path) -> int | None:
 
 def list_checkpoints(parent: Path) -> list[Path]:
     """Committed directories, newest step first; a copy about to be replaced comes after its replacement."""
-    if not parent.is_dir():
+    if not is_folder(parent):
         return []
-    found = [path for path in parent.iterdir() if step_of(path) is not None and path.is_dir() and not path.is_symlink()]
+    found = [path for path in list_folder(parent) if step_of(path) is not None and _is_own_folder(path)]
     return sorted(found, key=lambda path: (-(step_of(path) or 0), path.name))
 
 
@@ -79,9 +80,9 @@ def commit(
 def _publish(stage: Path, target: Path) -> None:
     """Rename into place and sync the parent."""
     old = target.with_name(target.name + ".old")
-    replaces = target.exists()
+    replaces = exists(target)
     if replaces:
-        if old.exists():
+        if exists(old):
             discard(old)
         os.rename(target, old)
     try:
@@ -108,31 +109,36 @@ def clean(parent: Path) -> list[str]:
 
     Returns the names that were deleted or renamed.
     """
-    litter = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY)]
+    litter = list_folder(parent, f"{TEMPORARY}*")
     for path in litter:
-        if path.is_dir() and not path.is_symlink():
+        if _is_own_folder(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
             with suppress(OSError):
                 path.unlink()
     names = [path.name for path in litter]
-    for old in parent.glob("step-*.old"):
+    for old in list_folder(parent, "step-*.old"):
         names.append(old.name)
         new = old.with_name(old.name.removesuffix(".old"))
-        if new.exists():
+        if exists(new):
             discard(old)
         else:
             os.rename(old, new)
     return names
 
 
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a directory and no link to one. Raises OSError."""
+    return is_folder(path) and not path.is_symlink()
+
+
 def read_pointer(directory: Path, name: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it is there."""
+    """The checkpoint that `latest` or `best` names, if it is there. Raises OSError where that cannot be seen."""
     try:
         folder = directory / (directory / name).read_text().strip()
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return folder if folder.parent == directory and step_of(folder) is not None and folder.is_dir() else None
+    return folder if folder.parent == directory and step_of(folder) is not None and is_folder(folder) else None
 
 
 def free_bytes(folder: Path) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import UsageError
+from hornbook.filesystem import walk_files
 from hornbook.listing import toml_value
 from hornbook.parallel.mesh import SETUP_SECONDS, Place, choose_device
 from hornbook.recipe import Recipe
@@ -64,7 +65,13 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
 def code_digest() -> str:
     """Digest of every source file of this package, by its path below it."""
     package = Path(__file__).parents[1]
-    return digest_of({path.relative_to(package).as_posix(): digest_file(path) for path in package.rglob("*.py")})
+    return digest_of(
+        {
+            path.relative_to(package).as_posix(): digest_file(path)
+            for path in walk_files(package)
+            if path.suffix == ".py"
+        }
+    )
 
 
 def compare_ranks(store: Store, place: Place, facts: Mapping[str, str]) -> None:

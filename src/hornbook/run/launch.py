@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
+from hornbook.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.journal import read_records
 from hornbook.listing import toml_value
 from hornbook.model.hf_layout import parameter_shapes
@@ -129,7 +130,7 @@ def _follow(recipe: Recipe, run: RunDir, inputs: Inputs, signals: StopSignals, s
 
     Rank 0 writes nothing more until all ranks have joined, so both read the same ledger.
     """
-    if not wait_until(run.recipe.is_file, SETUP_SECONDS):  # a network file system may be late to show it
+    if not wait_until(lambda: is_file(run.recipe), SETUP_SECONDS):  # a network file system may be late to show it
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
     changes = changed_settings(run, recipe) if start.mode == "resume" else []
     ledger = Ledger(run, silent=True)
@@ -233,7 +234,7 @@ def lock_data(job: Job) -> None:
 
 def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
     """Raise UsageError unless the directory is free for a new run, or holds one to resume."""
-    begun = run.recipe.is_file()
+    begun = is_file(run.recipe)
     if mode == "resume":
         if not begun:
             raise UsageError(f"{run.path} holds no run: start one with `hornbook train RECIPE --out {run.path}`")
@@ -248,14 +249,14 @@ def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
 
 def is_empty(run: RunDir) -> bool:
     """Whether the directory is missing, empty, or only prepared by a start that was killed before its first file."""
-    if not run.path.exists():
+    if not exists(run.path):
         return True
-    if not run.path.is_dir():
+    if not is_folder(run.path):
         return False
     inside = [
         entry for entry in run.path.iterdir() if entry.name not in _SKELETON | {run.data_lock.name, run.events.name}
     ]
-    return not any(inside) and not any(run.checkpoints.glob("*"))
+    return not any(inside) and not (is_folder(run.checkpoints) and list_folder(run.checkpoints))
 
 
 def _train(job: Job) -> Exit:

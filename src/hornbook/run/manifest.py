@@ -16,6 +16,7 @@ import xxhash
 
 from hornbook.durable import sync_directory, write_file
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import is_folder, walk_files
 
 MANIFEST = "MANIFEST.json"
 FORMAT = "hornbook checkpoint"
@@ -49,18 +50,13 @@ def write_manifest(
     folder: Path, *, step: int, tokens: int, score: float | None = None, final: bool = False
 ) -> Manifest:
     """Hash and sync every file under `folder`, then write and sync the manifest and the directories."""
-    files, folders = {}, [folder]
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            folders.append(path)
-        else:
-            files[path.relative_to(folder).as_posix()] = _measure(
-                folder, path.relative_to(folder).as_posix(), sync=True
-            )
+    paths = [path.relative_to(folder) for path in sorted(walk_files(folder))]
+    files = {path.as_posix(): _measure(folder, path.as_posix(), sync=True) for path in paths}
     manifest = Manifest(step, tokens, score, final, files)
     write_file(folder / MANIFEST, _encode(manifest))
-    for path in reversed(folders):
-        sync_directory(path)
+    parents = {parent for path in paths for parent in path.parents} | {Path()}
+    for parent in sorted(parents, reverse=True):  # inner ones first
+        sync_directory(folder / parent)
     return manifest
 
 
@@ -85,7 +81,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 def verify_folder(folder: Path) -> Manifest:
     """Read every byte the manifest lists and compare; IntegrityError naming every file that is wrong."""
-    if folder.is_symlink() or not folder.is_dir():
+    try:
+        found = is_folder(folder) and not folder.is_symlink()
+    except OSError as error:
+        raise IntegrityError(f"{folder} cannot be read ({error.strerror})") from error
+    if not found:
         raise IntegrityError(f"{folder}: not a directory")
     manifest = read_manifest(folder)
     problems = [problem for name, entry in manifest.files.items() if (problem := _compare(folder, name, entry))]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.filesystem import is_file, is_folder
 from hornbook.journal import read_records
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_head import HeadConfig, LabelHeadConfig
@@ -47,7 +48,7 @@ class Origin:
 
     def give(self, state: State) -> None:
         """Read the checkpoint into the state of a new run. UsageError if it is gone, IntegrityError if damaged."""
-        if not self.checkpoint.is_dir():
+        if not is_folder(self.checkpoint):
             raise UsageError(f"{self.checkpoint}, which this run starts from, is not there")
         if self.kind == "import":
             state.read_weights(self.checkpoint, new_head=self.new_head)
@@ -144,7 +145,7 @@ def refuse_other_shape(old: Recipe, new: Recipe) -> None:
 
 def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
     """UsageError if the checkpoint's weights were trained on another tokenizer than the data's."""
-    if not (checkpoint / "tokenizer.json").is_file():
+    if not is_file(checkpoint / "tokenizer.json"):
         return
     try:
         theirs, ours = (json.loads(text) for text in (_definition(checkpoint), tokenizer.definition))

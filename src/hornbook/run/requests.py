@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from hornbook.durable import TEMPORARY, write_atomic
 from hornbook.errors import UsageError
 from hornbook.fields import Config
+from hornbook.filesystem import exists
 from hornbook.run.ledger import Ledger, Position
 from hornbook.run.signals import STOP_SIGNALS, StopSignals
 from hornbook.rundir import RunDir
@@ -62,7 +63,7 @@ def stop_file(run: RunDir) -> Path:
 
 def refuse_if_held(run: RunDir) -> None:
     """Raise UsageError while the STOP file is there: a scheduler must not start the run again and again."""
-    if stop_file(run).exists():
+    if exists(stop_file(run)):
         raise UsageError(f"{stop_file(run)} holds this run: remove the file to go on")
 
 
@@ -98,7 +99,7 @@ class Inbox:
             return self._signals.received
         if any(request.action == "stop" for request in taken):
             return "request"
-        return "STOP file" if self._leads and stop_file(self._run).exists() else ""
+        return "STOP file" if self._leads and exists(stop_file(self._run)) else ""
 
     def _files(self) -> list[Path]:
         if not self._leads:

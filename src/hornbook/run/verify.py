@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.filesystem import exists
 from hornbook.journal import current_branch, read_records, verify_chain
 from hornbook.run.commit import list_checkpoints, step_of
 from hornbook.run.manifest import verify_folder
@@ -197,7 +198,7 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
     checkup.try_check("metrics", lambda: f"{len(steps_of(run)):,} steps")
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: f"{verify_folder(folder).total_bytes:,} bytes verified")
-    if run.data_lock.exists():
+    if exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup
 

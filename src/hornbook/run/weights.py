@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import is_folder, list_folder
 from hornbook.run.manifest import open_inside
 
 _HEADER_LIMIT = 100_000_000
@@ -51,7 +52,7 @@ def check_weights(folder: Path) -> None:
 
 def list_tensors(folder: Path, prefix: str = "") -> dict[str, TensorPlace]:
     """All tensors of the safetensors files in `folder/prefix`, by name."""
-    files = sorted(path.name for path in (folder / prefix).glob("*.safetensors"))
+    files = [path.name for path in list_folder(folder / prefix, "*.safetensors")] if is_folder(folder / prefix) else []
     tensors: dict[str, TensorPlace] = {}
     for file in files:
         tensors |= read_header(folder, f"{prefix}/{file}" if prefix else file)

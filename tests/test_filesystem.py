@@ -1,0 +1,159 @@
+"""What a disk that fails does not say is never taken for "it is not there", on any Python."""
+
+import errno
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import IntegrityError, StorageError
+from hornbook.filesystem import exists, is_file, is_folder, list_folder, walk_files
+from hornbook.journal import read_records
+from hornbook.model.rectangles import create_file
+from hornbook.model.safetensors_folder import list_tensors
+from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.commit import commit, list_checkpoints, read_pointer
+from hornbook.run.config import CheckpointConfig
+from hornbook.run.launch import is_empty
+from hornbook.run.manifest import verify_folder, write_manifest
+from hornbook.run.requests import refuse_if_held
+from hornbook.run.verify import check_run, differing_tensors
+from hornbook.rundir import RunDir
+from hornbook.runstatus import find_runs, newest_evaluation
+
+
+@pytest.fixture(params=[errno.EIO, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get)
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Of a path, let every question to the system end with an error."""
+
+    def fail(path: Path) -> None:
+        def struck(real: Callable[..., Any]) -> Callable[..., Any]:
+
+            def wrapped(asked: Any = ".", *args: Any, **kwargs: Any) -> Any:
+                inside = isinstance(asked, str | os.PathLike) and Path(asked).is_relative_to(path)
+                if inside:
+                    raise OSError(request.param, os.strerror(request.param), str(asked))
+                return real(asked, *args, **kwargs)
+
+            return wrapped
+
+        for name in ("stat", "lstat", "scandir", "listdir", "open"):
+            monkeypatch.setattr(os, name, struck(getattr(os, name)))
+        monkeypatch.setattr(io, "open", struck(io.open))
+
+    return fail
+
+
+def test_absent_is_what_the_system_says_is_absent(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "folder").mkdir()
+    for name in ("gone", "file/gone", "loop", "nowhere", "\0"):
+        assert [ask(tmp_path / name) for ask in (exists, is_file, is_folder)] == [False] * 3, name
+    assert [ask(tmp_path / "file") for ask in (exists, is_file, is_folder)] == [True, True, False]
+    assert [ask(tmp_path / "folder") for ask in (exists, is_file, is_folder)] == [True, False, True]
+
+
+@pytest.mark.parametrize("ask", [exists, is_file, is_folder, list_folder, lambda path: list(walk_files(path))])
+def test_an_error_is_no_answer(tmp_path: Path, failing: Callable[[Path], None], ask: Callable[[Path], Any]) -> None:
+    failing(tmp_path / "there")
+    with pytest.raises(OSError, match="there"):
+        ask(tmp_path / "there")
+
+
+def test_folders_are_listed_whole_and_sorted(tmp_path: Path) -> None:
+    for name in ("b.json", "a/c.bin", "a/.hidden", "a.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "link").symlink_to("a")
+    assert [path.name for path in list_folder(tmp_path, "*.json")] == ["a.json", "b.json"]
+    assert [path.name for path in list_folder(tmp_path)] == ["a", "a.json", "b.json", "link"]
+    found = [path.relative_to(tmp_path).as_posix() for path in walk_files(tmp_path)]
+    assert sorted(found) == ["a.json", "a/.hidden", "a/c.bin", "b.json", "link"]
+
+
+@pytest.mark.parametrize("name", ["", "trainer", "trainer/deep"])
+def test_a_folder_that_cannot_be_listed_ends_the_save(
+    tmp_path: Path, failing: Callable[[Path], None], name: str
+) -> None:
+    def write(stage: Path) -> None:
+        (stage / "trainer" / "deep").mkdir(parents=True)
+        for file in ("weights", "trainer/state.json", "trainer/deep/more"):
+            (stage / file).write_text("1")
+        failing(stage / name)
+
+    with pytest.raises(StorageError, match="step-00000001"):
+        commit(tmp_path, write, step=1, tokens=1)
+
+
+def saved(folder: Path) -> Path:
+    """A checkpoint of one tensor and one moment."""
+    (folder / "trainer").mkdir(parents=True)
+    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+        create_file(folder / name, {"x": (2,)})
+    write_manifest(folder, step=1, tokens=1)
+    return folder
+
+
+def begun(path: Path) -> RunDir:
+    """A run with a checkpoint, its pointer, an evaluation and a STOP file."""
+    run = RunDir(path).create()
+    saved(run.checkpoints / "step-00000001")
+    (run.checkpoints / "best").write_text("step-00000001\n")
+    (run.evals / "step-00000001.json").write_text("{}")
+    for file in (run.recipe, run.events, run.metrics, run.data_lock, path / "STOP"):
+        file.write_text("")
+    return run
+
+
+QUESTIONS: dict[str, tuple[str, Callable[[RunDir], Any]]] = {
+    "is a run here": ("", lambda run: run.exists()),
+    "the runs of a folder": ("", lambda run: find_runs(run.path.parent)),
+    "may a run begin here": ("", is_empty),
+    "is it held": ("STOP", refuse_if_held),
+    "its ledger": ("events.jsonl", lambda run: list(read_records(run.events))),
+    "its evaluations": ("evals", newest_evaluation),
+    "its checkpoints": ("checkpoints", lambda run: list_checkpoints(run.checkpoints)),
+    "where to go on": ("checkpoints", lambda run: Checkpoints(run.checkpoints, CheckpointConfig()).restore(None)),
+    "its best": ("checkpoints/best", lambda run: read_pointer(run.checkpoints, "best")),
+    "its data": ("data.lock", check_run),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_decision_about_a_run_rests_on_an_error(
+    tmp_path: Path, failing: Callable[[Path], None], question: str
+) -> None:
+    place, ask = QUESTIONS[question]
+    run = begun(tmp_path / "run")
+    failing(run.path / place)
+    with pytest.raises((OSError, StorageError)):
+        ask(run)
+
+
+def test_tensors_that_cannot_be_listed_are_not_equal(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+    a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert differing_tensors(a, b, "trainer") == ""
+    failing(tmp_path / "b" / "trainer")
+    with pytest.raises(OSError, match="trainer"):
+        differing_tensors(a, b, "trainer")
+
+
+def test_weights_that_cannot_be_seen_are_not_absent(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+    folder = saved(tmp_path / "a")
+    assert list_tensors(folder)["x"].shape == (2,)
+    failing(folder / "model.safetensors")
+    with pytest.raises(OSError, match="safetensors"):
+        list_tensors(folder)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_damaged(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+    folder = saved(tmp_path / "a")
+    verify_folder(folder)
+    failing(folder)
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        verify_folder(folder)
