@@ -3,34 +3,42 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEVELOP := $(VENV)/.develop
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .PHONY: demo test test-all check bench docs clean
 
 demo: $(READY)
 	$(BIN)/hornbook quickstart
 
-test: $(READY)
+test: $(DEVELOP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
-test-all: $(READY)
+test-all: $(DEVELOP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
-check: $(READY)
+check: $(DEVELOP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
-bench: $(READY)
+bench: $(DEVELOP)
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)
 	$(BIN)/python scripts/capture_demo.py
 
+# What hornbook needs, and transformers, with which an export is compared.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(INSTALL) --upgrade pip
+	$(INSTALL) -e ".[hf]"
 	touch $(READY)
+
+# What tests and checks need beside it.
+$(DEVELOP): $(READY)
+	$(INSTALL) -e ".[dev]"
+	touch $(DEVELOP)
 
 clean:
 	rm -rf $(VENV)

@@ -27,7 +27,7 @@ def test_the_two_commands_are_targets_of_the_makefile():
     assert commands(BLOCKS[0]) == ["make demo", "make test"]
     makefile = (ROOT / "Makefile").read_text()
     assert "demo: $(READY)\n\t$(BIN)/hornbook quickstart" in makefile
-    assert "test: $(READY)\n\t$(BIN)/python -m pytest" in makefile
+    assert "test: $(DEVELOP)\n\t$(BIN)/python -m pytest" in makefile
 
 
 def test_the_demo_ends_well(tmp_path):

@@ -1,6 +1,7 @@
 """The run directory: files survive torn writes, full disks and two owners."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -284,3 +285,35 @@ def test_process_identity_survives_reuse_of_a_pid():
 def test_importing_it_brings_neither_torch_nor_numpy():
     code = "import sys, hornbook.rundir; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_full_sync_reaches_the_disk_where_the_system_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+):
+    """macOS: fsync does not; file systems that do not know the full sync get an fsync."""
+    full, plain = [], []
+
+    def control(descriptor: int, command: int) -> None:
+        assert command == 51
+        full.append(descriptor)
+        if not known:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", plain.append)
+    write_atomic(tmp_path / "a", "text")
+    assert len(full) == 2, "the file and its folder"
+    assert len(plain) == (0 if known else 2)
+
+
+def test_a_full_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def control(descriptor: int, command: int) -> None:
+        raise OSError(errno.EIO, f"Input/output error of {descriptor} {command}")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    with pytest.raises(StorageError):
+        write_atomic(tmp_path / "a", "text")
+    assert os.listdir(tmp_path) == []

@@ -4,6 +4,7 @@ Whoever wrote something with these and got no error may rely on it after a power
 """
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,16 +74,33 @@ def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
         while view:
             view = view[os.write(file, view) :]
         if sync:
-            os.fsync(file)
+            sync_file(file)
     finally:
         os.close(file)
+
+
+def sync_file(descriptor: int) -> None:
+    """Return when a file or directory is on disk. Raises OSError.
+
+    macOS: fsync leaves bytes in the drive's own memory, F_FULLFSYNC does not (man 2 fsync). Not every file system
+    knows it.
+    """
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(descriptor)
 
 
 def sync_directory(folder: Path) -> None:
     """Return when the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 

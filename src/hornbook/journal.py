@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from hornbook.durable import storage_error, sync_directory
+from hornbook.durable import storage_error, sync_directory, sync_file
 from hornbook.errors import IntegrityError
 from hornbook.filesystem import exists
 
@@ -75,7 +75,7 @@ class Appender:
         """Return when everything appended is on disk."""
         if self._dirty:
             try:
-                os.fsync(self._file)
+                sync_file(self._file)
             except OSError as error:
                 raise storage_error(error, self.path) from error
             self._dirty = False

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
+from hornbook.extras import install_command
 from hornbook.model import certificate
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
@@ -128,7 +129,7 @@ def test_without_transformers_it_exports_and_says_what_is_missing(checkpoint, tm
     assert main(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == Exit.DONE
     assert names(tmp_path / "out") == FILES - {"certificate.json"}
     printed = capsys.readouterr()
-    assert "hornbook[hf]" in printed.out
+    assert install_command("hf") in printed.out
     assert "warning" in printed.err
 
 

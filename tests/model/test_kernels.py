@@ -1,6 +1,7 @@
 """CPU kernels against their formulas in float64: values and gradients, both dtypes, odd shapes, several threads."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -243,6 +244,33 @@ def test_kernels_run_without_an_openmp_library(monkeypatch: pytest.MonkeyPatch) 
     want = RMSNormFunction.apply(x, torch.ones(8), 1e-6)
     monkeypatch.setattr(team, "_gomp_parallel", lambda: None)
     assert torch.equal(RMSNormFunction.apply(x, torch.ones(8), 1e-6), want)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "site-packages/torch/lib/libgomp.so.1",  # wheels for Linux, arm64 and x86
+        "site-packages/torch/lib/libomp.dylib",  # wheels for macOS
+        "site-packages/torch.libs/libgomp-1a2b.so.1.0.0",
+        "lib/libomp.dylib",  # conda
+    ],
+)
+def test_torchs_openmp_library_is_found_where_it_is_installed(tmp_path: Path, place: str) -> None:
+    library = tmp_path / place
+    for other in ("torch/lib/libarm_compute.so", "torch/lib/libnvpl_blas_lp64_gomp.so.0"):
+        (tmp_path / "site-packages" / other).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site-packages" / other).touch()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.touch()
+    torch_folder = tmp_path / "site-packages" / "torch"
+    assert team.openmp_libraries(torch_folder, tmp_path, tmp_path / "maps") == [library]
+
+
+def test_what_the_process_has_mapped_is_found_too(tmp_path: Path) -> None:
+    (tmp_path / "maps").write_text(
+        "7f00-7f01 r-xp 00000000 fd:00 1 /opt/a b/libgomp.so.1\n7f01-7f02 r--p 00000000 fd:00 2 /opt/libcompress.so\n"
+    )
+    assert team.openmp_libraries(tmp_path / "torch", tmp_path, tmp_path / "maps") == [Path("/opt/a b/libgomp.so.1")]
 
 
 def test_no_rows_are_no_work() -> None:

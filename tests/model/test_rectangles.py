@@ -257,3 +257,18 @@ def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
     with Writer() as writer:
         writer.write(read_header(tmp_path / "x")["a"], Rectangle(torch.ones(3), (0,)))
     assert torch.equal(load_file(tmp_path / "x")["a"], torch.ones(3))
+
+
+@pytest.mark.parametrize("refused", [None, errno.EOPNOTSUPP, errno.EINVAL])
+def test_without_a_way_to_reserve_space_files_have_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(refused, "not here")
+
+    if refused is None:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    create_file(tmp_path / "a.safetensors", {"x": (5, 3)})
+    assert read_header(tmp_path / "a.safetensors")["x"].shape == (5, 3)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from hornbook.extras import install_command
 from hornbook.model.precision import Choice
 from hornbook.run import doctor, doctor_ranks
 from hornbook.run.doctor import Check, diagnose, worst
@@ -137,8 +138,21 @@ def test_extras_name_what_lacks(monkeypatch: pytest.MonkeyPatch):
     lines += ['nonesuch; extra == "absent"', "torch>=2.13"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: lines)
     assert one(doctor.check_extras()).text.startswith(
-        "installed: whole; not installed: absent, half (lacks nonesuch): pip install"
+        f"installed: whole; not installed: absent, half (lacks nonesuch): {install_command('NAME')}"
     )
+
+
+def test_kernels_without_torchs_team_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(doctor, "team_library", lambda: Path("torch/lib/libomp.dylib"))
+    assert one(doctor.check_kernels()) == Check(
+        "kernels", "ok", "4 threads of torch's own OpenMP (libomp.dylib)", "", 4
+    )
+    monkeypatch.setattr(doctor, "team_library", lambda: None)
+    check = one(doctor.check_kernels())
+    assert (check.verdict, check.text.partition(":")[0]) == ("warn", "one thread")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert one(doctor.check_kernels()).verdict == "ok"
 
 
 def test_disk_rate_is_of_bytes_that_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

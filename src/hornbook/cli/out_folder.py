@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory
+from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file
 from hornbook.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def _publish(partial: Path, out: Path) -> None:
     try:
         for path in partial.iterdir():
             with path.open("rb") as file:
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
         sync_directory(partial)
         os.rename(partial, out)
         sync_directory(out.parent)

@@ -4,6 +4,7 @@ A shard is three files (docs/architecture.md): the tokens, the END offset of eac
 documents are. The shards of one source in one split form a `Stream`, a line of tokens addressed by one offset.
 """
 
+import contextlib
 import errno
 import json
 import resource
@@ -233,7 +234,8 @@ def _allow_open_files(count: int) -> None:
     needed = count + 256  # sockets, libraries, a run's own files
     if soft != resource.RLIM_INFINITY and soft < needed:
         most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _open_shard(root: Path, entry: dict[str, Any], dtype: str, outputs: int) -> Shard:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.extras import install_command
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_mlp import Experts
 from hornbook.model.hf import left_out, read_hf
@@ -177,7 +178,7 @@ def _quiet_transformers() -> Iterator[Any]:
         import transformers
     except ImportError as error:
         raise MissingTransformers(
-            "the certificate compares with transformers, which is not installed: pip install 'hornbook[hf]'"
+            f"the certificate compares with transformers, which is not installed: {install_command('hf')}"
         ) from error
     log = transformers.utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()

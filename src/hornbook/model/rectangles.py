@@ -6,6 +6,7 @@ Format: github.com/huggingface/safetensors, README, "Format".
 """
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hornbook.durable import sync_file
 from hornbook.model.safetensors_folder import DTYPES, INDEX, ITEM_BYTES, SINGLE, Entry, plan_shards, write_json
 
 CHUNK_BYTES = 16 << 20
@@ -66,13 +68,24 @@ def create_file(
     header, size = _header(shapes, dtype, metadata)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)
-        else:
-            os.truncate(file, size)  # macOS: a full disk shows when the values are written
+        _reserve(file, size)
         write_at(file, memoryview(header), 0)
     finally:
         os.close(file)
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its full size and its space. Where that cannot be asked for (macOS, some network file systems), it
+    gets the size alone: a full disk shows when the values are written.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+    os.truncate(file, size)
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
@@ -99,7 +112,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             for file in self._files.values() if kind is None else ():
-                os.fsync(file)
+                sync_file(file)
         finally:
             for file in self._files.values():
                 os.close(file)

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory
+from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file
 from hornbook.errors import IntegrityError
 from hornbook.filesystem import exists, is_file, list_folder
 from hornbook.model.build import build_model
@@ -80,5 +80,5 @@ def _write_initial(job: Job, stage: Path) -> None:
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
     sync_directory(folder)

@@ -18,6 +18,8 @@ import torch
 
 from hornbook.durable import TEMPORARY, storage_error, write_file
 from hornbook.errors import StorageError
+from hornbook.extras import install_command
+from hornbook.model.cpu.team import team_library
 from hornbook.model.precision import choose_precision
 from hornbook.run.commit import free_bytes
 from hornbook.run.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
@@ -56,6 +58,7 @@ def diagnose(folder: Path) -> list[Check]:
         check_torch,
         check_devices,
         check_threads,
+        check_kernels,
         check_matmul,
         check_ranks,
         lambda: check_disk(folder),
@@ -119,6 +122,24 @@ def check_threads() -> list[Check]:
     if threads < physical:
         return [Check("threads", "warn", text, f"cores stay idle: set OMP_NUM_THREADS={physical}", threads)]
     return [Check("threads", "ok", text, "", threads)]
+
+
+def check_kernels() -> list[Check]:
+    """Whether the CPU kernels run on torch's threads."""
+    threads, library = torch.get_num_threads(), team_library()
+    if library is None and threads > 1:
+        text = "one thread: no OpenMP library with GOMP_parallel is beside this torch, or it uses another"
+        remedy = "norms, losses and gates on the CPU run on one core: install torch from PyPI, whose wheels bring one"
+        return [Check("kernels", "warn", text, remedy, 1)]
+    return [
+        Check(
+            "kernels",
+            "ok",
+            f"{threads} threads of torch's own OpenMP ({library.name})" if library else "one thread",
+            "",
+            threads,
+        )
+    ]
 
 
 def check_matmul() -> list[Check]:
@@ -242,7 +263,7 @@ def check_extras() -> list[Check]:
         absent.append(extra if len(missing) == len(extras[extra]) else f"{extra} (lacks {', '.join(missing)})")
     text = f"installed: {', '.join(present) or 'none'}"
     if absent:
-        text += f"; not installed: {', '.join(absent)}: pip install 'hornbook[NAME]'"
+        text += f"; not installed: {', '.join(absent)}: {install_command('NAME')}"
     return [Check("extras", "ok", text)]
 
 

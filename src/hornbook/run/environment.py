@@ -43,7 +43,11 @@ VARIABLES = (
 def describe_environment(mesh: Mesh, seed: int, argv: list[str]) -> dict[str, Any]:
     """Versions, hardware, threads, seed, command, code revision."""
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "torch": torch.__version__,  # with the build (+cpu, +cu130), which the package's own version lacks
+        },
         "hardware": _hardware(mesh),
         "threads": torch.get_num_threads(),
         "seed": seed,

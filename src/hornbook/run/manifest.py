@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from hornbook.durable import sync_directory, write_file
+from hornbook.durable import sync_directory, sync_file, write_file
 from hornbook.errors import IntegrityError
 from hornbook.filesystem import is_folder, walk_files
 
@@ -140,7 +140,7 @@ def _measure(folder: Path, name: str, *, sync: bool = False) -> tuple[int, str]:
     file = open_inside(folder, name)
     try:
         if sync:
-            os.fsync(file)
+            sync_file(file)
         buffer = bytearray(_CHUNK)
         while count := os.readv(file, [buffer]):
             hasher.update(memoryview(buffer)[:count])

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import fsspec
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.corpora import Corpus, filled
 from hornbook.text.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
@@ -220,7 +220,7 @@ def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> i
                 place += len(data)
                 show(place)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
     except OSError as error:
         raise storage_error(error, part) from error
     return place

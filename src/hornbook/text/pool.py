@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, TypeVar
 
 from hornbook.errors import HornbookError, UsageError
+from hornbook.extras import install_command
 
 Where = Literal["here", "ray"]
 Task = TypeVar("Task")
@@ -98,7 +99,7 @@ def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> It
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
-        raise UsageError("ray is not installed: pip install 'hornbook[scale]'") from error
+        raise UsageError(f"ray is not installed: {install_command('scale')}") from error
     if not ray.is_initialized():
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     remote = ray.remote(num_cpus=1, max_retries=3)(function)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.durable import sync_directory, unfinished, write_atomic
+from hornbook.durable import sync_directory, sync_file, unfinished, write_atomic
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         os.replace(temporary, path)
         sync_directory(path.parent)
 

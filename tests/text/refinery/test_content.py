@@ -1,11 +1,13 @@
 """Harmful words, languages, source code and boilerplate lines, each on texts where the answer is planted."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
+from hornbook.extras import install_command
 from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair
 from hornbook.text.document import Document
 from hornbook.text.refinery.code import licence
@@ -162,7 +164,7 @@ def test_scripts():
 
 def test_without_lingua_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "lingua", None)
-    with pytest.raises(UsageError, match=r"pip install 'hornbook\[lang\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("lang"))):
         build([Language(keep=["en"])])
 
 

@@ -81,7 +81,7 @@ def test_a_folder_of_a_saved_dataset_is_read(tmp_path: Path):
 
 
 def test_saved_datasets_of_the_library_itself(tmp_path: Path):
-    datasets = pytest.importorskip("datasets", reason="the peer is in the extra `hf`")
+    datasets = pytest.importorskip("datasets", reason="the peer is not installed")
     made = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "n": [1, 2, 3]}).select([2, 0])
     made.save_to_disk(str(tmp_path / "set"))
     files = list_inputs("s", SourceConfig(paths=[str(tmp_path / "set")]))

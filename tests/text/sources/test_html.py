@@ -1,6 +1,7 @@
 """Web pages: main content, declared encodings, pages that cost too much."""
 
 import builtins
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
+from hornbook.extras import install_command
 from hornbook.text.document import Document, Rejected
 from hornbook.text.sources import html
 
@@ -111,7 +113,7 @@ def test_without_the_extra_the_remedy_is_named(read_bytes: Any, monkeypatch: pyt
 
     html.extractor.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(UsageError, match=r"pip install 'hornbook\[web\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("web"))):
         read_bytes("a.html", b"<p>x")
 
 

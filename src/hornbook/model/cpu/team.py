@@ -11,6 +11,7 @@ integers and floats (as bits).
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -114,24 +115,39 @@ def _pack(argument: Tensor | int | float) -> int:
 @cache
 def _gomp_parallel() -> Callable[[int, int, int, int], None] | None:
     """`GOMP_parallel(function, data, threads, flags)` of the OpenMP library that torch runs on, if it is found."""
-    for path in _openmp_libraries():
+    library = team_library()
+    if library is None:
+        return None
+    function = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD).GOMP_parallel
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    return function
+
+
+def team_library() -> Path | None:
+    """The OpenMP library that torch runs on, if it is found and has `GOMP_parallel`; else kernels have one thread."""
+    for path in openmp_libraries():
         try:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
         except OSError:
             continue  # not the one in use: a second team is what this is meant to avoid
         if hasattr(library, "GOMP_parallel"):
-            function = library.GOMP_parallel
-            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-            function.restype = None
-            return function
+            return path
     return None
 
 
-def _openmp_libraries() -> list[Path]:
-    """Files that may be torch's OpenMP library: beside torch first, then whatever this process has mapped."""
-    torch_folder, maps = Path(torch.__file__).parent, Path("/proc/self/maps")
-    folders = (torch_folder / "lib", torch_folder.parent / "torch.libs")
-    found = [path for folder in folders for pattern in NAMES for path in folder.glob(pattern)]
+def openmp_libraries(
+    torch_folder: Path = Path(torch.__file__).parent,
+    prefix: Path = Path(sys.prefix),
+    maps: Path = Path("/proc/self/maps"),
+) -> list[Path]:
+    """Files that may be torch's OpenMP library: beside torch first, then whatever this process has mapped (Linux).
+
+    Wheels have `torch/lib/libgomp.so.1` (Linux, x86 and arm64), `torch/lib/libomp.dylib` (macOS) or a file in
+    `torch.libs`; conda's torch uses one in the environment's `lib`.
+    """
+    folders = (torch_folder / "lib", torch_folder.parent / "torch.libs", prefix / "lib")
+    found = [path for folder in folders for pattern in NAMES for path in sorted(folder.glob(pattern))]
     if maps.exists():
         mapped = {Path(line.split(maxsplit=5)[5].strip()) for line in maps.read_text().splitlines() if "omp" in line}
         found += sorted(path for path in mapped if any(path.match(pattern) for pattern in NAMES))

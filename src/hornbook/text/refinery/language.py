@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
+from hornbook.extras import install_command
 from hornbook.text.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 
@@ -40,7 +41,7 @@ def _lingua(among: Sequence[str]) -> Callable[[str], Judgement]:
     try:
         lingua = importlib.import_module("lingua")
     except ImportError as error:
-        remedy = "pip install 'hornbook[lang]', or take detector = \"script\""
+        remedy = f'{install_command("lang")}, or take detector = "script"'
         raise UsageError(f"step `language` needs lingua, which is not installed: {remedy}") from error
     known = {language.iso_code_639_1.name.lower(): language for language in lingua.Language.all()}
     if wrong := sorted(set(among) - set(known)):

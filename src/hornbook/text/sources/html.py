@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.extras import install_command
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
 from hornbook.text.lines import BOM, DamagedStream, HashingFile, decompressed, read_whole
@@ -190,6 +191,6 @@ def extractor() -> _Extractor:
         return _Extractor()
     except ImportError as error:
         raise UsageError(
-            "web pages need resiliparse, which is not installed: pip install 'hornbook[web]', or leave .html and "
+            f"web pages need resiliparse, which is not installed: {install_command('web')}, or leave .html and "
             ".warc files out of the paths (.wet files need nothing)"
         ) from error

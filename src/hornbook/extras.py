@@ -1,0 +1,40 @@
+"""Optional packages: the command that installs an extra into the hornbook that runs, from where that came from."""
+
+import json
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+
+
+def install_command(extra: str, root: Path = _ROOT) -> str:
+    """A shell command that adds `extra`. A package index is named only where hornbook was installed from one.
+
+    root: the folder two levels above the package, which is the repository where hornbook runs from a clone.
+    """
+    if (root / "pyproject.toml").is_file() and (root / "src" / "hornbook").is_dir():
+        what = ["-e", f"{root}[{extra}]"]
+    else:
+        what = _from_elsewhere(extra, _direct_url())
+    return shlex.join([sys.executable, "-m", "pip", "install", *what])
+
+
+def _from_elsewhere(extra: str, source: dict[str, Any]) -> list[str]:
+    """What to give pip; `source` is what pip wrote into direct_url.json (PEP 610), empty after an index."""
+    url = str(source.get("url", ""))
+    if not url:
+        return [f"hornbook[{extra}]"]
+    if "vcs_info" in source:
+        url = f"{source['vcs_info'].get('vcs', 'git')}+{url}@{source['vcs_info'].get('commit_id', 'HEAD')}"
+    return [f"hornbook[{extra}] @ {url}"]
+
+
+def _direct_url() -> dict[str, Any]:
+    try:
+        text = metadata.distribution("hornbook").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return {}
+    return json.loads(text) if text else {}
