@@ -317,3 +317,12 @@ def test_a_full_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StorageError):
         write_atomic(tmp_path / "a", "text")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_process_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on macOS."""
+    monkeypatch.setattr("hornbook.runlock._PROC", tmp_path)
+    mine = process_identity(os.getpid())
+    assert is_alive(mine) is True
+    assert is_alive(mine | {"started": "1"}) is False
+    assert is_alive(process_identity(os.getppid()) | {"pid": os.getpid()}) is False

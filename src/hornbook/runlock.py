@@ -16,6 +16,7 @@ from hornbook.errors import InUseError
 from hornbook.rundir import RunDir
 
 _BLOCK = 1 << 16
+_PROC = Path("/proc")
 ORPHAN_SECONDS = 5.0
 """Children of a dead owner are waited for so long; they die with it (`hornbook.run.rank`)."""
 
@@ -120,16 +121,19 @@ def is_alive(owner: Mapping[str, Any]) -> bool | None:
 
 
 def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else f"{psutil.boot_time():.0f}"
+    """Which start of the system this is; "" without /proc, where the times of `_start_time` are those of the calendar."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _start_time(pid: int) -> str:
     """When the process began, in the system's own terms; "" where there is no such process."""
     try:
-        if os.path.exists("/proc/self/stat"):
+        if (_PROC / "self/stat").exists():
             # Ticks since boot, the 22nd field; the 2nd is the command in brackets and may hold blanks.
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+            return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{psutil.Process(pid).create_time():.2f}"
     except (OSError, psutil.Error):
         return ""

@@ -1,4 +1,5 @@
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.data.corpus import Corpus, _documents
+from hornbook.data.corpus import Corpus, _allow_open_files, _documents
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.shards import describe_shard, writing_shard
 
@@ -163,3 +164,17 @@ def test_many_shards_raise_the_limit_of_open_files(make_corpus: Callable, hard: 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert text in done.stdout
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError])
+def test_a_limit_that_the_system_does_not_raise_is_left(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """macOS names no hard limit and refuses some that are lower."""
+
+    def refuse(*_: object) -> None:
+        raise error("not here")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    _allow_open_files(10_000)

@@ -99,6 +99,15 @@ def test_threads_against_cores(monkeypatch: pytest.MonkeyPatch, threads: int, re
     assert (check.verdict == "ok") == (remedy == "")
 
 
+def test_threads_where_no_affinity_can_be_asked(monkeypatch: pytest.MonkeyPatch):
+    """As on macOS."""
+    monkeypatch.setattr("psutil.Process", object)
+    monkeypatch.setattr("psutil.cpu_count", lambda **_: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert one(doctor.check_threads()).text.startswith("4 for 4 cores")
+
+
 def test_a_disk_that_cannot_be_written_fails(tmp_path: Path):
     check = one(doctor.check_disk(tmp_path / "absent"))
     assert check.verdict == "fail"

@@ -62,6 +62,13 @@ def test_the_number_of_workers():
     assert 1 <= choose_workers(0, 1000) <= (os.cpu_count() or 1)
 
 
+def test_cores_are_counted_where_no_affinity_can_be_asked(monkeypatch: pytest.MonkeyPatch):
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert choose_workers(0, 1000) == 7
+
+
 ORPHANS = """
 import time
 from hornbook.text.pool import run_tasks
