@@ -121,7 +121,7 @@ def is_alive(owner: Mapping[str, Any]) -> bool | None:
 
 
 def _boot_id() -> str:
-    """Which start of the system this is; "" without /proc, where the times of `_start_time` are those of the calendar."""
+    """Which start of the system this is; "" without /proc: there `_start_time` is of the calendar and needs none."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
