@@ -325,4 +325,3 @@ def test_a_process_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.Mon
     mine = process_identity(os.getpid())
     assert is_alive(mine) is True
     assert is_alive(mine | {"started": "1"}) is False
-    assert is_alive(process_identity(os.getppid()) | {"pid": os.getpid()}) is False
