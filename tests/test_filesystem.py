@@ -3,7 +3,7 @@
 import errno
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from hornbook.run.verify import check_run, differing_tensors
 from hornbook.rundir import RunDir
 from hornbook.runstatus import find_runs, newest_evaluation
 
+Failing = Callable[..., None]
+
 
 @pytest.fixture(params=[errno.EIO, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get)
-def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Of a path, let every question to the system end with an error."""
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Failing:
+    """Of a path, let every question to the system end with an error, or those of some calls of `os` only."""
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, calls: Sequence[str] = ("stat", "lstat", "scandir", "listdir", "open")) -> None:
         def struck(real: Callable[..., Any]) -> Callable[..., Any]:
 
             def wrapped(asked: Any = ".", *args: Any, **kwargs: Any) -> Any:
@@ -40,9 +42,10 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
             return wrapped
 
-        for name in ("stat", "lstat", "scandir", "listdir", "open"):
+        for name in calls:
             monkeypatch.setattr(os, name, struck(getattr(os, name)))
-        monkeypatch.setattr(io, "open", struck(io.open))
+        if "open" in calls:
+            monkeypatch.setattr(io, "open", struck(io.open))
 
     return fail
 
@@ -59,7 +62,7 @@ def test_absent_is_what_the_system_says_is_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ask", [exists, is_file, is_folder, list_folder, lambda path: list(walk_files(path))])
-def test_an_error_is_no_answer(tmp_path: Path, failing: Callable[[Path], None], ask: Callable[[Path], Any]) -> None:
+def test_an_error_is_no_answer(tmp_path: Path, failing: Failing, ask: Callable[[Path], Any]) -> None:
     failing(tmp_path / "there")
     with pytest.raises(OSError, match="there"):
         ask(tmp_path / "there")
@@ -77,14 +80,12 @@ def test_folders_are_listed_whole_and_sorted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "trainer", "trainer/deep"])
-def test_a_folder_that_cannot_be_listed_ends_the_save(
-    tmp_path: Path, failing: Callable[[Path], None], name: str
-) -> None:
+def test_a_folder_that_cannot_be_listed_ends_the_save(tmp_path: Path, failing: Failing, name: str) -> None:
     def write(stage: Path) -> None:
         (stage / "trainer" / "deep").mkdir(parents=True)
         for file in ("weights", "trainer/state.json", "trainer/deep/more"):
             (stage / file).write_text("1")
-        failing(stage / name)
+        failing(stage / name, calls=("scandir", "listdir"))
 
     with pytest.raises(StorageError, match="step-00000001"):
         commit(tmp_path, write, step=1, tokens=1)
@@ -125,9 +126,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[RunDir], Any]]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_no_decision_about_a_run_rests_on_an_error(
-    tmp_path: Path, failing: Callable[[Path], None], question: str
-) -> None:
+def test_no_decision_about_a_run_rests_on_an_error(tmp_path: Path, failing: Failing, question: str) -> None:
     place, ask = QUESTIONS[question]
     run = begun(tmp_path / "run")
     failing(run.path / place)
@@ -135,7 +134,7 @@ def test_no_decision_about_a_run_rests_on_an_error(
         ask(run)
 
 
-def test_tensors_that_cannot_be_listed_are_not_equal(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+def test_tensors_that_cannot_be_listed_are_not_equal(tmp_path: Path, failing: Failing) -> None:
     a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
     assert differing_tensors(a, b, "trainer") == ""
     failing(tmp_path / "b" / "trainer")
@@ -143,7 +142,7 @@ def test_tensors_that_cannot_be_listed_are_not_equal(tmp_path: Path, failing: Ca
         differing_tensors(a, b, "trainer")
 
 
-def test_weights_that_cannot_be_seen_are_not_absent(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+def test_weights_that_cannot_be_seen_are_not_absent(tmp_path: Path, failing: Failing) -> None:
     folder = saved(tmp_path / "a")
     assert list_tensors(folder)["x"].shape == (2,)
     failing(folder / "model.safetensors")
@@ -151,7 +150,7 @@ def test_weights_that_cannot_be_seen_are_not_absent(tmp_path: Path, failing: Cal
         list_tensors(folder)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_damaged(tmp_path: Path, failing: Callable[[Path], None]) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_damaged(tmp_path: Path, failing: Failing) -> None:
     folder = saved(tmp_path / "a")
     verify_folder(folder)
     failing(folder)
