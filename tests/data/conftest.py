@@ -60,6 +60,33 @@ def write_shard(root: Path, name: str, documents: Sequence[Sequence[int]], dtype
     return {"name": name, **facts, "digest": digests["bin"]}
 
 
+def flip(path: Path, byte: int) -> None:
+    """Change the lowest bit of a byte in place."""
+    with path.open("r+b") as file:
+        file.seek(byte)
+        (old,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([old ^ 1]))
+
+
+def restate(root: Path) -> None:
+    """Give all shards of one block, and the index, the checksums of what is in their files now."""
+    path = root / "tokens" / "index.json"
+    index = json.loads(path.read_text())
+    for entry in index["shards"]:
+        stem = root / entry["name"]
+        endings = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet", "labels": ".labels"}
+        files = {name: Path(f"{stem}{ending}") for name, ending in endings.items()}
+        sidecar = json.loads(Path(f"{stem}.json").read_text())
+        sidecar["digests"] = {
+            name: xxhash.xxh3_128_hexdigest(file.read_bytes()) for name, file in files.items() if file.exists()
+        }
+        sidecar["blocks"] = [xxhash.xxh3_64_hexdigest(files["bin"].read_bytes())]
+        Path(f"{stem}.json").write_text(json.dumps(sidecar))
+        entry["digest"] = sidecar["digests"]["bin"]
+    path.write_text(json.dumps(index))
+
+
 def write_corpus(
     root: Path,
     sources: Mapping[str, Sequence[int]],

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.data.corpus import Corpus, _allow_open_files, _documents
+from hornbook.data.corpus import Corpus, _allow_open_files
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.shards import describe_shard, writing_shard
+from tests.data.conftest import restate
 
 
 def flip(path: Path, byte: int) -> None:
@@ -100,10 +101,15 @@ def test_a_missing_list_of_documents_is_named(make_corpus: Callable) -> None:
     corpus = Corpus.open(raw.path)
     path = raw.path / "tokens/train/a/00000.docs.parquet"
     shutil.copy(make_corpus({"a": [5]}).path / "tokens/train/a/00000.docs.parquet", path)
+    with pytest.raises(IntegrityError, match=r"docs.parquet is damaged \(its digest"):
+        corpus.train["a"].shards[0].document(0)
+    restate(raw.path)
+    corpus = Corpus.open(raw.path)
     with pytest.raises(IntegrityError, match=r"expected id, origin and bytes of 2 documents, found 1 rows"):
         corpus.train["a"].shards[0].document(0)
-    _documents.cache_clear()
     path.write_bytes(b"not parquet")
+    restate(raw.path)
+    corpus = Corpus.open(raw.path)
     with pytest.raises(IntegrityError, match=r"docs.parquet: cannot be read as parquet"):
         corpus.train["a"].shards[0].document(0)
     path.unlink()

@@ -14,11 +14,12 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.fim import cut
 from hornbook.data.loader import Loader, build_loader
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.prepare import prepare
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
+from tests.data.conftest import flip
 
 FIM = FillInTheMiddle()
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -137,3 +138,16 @@ def test_a_tokenizer_without_the_tokens_is_refused(data: Path, tmp_path: Path) -
     (copy / "tokens" / "index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match=r"data.objective needs tokens for prefix, suffix .*objectives = \[\"fim\"\]"):
         loader(copy)
+
+
+def test_damage_is_noticed_in_what_is_rearranged_and_in_what_came_of_it(data: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    shutil.rmtree(copy / "plans", ignore_errors=True)
+    loader(copy).take(4)
+    (made,) = (path for path in (copy / "plans").iterdir() if path.is_dir())
+    for folder, remedy in ((made, f"delete {made}: it is made again"), (copy, "restore the file")):
+        flip(folder / "tokens/train/a/00000.bin", 100)
+        with pytest.raises(IntegrityError, match=f"{folder}/tokens/train/a/00000.bin: block 0 .* {remedy}"):
+            loader(copy).take(4)
+        shutil.rmtree(made, ignore_errors=True)

@@ -13,6 +13,7 @@ from hornbook.data.config import DataConfig, StageConfig
 from hornbook.data.loader import Loader, build_loader, repetition_warnings
 from hornbook.data.windows import position_of
 from hornbook.errors import IntegrityError, UsageError
+from tests.data.conftest import restate
 
 TENSORS = ("tokens", "targets", "weights", "positions", "samples", "sources")
 SEQUENCE = 16
@@ -258,6 +259,7 @@ def test_errors_of_the_background_surface_in_take_and_leave_the_clock(make_corpu
     tokens = np.fromfile(path, np.uint16)
     tokens[5 * 16 + 3] = 60_000
     tokens.tofile(path)
+    restate(raw.path)
     data = loader(raw, order="sequential", micro_batch=1)
     for _ in range(5):
         data.take(1)

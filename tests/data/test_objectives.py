@@ -17,7 +17,7 @@ from hornbook.data.validation import validation_batches
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.recipe import Recipe
 from hornbook.resume_rules import refuse_incompatible, resume_changes
-from tests.data.conftest import SENTINELS, VOCAB, Raw, write_tokenizer
+from tests.data.conftest import SENTINELS, VOCAB, Raw, restate, write_tokenizer
 
 SEQUENCE = 64
 SMALL = [
@@ -318,6 +318,7 @@ def test_ids_outside_the_vocabulary_are_damage(make_corpus: Callable) -> None:
     tokens = np.fromfile(path, np.uint16)
     tokens[1000] = 60_000
     tokens.tofile(path)
+    restate(raw.path)
     data = loader(raw, "span")
     with pytest.raises(IntegrityError, match=r"00000.bin: found token id 60000"):
         data.take(data.epoch_tokens(1) // SEQUENCE)

@@ -13,6 +13,7 @@ from hornbook.data.plan import build_plan
 from hornbook.data.rows import RowReader
 from hornbook.data.shard_table import ShardTable
 from hornbook.errors import IntegrityError
+from tests.data.conftest import restate
 
 
 def reference_row(raw: Any, source: str, pieces: list[tuple[int, int]], sequence: int, mask: bool) -> dict[str, Any]:
@@ -115,14 +116,17 @@ def test_ids_outside_the_vocabulary_and_bad_ends_are_damage(make_corpus: Callabl
         tokens = np.fromfile(f"{shard}.bin", dtype)
         tokens[11] = 40_000
         tokens.tofile(f"{shard}.bin")
+        restate(folder)
         for length in (24, 12, 11):  # within the row, its last input, and the target after its last input
             with pytest.raises(IntegrityError, match=r"00000.bin: found token id 40000, expected ids below 1000"):
                 read(length=length)
         tokens[11] = 4
         tokens.tofile(f"{shard}.bin")
         np.array([16, 8, 24], np.uint64).tofile(f"{shard}.idx")
+        restate(folder)
         with pytest.raises(IntegrityError, match=r"00000.idx: document ends do not ascend"):
             read()
         np.array([8, 2**40, 24], np.uint64).tofile(f"{shard}.idx")
+        restate(folder)
         with pytest.raises(IntegrityError, match=r"00000.idx: document ends do not ascend"):
             read()

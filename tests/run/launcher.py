@@ -179,6 +179,9 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
     if fault["do"] == "orphan":
         outlive_parent()
         return
+    if fault["do"] == "truncate":
+        os.truncate(fault["path"], 0)
+        return
     if fault["do"] == "one GPU":
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
         return

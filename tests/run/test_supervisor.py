@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -361,3 +362,19 @@ def test_requests_reach_all_ranks(tmp_path: Path, train: Train, same: Callable[[
     assert [record["step"] for record in events(run.path, "save", "stop")] == [3, 4, 6, 6]
     assert train(run.path, resume=True).wait() == 0
     same(run.path)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_shard_that_is_truncated_in_a_run_is_told(
+    tmp_path: Path, tiny_corpus: Path, train: Train, events: Events, ranks: int
+) -> None:
+    """Who reads on is killed by SIGBUS, without a word of its own; it is not tried again."""
+    data = tmp_path / "data"
+    shutil.copytree(tiny_corpus, data)
+    shards = [data / f"tokens/train/{source}/00000.bin" for source in ("notes", "prose")]
+    faults = [{"do": "truncate", "path": str(path), "rank": 0, "phase": "clip", "step": 7} for path in shards]
+    started = train(tmp_path / "run", f"data.path={data}", f"parallel.data={ranks}", faults=faults)
+    assert started.wait() == Exit.INTEGRITY, started.text
+    size = os.stat(tiny_corpus / "tokens/train/prose/00000.bin").st_size
+    assert started.text.count(f"{shards[1]}: expected {size} bytes, found 0") == 1
+    assert not events(tmp_path / "run", "restart")

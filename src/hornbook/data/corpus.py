@@ -5,70 +5,25 @@ documents are. The shards of one source in one split form a `Stream`, a line of 
 """
 
 import contextlib
-import errno
 import json
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
 from pydantic import TypeAdapter
 
+from hornbook.data.shard import REMEDY, Shard
+from hornbook.data.truncation import watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.text.config_labels import LabelsConfig, outputs_of
-from hornbook.text.shards import DTYPES, LABELS, verify_shard
+from hornbook.text.shards import DTYPES, verify_shard
 
 _labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
-_REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One shard of one source, mapped."""
-
-    name: str
-    """Path below the data folder without ending: tokens/SPLIT/SOURCE/00000."""
-    root: Path
-    tokens: int
-    documents: int
-    bytes: int
-    digest: str
-    """What the index says the .bin holds."""
-    data: np.ndarray
-    """Token ids, uint16 or uint32 [tokens], read-only map."""
-    ends: np.ndarray
-    """END offset of each document in tokens, uint64 [documents], read-only map."""
-    labels: np.ndarray | None = None
-    """Of a labelled set: float32 [tokens, outputs], NaN where a token has no label, read-only map."""
-    labels_digest: str = ""
-    """What the index says the .labels holds."""
-
-    def path(self, ending: str) -> Path:
-        """One of the shard's files: `.bin`, `.idx`, `.docs.parquet`, `.json`."""
-        return self.root / (self.name + ending)
-
-    def document(self, number: int) -> dict[str, Any]:
-        """Columns of `.docs.parquet` for document `number`: id, origin, bytes."""
-        table = _documents(self.path(".docs.parquet"))
-        if len(table) != self.documents or not {"id", "origin", "bytes"} <= set(table.column_names):
-            raise IntegrityError(
-                f"{self.path('.docs.parquet')}: expected id, origin and bytes of {self.documents} documents, found"
-                f" {len(table)} rows of {', '.join(table.column_names)}: {_REMEDY}"
-            )
-        return table.slice(number, 1).to_pylist()[0]
-
-
-@lru_cache(maxsize=4)
-def _documents(path: Path) -> Any:
-    try:
-        return pq.read_table(path)
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"{path}: cannot be read as parquet ({error}): {_REMEDY}") from error
 
 
 @dataclass(frozen=True)
@@ -131,7 +86,7 @@ class Corpus:
     def open(path: Path | str) -> "Corpus":
         """Map the shards of the data folder `path` (or of its `tokens` folder).
 
-        Reads no tokens: sizes are compared with the index, contents only by `verify`.
+        Reads no tokens: sizes are compared with the index here, contents when they are first read (`data/shard.py`).
 
         Raises:
             UsageError: there are no token shards at `path`.
@@ -147,13 +102,14 @@ class Corpus:
             for entry in index["shards"]:
                 split = streams[entry["split"]]
                 outputs = 0 if (labels := _labels_of(index)) is None else outputs_of(labels)
-                split.setdefault(entry["source"], []).append(_open_shard(root, entry, index["dtype"], outputs))
+                split.setdefault(entry["source"], []).append(Shard(root, entry, index["dtype"], outputs))
         except HornbookError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
-                f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {_REMEDY}"
+                f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {REMEDY}"
             ) from error
+        watch(shard for by_source in streams.values() for shards in by_source.values() for shard in shards)
         return Corpus(
             root,
             index,
@@ -168,6 +124,11 @@ class Corpus:
         """Training streams, then validation streams."""
         yield from self.train.values()
         yield from self.validation.values()
+
+    @property
+    def shards(self) -> Iterator[Shard]:
+        """All shards."""
+        return (shard for stream in self.streams for shard in stream.shards)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -195,10 +156,10 @@ class Corpus:
                 stated = json.loads(shard.path(".json").read_text(encoding="utf-8"))["digests"]["bin"]
                 if stated != shard.digest:
                     raise IntegrityError(
-                        f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {_REMEDY}"
+                        f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {REMEDY}"
                     )
                 if np.any(shard.ends[1:] < shard.ends[:-1]):
-                    raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {_REMEDY}")
+                    raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {REMEDY}")
                 if progress is not None:
                     progress(shard.name)
 
@@ -218,9 +179,9 @@ def _read_index(root: Path) -> dict[str, Any]:
         needed = ("shards", "dtype", "delimiter_id", "end_id", "vocab_size", "tokenizer_digest")
         missing = [key for key in needed if key not in index]
     except (ValueError, TypeError) as error:
-        raise IntegrityError(f"{path} is damaged ({error}): {_REMEDY}") from error
+        raise IntegrityError(f"{path} is damaged ({error}): {REMEDY}") from error
     if missing or index["dtype"] not in DTYPES:
-        raise IntegrityError(f"{path} is not an index of token shards (lacks {', '.join(missing)}): {_REMEDY}")
+        raise IntegrityError(f"{path} is not an index of token shards (lacks {', '.join(missing)}): {REMEDY}")
     return index
 
 
@@ -236,41 +197,3 @@ def _allow_open_files(count: int) -> None:
         most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit says
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _open_shard(root: Path, entry: dict[str, Any], dtype: str, outputs: int) -> Shard:
-    name, tokens, documents = entry["name"], int(entry["tokens"]), int(entry["documents"])
-    data = _map(root / f"{name}.bin", DTYPES[dtype], tokens)
-    ends = _map(root / f"{name}.idx", np.dtype("<u8"), documents)
-    last = int(ends[-1]) if documents else 0
-    if last != tokens:
-        raise IntegrityError(f"{root / name}.idx: the last document ends at {last}, expected {tokens}: {_REMEDY}")
-    if not (root / f"{name}.docs.parquet").is_file():
-        raise IntegrityError(f"{root / name}.docs.parquet: expected a file, found none: {_REMEDY}")
-    shard = Shard(name, root, tokens, documents, int(entry["bytes"]), str(entry["digest"]), data, ends)
-    if not outputs:
-        return shard
-    labels = _map(root / f"{name}{LABELS}", np.dtype("<f4"), tokens * outputs).reshape(tokens, outputs)
-    return replace(shard, labels=labels, labels_digest=str(entry["labels"]))
-
-
-def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """Map a file of exactly `count` numbers read-only."""
-    expected = count * dtype.itemsize
-    try:
-        found = path.stat().st_size
-        if found != expected:
-            raise IntegrityError(f"{path}: expected {expected} bytes, found {found}: {_REMEDY}")
-        if count == 0:
-            return np.empty(0, dtype)
-        return np.asarray(np.memmap(path, dtype, mode="r"))
-    except FileNotFoundError as error:
-        raise IntegrityError(f"{path}: expected {expected} bytes, found no file: {_REMEDY}") from error
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise UsageError(
-                f"{path}: too many open files: raise the limit (`ulimit -n`), or use larger shards"
-            ) from error
-        raise IntegrityError(
-            f"{path}: cannot be opened ({error.strerror}): check its permissions, or {_REMEDY}"
-        ) from error

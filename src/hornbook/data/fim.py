@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from hornbook.data.config import FillInTheMiddle
-from hornbook.data.corpus import Corpus, Shard
+from hornbook.data.corpus import Corpus
 from hornbook.data.permutation import key_of
+from hornbook.data.shard import Shard
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError, UsageError
@@ -99,7 +99,7 @@ def _make(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: FillInTh
 def _write(folder: Path, shard: Shard, vocabulary: Vocabulary, config: FillInTheMiddle, seed: int, dtype: str) -> None:
     path = folder / shard.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    names: list[dict[str, Any]] = pq.read_table(shard.path(".docs.parquet")).to_pylist()
+    names: list[dict[str, Any]] = shard.table().to_pylist()
     with writing_shard(path, dtype) as writer:
         for first, documents in _batches(shard):
             numbers = range(first, first + len(documents))
@@ -110,9 +110,9 @@ def _write(folder: Path, shard: Shard, vocabulary: Vocabulary, config: FillInThe
 
 def _batches(shard: Shard) -> Iterator[tuple[int, list[np.ndarray]]]:
     """(number of the first document, tokens of some documents)"""
-    begin, first, batch, filled = 0, 0, [], 0
+    begin, first, batch, filled, data = 0, 0, [], 0, shard.data
     for number, end in enumerate(shard.ends.tolist()):
-        batch.append(shard.data[begin:end])
+        batch.append(data[begin:end])
         begin, filled = end, filled + len(batch[-1])
         if filled >= _BATCH_TOKENS or number == shard.documents - 1:
             yield first, batch

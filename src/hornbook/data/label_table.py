@@ -16,9 +16,7 @@ class LabelTable:
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = list(streams)
-        self._outputs = next(
-            (shard.labels.shape[1] for stream in streams for shard in stream.shards if shard.labels is not None), 1
-        )
+        self._outputs = max((shard.outputs for stream in streams for shard in stream.shards), default=1)
 
     def at(self, streams: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, "n outputs"]:
         """Label of the token at place `places[i]` of the stream with number `streams[i]`; NaN where it has none."""
@@ -44,9 +42,10 @@ def only_label(corpus: Corpus) -> str | None:
         return None
     seen: set[int] = set()
     for shard in (shard for stream in corpus.train.values() for shard in stream.shards):
-        assert shard.labels is not None
-        for first in range(0, len(shard.labels), _BLOCK):
-            part = shard.labels[first : first + _BLOCK, 0]
+        labels = shard.labels
+        assert labels is not None
+        for first in range(0, len(labels), _BLOCK):
+            part = labels[first : first + _BLOCK, 0]
             seen |= set(np.unique(part[~np.isnan(part)]).astype(int).tolist())
             if len(seen) > 1:
                 return None

@@ -19,7 +19,7 @@ from torch import Tensor
 from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.plan import Segments
-from hornbook.data.shard_table import ShardTable
+from hornbook.data.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
 from hornbook.text.compiled import compiled, inlined, pointer
 
 
@@ -39,7 +39,7 @@ class _Out(NamedTuple):
     ids: np.ndarray  # int32 [rows, sequence]
     pieces: np.ndarray  # int32 [rows * sequence]: lengths of the pieces of all rows
     pieces_end: np.ndarray  # int64 [rows]: where each row's lengths end
-    damage: np.ndarray  # int64 [2]: entry of a damaged shard, and the id found in it or -1 (ends do not ascend)
+    damage: np.ndarray  # int64 [2]: entry of a shard, and the id found in it, UNSOUND or UNCHECKED
 
 
 @inlined
@@ -114,12 +114,15 @@ def _fill_segment(table, rules, out, row, column, stream, position, left, used):
     weight = np.int64(0)
     while left > 0:
         size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
+        if first_unchecked(table, rules.wide, entry, local, left) >= 0:
+            out.damage[0], out.damage[1] = entry, UNCHECKED
+            return np.int64(-1), used
         ends = carray(pointer(table.ends[entry]), (table.documents[entry],), np.uint64)
         document = count_up_to(ends, np.uint64(local))
         while left > 0 and local < size:
             end = np.int64(ends[document]) if document < ends.size else np.int64(-1)
             if end <= local or end > size:
-                out.damage[0], out.damage[1] = entry, -1
+                out.damage[0], out.damage[1] = entry, UNSOUND
                 return np.int64(-1), used
             piece = min(left, end - local)
             gained = _fill_piece(table, rules, out, row, column, entry, local, piece, local + piece < end)
@@ -200,7 +203,7 @@ class RowReader:
         """Rows made of `segments`, each of the stream with number `streams[row]`.
 
         Raises:
-            IntegrityError: a token id outside the vocabulary, or document ends that do not ascend.
+            IntegrityError: a damaged block, a token id outside the vocabulary, or document ends that do not ascend.
         """
         count, sequence, confine = len(streams), self._sequence, self._rules.confine
         tokens, targets, positions = np.empty((3, count, sequence), np.int64)
@@ -209,9 +212,10 @@ class RowReader:
         pieces = np.empty(count * sequence if confine else 0, np.int32)  # only pages that are written cost memory
         bounds, damage = np.zeros(count + 1, np.int64), np.empty(2, np.int64)
         out = _Out(tokens, targets, weights, positions, ids, pieces, bounds[1:], damage)
-        total = _fill(self._shards.table, self._rules, out, streams, segments)
-        if total < 0:
-            raise self._shards.damage(*out.damage.tolist())
+        while (total := _fill(self._shards.table, self._rules, out, streams, segments)) < 0:
+            if damage[1] != UNCHECKED:
+                raise self._shards.damage(*damage.tolist())
+            self._shards.check(np.repeat(streams, np.diff(segments[0])), segments[1], segments[2])
         if not confine:
             pieces, bounds = np.full(count, sequence, np.int32), np.arange(count + 1)
         lengths = tuples(pieces, bounds) if confine else [(sequence,)] * count

@@ -1,9 +1,11 @@
 """The shards of several streams as compiled code reaches them: by a table of their addresses.
 
-So a pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive.
+So a pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive. A kernel that
+meets a block that was not compared with its checksum yet stops and says so; all blocks it is about to read are compared
+then, in the thread that makes batches ahead, and it begins again. Afterwards a check is one byte that is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +14,10 @@ from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.shard import Shard
 from hornbook.errors import IntegrityError
-from hornbook.text.compiled import compiled, pointer
+from hornbook.text.compiled import compiled, inlined, pointer
+from hornbook.text.shards import BLOCK_BYTES
 
 
 class Addresses(NamedTuple):
@@ -24,6 +28,50 @@ class Addresses(NamedTuple):
     documents: np.ndarray  # int64 [entries]
     data: np.ndarray  # uint64 [entries]: address of the token ids
     ends: np.ndarray  # uint64 [entries]: address of the END offsets
+    sound: np.ndarray  # uint64 [entries]: address of a byte per block: not 0 if it was compared with its checksum
+
+
+_MOST_FOUND = 1024
+"""Blocks that are found at once; what is left is found when the kernel stops again."""
+_SHIFT = BLOCK_BYTES.bit_length() - 1
+UNSOUND, UNCHECKED = -1, -2
+"""What a kernel says of a shard where it stops: ends that do not ascend, a block that was not compared yet."""
+
+
+@inlined
+def first_unchecked(table, wide, entry, local, count):
+    """The first block of `count` tokens from `local` on, and of the one behind them, that was not compared; else -1."""
+    shift = _SHIFT - 2 if wide else _SHIFT - 1
+    size = table.starts[entry + 1] - table.starts[entry]
+    flags = carray(pointer(table.sound[entry]), ((size - 1 >> shift) + 1,), np.uint8)
+    for block in range(local >> shift, (min(local + count, size - 1) >> shift) + 1):
+        if flags[block] == 0:
+            return np.int64(block)
+    return np.int64(-1)
+
+
+@compiled
+def _find_unchecked(table, wide, streams, begins, sizes, out):
+    """Write (entry, block) of what the stretches touch and nobody compared into `out` [2, most]; returns how many."""
+    used = 0
+    shift = _SHIFT - 2 if wide else _SHIFT - 1
+    for s in range(begins.size):
+        position, left = begins[s], sizes[s]
+        entry = table.first[streams[s]] - 1
+        last = table.first[streams[s] + 1] - 1
+        entry += np.searchsorted(table.starts[table.first[streams[s]] : last], position, side="right")
+        while left > 0:
+            size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
+            count = min(left, size - local)
+            flags = carray(pointer(table.sound[entry]), ((size - 1 >> shift) + 1,), np.uint8)
+            for block in range(local >> shift, (min(local + count, size - 1) >> shift) + 1):
+                if flags[block] == 0:
+                    out[0, used], out[1, used] = entry, block
+                    used += 1
+                    if used == out.shape[1]:
+                        return used
+            position, left, entry = position + count, left - count, entry + 1
+    return used
 
 
 @compiled
@@ -38,6 +86,9 @@ def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
         while left > 0:
             size, local = table.starts[entry + 1] - table.starts[entry], position - table.starts[entry]
             count = min(left, size - local)
+            if first_unchecked(table, wide, entry, local, count) >= 0:
+                damage[0], damage[1] = entry, UNCHECKED
+                return False
             largest = np.int64(0)
             if wide:
                 words = carray(pointer(table.data[entry]), (size,), np.uint32)
@@ -66,8 +117,9 @@ class ShardTable:
             np.cumsum([0] + [len(stream.shards) + 1 for stream in streams], dtype=np.int64),
             np.concatenate([stream.starts for stream in streams]),
             np.array([shard.documents if shard else 0 for shard in self._shards], np.int64),
-            np.array([shard.data.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
-            np.array([shard.ends.ctypes.data if shard else 0 for shard in self._shards], np.uint64),
+            self._addresses(lambda shard: shard.mapped),
+            self._addresses(lambda shard: shard.mapped_ends),
+            self._addresses(lambda shard: shard.sound),
         )
 
     def gather(
@@ -75,13 +127,34 @@ class ShardTable:
     ) -> Int32[np.ndarray, " tokens"]:
         """Token ids of stretches, each of the stream with number `streams[i]`, one after the other.
 
-        Raises IntegrityError for a token id outside the vocabulary.
+        Raises IntegrityError for a damaged block, or a token id outside the vocabulary.
         """
         out, damage = np.empty(int(sizes.sum()), np.int32), np.empty(2, np.int64)
         corpus = self._corpus
-        if not _gather(self.table, corpus.wide, corpus.vocab_size, streams, begins, sizes, out, damage):
-            raise self.damage(*damage.tolist())
+        while not _gather(self.table, corpus.wide, corpus.vocab_size, streams, begins, sizes, out, damage):
+            if damage[1] != UNCHECKED:
+                raise self.damage(*damage.tolist())
+            self.check(streams, begins, sizes)
         return out
+
+    def check(
+        self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
+    ) -> None:
+        """Compare blocks that the stretches touch with their checksums. IntegrityError if one differs.
+
+        A shard's document ends are compared with its first block.
+        """
+        found = np.empty((2, max(_MOST_FOUND, len(begins))), np.int64)
+        used = _find_unchecked(self.table, self._corpus.wide, streams, begins, sizes, found)
+        for entry, block in found[:, :used].T.tolist():
+            shard = self._shards[entry]
+            assert shard is not None
+            if not shard.sound[block]:
+                shard.check_block(block)
+
+    def _addresses(self, array: Callable[[Shard], np.ndarray]) -> np.ndarray:
+        """Address of an array of each entry's shard."""
+        return np.array([array(shard).ctypes.data if shard else 0 for shard in self._shards], np.uint64)
 
     def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
         """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
@@ -102,8 +175,11 @@ class ShardTable:
         """What is wrong with the shard of an entry: an id outside the vocabulary, or (-1) ends that do not ascend."""
         shard = self._shards[entry]
         assert shard is not None
-        remedy = "restore the file, or write the shards again with `hornbook tokenize`"
         if largest < 0:
-            return IntegrityError(f"{shard.path('.idx')}: document ends do not ascend to {shard.tokens}: {remedy}")
+            return IntegrityError(
+                f"{shard.path('.idx')}: document ends do not ascend to {shard.tokens}: {shard.remedy}"
+            )
         vocab = self._corpus.vocab_size
-        return IntegrityError(f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {remedy}")
+        return IntegrityError(
+            f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {shard.remedy}"
+        )

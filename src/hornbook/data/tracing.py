@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
@@ -33,7 +32,7 @@ def find_documents(streams: Iterable[tuple[str, Stream]], name: str) -> list[Fou
     found = []
     for split, stream in streams:
         for shard in stream.shards:
-            table = pq.read_table(shard.path(".docs.parquet"), columns=["id", "origin"])
+            table = shard.table()
             mask = (_strings(table, "id") == name) | (_strings(table, "origin") == name)
             for row in np.flatnonzero(mask).tolist():
                 each = table.slice(row, 1).to_pylist()[0]

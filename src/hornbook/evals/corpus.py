@@ -94,9 +94,9 @@ def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
 def _documents(stream: Stream, special: set[int]) -> Iterator[np.ndarray]:
     """Token ids of each document, without its delimiter and end."""
     for shard in stream.shards:
-        start = 0
+        start, data = 0, shard.data
         for end in shard.ends.tolist():
-            tokens = shard.data[start:end]
+            tokens = data[start:end]
             yield tokens[~np.isin(tokens, list(special))]
             start = end
 

@@ -27,7 +27,8 @@ KILL_SECONDS = 30.0
 """Time for a killed process to end; only one that waits in the kernel for a device takes longer."""
 _PR_SET_PDEATHSIG = 1
 _PEERS_FAULT = re.compile(
-    r"(?i)closed by peer|reset by peer|broken pipe|connection refused|timed out|timeout|gloo|nccl"
+    r"(?i)closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out|timeout"
+    r"|gloo|nccl"
 )
 """Texts of a collective that failed because another rank has gone."""
 
@@ -156,6 +157,7 @@ def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -
         os.setpgid(0, 0)
         _die_with(supervisor)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal from the background
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # which shard was truncated is told by the supervisor
         faulthandler.enable(stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

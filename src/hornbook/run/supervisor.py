@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
+from hornbook.data.truncation import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.parallel.mesh import Place
 from hornbook.run.commit import list_checkpoints
@@ -80,6 +81,8 @@ class Supervisor:
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
+        if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(job.inputs.corpus.shards)):
+            raise damage  # it was killed where it read what is no longer there (SIGBUS)
         return outcome
 
     def _watch(self, ranks: Sequence[Rank]) -> Exit | Failure:
@@ -144,6 +147,7 @@ class Supervisor:
     def _note_failure(self, error: BaseException, at: At) -> None:
         """What the ledger and the heartbeat say of a run that ends with an error."""
         with contextlib.suppress(StorageError, IntegrityError):
+            self._run.check()
             self._set_status("failed")
             self._note("fail", at, error=type(error).__name__, text=str(error))
 
