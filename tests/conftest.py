@@ -14,6 +14,8 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, settings
 
+from tests.processes import kill_what_is_left
+
 # Neither a busy machine nor chance fails a property: how long an example takes is not what is tested, and the examples
 # are the same every time. HYPOTHESIS_PROFILE=search looks for others.
 _CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,7 +23,10 @@ settings.register_profile("hornbook", _CALM, max_examples=100, derandomize=True)
 settings.register_profile("search", _CALM, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hornbook"))
 
+kill_what_is_left()
+
 END = "<|endoftext|>"
+ENDINGS = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
 WORDS = ("the", "a", "model", "learns", "to", "read", "one", "two", "letters", "from", "its", "page", "and", "says")
 
 
@@ -63,13 +68,13 @@ def write_shard(root: Path, name: str, documents: list[list[int]]) -> dict[str, 
         "bytes": pa.array(sizes, pa.int64()),
     }
     pq.write_table(pa.table(rows), f"{stem}.docs.parquet")
-    return {
-        "name": name,
-        "tokens": sum(map(len, documents)),
-        "documents": len(documents),
-        "bytes": sum(sizes),
-        "digest": xxhash.xxh3_128_hexdigest(Path(f"{stem}.bin").read_bytes()),
-    }
+    facts = {"tokens": sum(map(len, documents)), "documents": len(documents), "bytes": sum(sizes)}
+    content = {name: Path(f"{stem}{end}").read_bytes() for name, end in ENDINGS.items()}
+    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in content.items()}
+    blocks = [xxhash.xxh3_64_hexdigest(content["bin"])]
+    sidecar = {**facts, "dtype": "uint16", "digests": digests, "blocks": blocks}
+    Path(f"{stem}.json").write_text(json.dumps(sidecar))
+    return {"name": name, **facts, "digest": digests["bin"]}
 
 
 def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = ()) -> Path:

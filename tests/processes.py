@@ -25,6 +25,44 @@ PATIENCE_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
+SESSION = "HORNBOOK_TEST_SESSION"
+"""Environment variable: whatever a test starts, and what that starts, is known by it."""
+_WATCHER = """
+import os, select, signal, sys, time
+parent, mark = int(sys.argv[1]), sys.argv[2].encode()
+try:
+    watched = os.pidfd_open(parent)
+except ProcessLookupError:
+    watched = None
+if watched is not None:
+    select.select([watched], [], [])
+for _ in range(50):
+    left = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read().split(bytes(1)):
+                    os.kill(int(name), signal.SIGKILL)
+                    left.append(name)
+        except OSError:
+            pass
+    if not left:
+        break
+    time.sleep(0.1)
+"""
+
+
+def kill_what_is_left() -> None:
+    """However this process ends, kill what it started, with all that this started; called once a session.
+
+    A killed pytest runs no clean-up, and a training process would go on for as long as its run lasts.
+    """
+    mark = f"{SESSION}={os.getpid()}-{os.urandom(8).hex()}"
+    words = [sys.executable, "-c", _WATCHER, str(os.getpid()), mark]
+    subprocess.Popen(words, start_new_session=True, stdin=subprocess.DEVNULL)
+    os.environ.update([mark.split("=", 1)])
+
+
 class ServerError(AssertionError):
     """A server ended, or said nothing for too long."""
 
