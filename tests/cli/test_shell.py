@@ -197,3 +197,51 @@ def test_resolving_words() -> None:
     resolved = resolve_words(["--seed", "7"], "data.path=D", default="tiny")
     assert (resolved.recipe.name, resolved.recipe.seed, resolved.recipe.data.path) == ("tiny", 7, "D")
     assert resolve_words(["seed=1", "gpt2-124m"], "seed=2").recipe.seed == 2
+
+
+LEAVING = """
+import sys
+from hornbook.cli import main, training
+from hornbook.cli.shell import say
+from hornbook.errors import Exit, UsageError
+sys.stdin.read()  # the reader has gone by now
+def act():
+    say("one line"); say("another")
+    if {fails}: raise UsageError("no")
+    return Exit({code})
+sys.exit(main.guard(act))
+"""
+
+
+@pytest.mark.parametrize(("code", "fails"), [(0, False), (75, False), (2, True)])
+@pytest.mark.parametrize("both", [True, False])
+def test_a_reader_of_stderr_that_leaves_changes_no_exit_code(code: int, fails: bool, both: bool) -> None:
+    words = [sys.executable, "-c", LEAVING.format(code=code, fails=fails)]
+    reading, writing = os.pipe()
+    output = writing if both else subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=writing) as process:
+        os.close(writing)
+        os.close(reading)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == code
+
+
+def test_the_code_of_a_run_stays_when_the_reader_of_its_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler starts what ended with 75 again."""
+    from hornbook.cli import training
+    from hornbook.recipe import Recipe
+    from hornbook.resolve import Resolved
+    from hornbook.run import launch
+    from hornbook.rundir import RunDir
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "gone")
+
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: Exit.RESUMABLE)
+    for name, value in (("describe_result", lambda _: {}), ("answer", gone), ("reader_has_gone", lambda: True)):
+        monkeypatch.setattr(training, name, value)
+    monkeypatch.setattr(training, "forget", lambda _: None)
+    resolved = Resolved(Recipe(), {})
+    found = training.run_job(resolved, RunDir("absent"), launch.Start(), dry_run=False, as_json=True)
+    assert found == Exit.RESUMABLE

@@ -41,7 +41,7 @@ def send_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *signals: int) -> N
     monkeypatch.setattr(Engine, "forward_backward", interrupted)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
 def test_a_signal_finishes_the_step_saves_and_stops(
     tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -134,3 +134,32 @@ def test_a_stopped_or_killed_process_goes_on_bit_for_bit(
     assert (answer["status"], answer["step"], answer["attempt"]) == ("finished", 150, 2)
     assert branch(run.path) == branch(whole_run)
     assert checkpoint_bytes(run.path, 150) == checkpoint_bytes(whole_run, 150)
+
+
+def test_a_hangup_that_was_ignored_stays_ignored(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        send_in_step(monkeypatch, 6, signal.SIGHUP)
+        assert launch_run(tmp_path / "run") == Exit.DONE
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+EARLY = """
+import os, signal, sys
+from hornbook.cli import main
+sys.argv = ["hornbook", sys.argv[1], "tiny"]
+main.load_verb = lambda name: os.kill(os.getpid(), getattr(signal, NAME))
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
+@pytest.mark.parametrize("verb", ["train", "resume", "fork"])
+def test_a_signal_before_the_run_begins_ends_with_the_same_code(name: str, verb: str) -> None:
+    words = [sys.executable, "-c", EARLY.replace("NAME", repr(name)), verb]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, name in done.stderr) == (Exit.RESUMABLE, True), done

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.compile_ahead import announce_late_compiling
 from hornbook.errors import EXIT_MEANING, UsageError
+from hornbook.run.signals import leave_early
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         announce_late_compiling()
         atexit.register(gc.freeze)  # a last search for cycles would take as long as a quarter of a short command
+        if set(sys.argv[1:2]) & {"train", "resume", "fork"}:
+            leave_early()
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
     return guard(lambda: _run(words))
 

@@ -4,6 +4,7 @@ stdout is for the answer (one JSON object under `--json`), stderr is for people.
 it may return an `Exit` or raise a `HornbookError`, and never calls sys.exit.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -11,7 +12,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -58,8 +59,22 @@ def people() -> "Console":
     """Console on stderr, for people: silent under -q, in colour only on a terminal and without NO_COLOR."""
     from rich.console import Console
 
+    class Screen(Console):
+        """Whose reader may go away: what is left unsaid changes no exit code."""
+
+        def on_broken_pipe(self) -> None:
+            forget(sys.stderr)
+
     quiet = bool(os.environ.get("HORNBOOK_QUIET"))
-    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return Screen(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def forget(stream: TextIO) -> None:
+    """Let what is written to a stream whose reader has gone vanish, as after `2>&1 | head -1`; at the exit too."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has no reader
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def say(text: str) -> None:
@@ -111,10 +126,11 @@ def guard(act: Callable[[], Any]) -> int:
     try:
         result = act()
         sys.stdout.flush()
+        flush_errors()
     except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError as error:
-        if _reader_has_gone():
+        if reader_has_gone():
             return _close_quietly()
         return _report(*_judge(error))
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
@@ -135,7 +151,8 @@ def _judge(error: Exception) -> tuple[str, Exit]:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, unimported
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
-    sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
+    with contextlib.suppress(OSError):
+        sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
     return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
 
 
@@ -154,11 +171,21 @@ def storage_error(error: OSError) -> StorageError:
 
 def _report(message: str, code: Exit) -> int:
     style, end = ("\x1b[1;31m", "\x1b[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
-    sys.stderr.write(f"{style}error{end} {message}\n")
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{style}error{end} {message}\n")
+    flush_errors()
     return code
 
 
-def _reader_has_gone() -> bool:
+def flush_errors() -> None:
+    """Have nothing left to say on stderr: what cannot be said there would make the exit code 120."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        forget(sys.stderr)
+
+
+def reader_has_gone() -> bool:
     """Whether it is stdout's pipe that nobody reads any more, and not one to a process of ours."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
@@ -167,5 +194,6 @@ def _reader_has_gone() -> bool:
 
 def _close_quietly() -> int:
     """As with `| head`: end without a word, and without one at exit either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    forget(sys.stdout)
+    flush_errors()
     return Exit.DONE

@@ -28,7 +28,7 @@ def train(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> Exit:
-    """Train a model. SIGTERM, SIGUSR1 and Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
+    """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
     from hornbook.run.checkpoint_path import checkpoint_path
     from hornbook.run.launch import Start
     from hornbook.run.origin import import_origin

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.shell import answer, people, say
+from hornbook.cli.shell import answer, forget, people, reader_has_gone, say
 from hornbook.errors import Exit
 from hornbook.rundir import RunDir
 
@@ -31,10 +31,15 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
     if place is not None and not place.leads:
         return code  # rank 0 answers
     result = describe_result(run)
-    if as_json:
-        answer(result, as_json=True)
-    else:
-        say(f"{result['status']} at step {result['step']:,}: {run.path}")
+    try:
+        if as_json:
+            answer(result, as_json=True)
+        else:
+            say(f"{result['status']} at step {result['step']:,}: {run.path}")
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        forget(sys.stdout)  # the exit code stays what the run ended with
     return code
 
 

@@ -1,16 +1,40 @@
 """Signals that ask a run to stop: the step in progress is finished, the state is saved, the exit code is 75.
 
-SIGTERM (schedulers), SIGUSR1 (Slurm's warning before the end of a job) and the first SIGINT only set a flag, so
-a signal inside a save cannot hurt it. A second SIGINT raises KeyboardInterrupt: leave at once (exit code 130).
+SIGTERM (schedulers), SIGHUP (the terminal has gone), SIGUSR1 (Slurm's warning before the end of a job) and the first
+SIGINT only set a flag, so a signal inside a save cannot hurt it. A second SIGINT raises KeyboardInterrupt: leave at
+once (exit code 130). Before there is a run to save, `leave_early` ends the process with code 75 too. SIGHUP stays
+ignored where it was (nohup).
 """
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from hornbook.errors import Exit
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def leave_early() -> None:
+    """From here on end with exit code 75 on a stop signal, until `StopSignals` takes them: imports take seconds.
+
+    SIGINT stays what it is. For the main thread of a process that does nothing else.
+    """
+    for number in STOP_SIGNALS:
+        if number != signal.SIGINT and (number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN):
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    text = f"ended by {signal.Signals(number).name} while no step was made: run the same command again\n"
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+    os._exit(Exit.RESUMABLE)  # nothing is open yet that would be left half done
 
 
 class StopSignals:
@@ -28,7 +52,8 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                self._previous[number] = signal.signal(number, self._catch)
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *_: object) -> None:
