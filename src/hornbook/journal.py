@@ -14,11 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import xxhash
+
 from hornbook.durable import storage_error, sync_directory, sync_file
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, StorageError
 from hornbook.filesystem import exists
 
 _BLOCK = 1 << 16
+_READ = 1 << 20
 
 
 class Appender:
@@ -26,6 +29,8 @@ class Appender:
 
     A torn last line (a writer died inside it) is cut on open; `torn` then holds the bytes that were cut, for
     the owner to note in the ledger. A write that fails leaves the file as it was and raises StorageError.
+
+    `head` is the `sha` of the newest record of a chained file, and `extent` says what the file holds.
 
     `sync_seconds`: longest time an appended record stays unsynced, judged at each append; 0 syncs every
     record, None leaves it to `sync()`. `chained` adds `prev` and `sha` to each record (see `chain`).
@@ -43,6 +48,9 @@ class Appender:
         except OSError as error:
             raise storage_error(error, path) from error
         self._previous: str | None = last.get("sha", "") if chained else None
+        self._hash = xxhash.xxh3_128()
+        for first in range(0, self._end, _READ):
+            self._hash.update(os.pread(self._file, min(_READ, self._end - first), first))
         self._synced = time.monotonic()
         self._dirty = bool(self.torn)
 
@@ -65,11 +73,31 @@ class Appender:
             os.ftruncate(self._file, self._end)
             raise storage_error(error, self.path) from error
         self._end += len(line)
+        self._hash.update(line)
         self._dirty = True
         if self._previous is not None:
             self._previous = record["sha"]
         if self._sync_seconds is not None and time.monotonic() - self._synced >= self._sync_seconds:
             self.sync()
+
+    @property
+    def head(self) -> str:
+        """`sha` of the newest record of a chained file; "" where there is none."""
+        return self._previous or ""
+
+    @property
+    def extent(self) -> dict[str, Any]:
+        """Bytes in the file, and their XXH3-128; `first_broken` compares them later."""
+        return {"bytes": self._end, "xxh3_128": self._hash.hexdigest()}
+
+    def check(self) -> None:
+        """StorageError if the file at the path is not the one that is written: it was deleted, moved or replaced."""
+        try:
+            there, mine = os.stat(self.path), os.fstat(self._file)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            raise StorageError(f"cannot write {self.path}: another file was put in its place; put back what was there")
 
     def sync(self) -> None:
         """Return when everything appended is on disk."""
@@ -141,6 +169,22 @@ def verify_chain(path: Path) -> int:
             raise IntegrityError(f"{path}: records are missing or foreign before record {count + 1}")
         previous, count = record["sha"], count + 1
     return count
+
+
+def first_broken(path: Path, extents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first of some extents (`Appender.extent`), in order, that a file no longer begins with; None: it has all."""
+    digest, done = xxhash.xxh3_128(), 0
+    try:
+        with path.open("rb") as file:
+            for extent in extents:
+                while done < extent["bytes"] and (part := file.read(min(_READ, extent["bytes"] - done))):
+                    digest.update(part)
+                    done += len(part)
+                if (done, digest.hexdigest()) != (extent["bytes"], extent["xxh3_128"]):
+                    return extent
+    except OSError:
+        return next(iter(extents), None)
+    return None
 
 
 def finite(value: Any) -> Any:

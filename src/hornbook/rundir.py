@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
-from hornbook.filesystem import is_file, is_folder, list_folder
+from hornbook.errors import StorageError
+from hornbook.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.journal import finite
 
 Status = Literal["running", "finished", "stopped", "failed"]
@@ -71,6 +72,14 @@ class StateRecord(Record):
     started: NotRequired[str]
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which folder stands at a path: device and inode; None where there is none. Raises OSError."""
+    if not exists(path):
+        return None
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 class RunDir:
     """Paths of a run. Nothing is created before `create`."""
 
@@ -90,6 +99,7 @@ class RunDir:
         self.incidents = self.path / "incidents"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
+        self._identity: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -110,9 +120,26 @@ class RunDir:
                 probe.unlink()
             sync_directory(self.path)
             sync_directory(self.path.parent)
+            self._identity = identity(self.path)
         except OSError as error:
             raise storage_error(error, self.path) from error
         return self
+
+    def check(self) -> None:
+        """StorageError if the folder that this run writes into was renamed or deleted: two system calls at most.
+
+        Files that are open would go on growing where nobody sees them, and others be made in a stump at the old path.
+        """
+        try:
+            found = identity(self.path)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._identity = self._identity or found
+        if found is None or found != self._identity:
+            raise StorageError(
+                f"{self.path} was renamed or deleted while the run wrote into it; the run ended, and made nothing new "
+                "there. `hornbook resume` goes on from the newest checkpoint, wherever the folder is now"
+            )
 
     def read_state(self) -> StateRecord | None:
         """The heartbeat, or None where there is none or it cannot be read."""

@@ -81,12 +81,13 @@ def pickle(path: Path) -> None:
 @pytest.mark.parametrize("damage", [flip, truncate, zeros, Path.unlink, pickle], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer/optimizer.safetensors"])
 def test_resume_goes_on_from_the_older_checkpoint_and_ends_equal(
-    whole: Path, copy: Path, damage: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture
+    whole: Path, copy: Path, damage: Callable[[Path], None], name: str, capsys: pytest.CaptureFixture[str]
 ):
     damage(copy / "checkpoints" / NEWEST / name)
     assert main(["resume", str(copy)]) == 0
-    assert f"{NEWEST}: {name}" in caplog.text
-    assert "an older checkpoint is used" in caplog.text
+    told = capsys.readouterr().err
+    assert f"{NEWEST}: {name}" in told
+    assert "an older checkpoint is used" in told
     assert "checkpoint_damaged" in kinds(copy)
     assert (copy / "checkpoints" / f"damaged-{NEWEST}").is_dir()
     assert not (copy.parent / "trap").exists()

@@ -15,7 +15,7 @@ from hornbook.errors import Exit, StorageError
 from hornbook.run import train as train_module
 from hornbook.run.background import NICE, Background
 from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.manifest import verify_folder
+from hornbook.run.manifest import MANIFEST, verify_folder
 from hornbook.run.saves import LEAST_SECONDS, SLOW_DISK, WAIT_SECONDS, Saves
 from hornbook.rundir import RunDir
 from tests.processes import wait_until
@@ -27,10 +27,12 @@ Events = Callable[..., list[dict[str, Any]]]
 def fail_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     original = Checkpoints.save
 
-    def save(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+    def save(
+        self: Checkpoints, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
+    ) -> Path:
         if state.step in steps:
             raise StorageError("no space left")
-        return original(self, state, final, score)
+        return original(self, state, final, score, ledger)
 
     monkeypatch.setattr(Checkpoints, "save", save)
 
@@ -73,9 +75,9 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
             order.append("sync")
         sync(self)
 
-    def noted_save(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+    def noted_save(self: Checkpoints, state: Any, *rest: Any, **named: Any) -> Path:
         order.append("save")
-        return save(self, state, final, score)
+        return save(self, state, *rest, **named)
 
     monkeypatch.setattr(Appender, "sync", noted_sync)
     monkeypatch.setattr(Checkpoints, "save", noted_save)
@@ -90,11 +92,13 @@ def slow_save(monkeypatch: pytest.MonkeyPatch, step: int, until: threading.Event
     """The save of a step takes until the event; `order` hears of every begin and end."""
     original = Checkpoints.save
 
-    def save(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+    def save(
+        self: Checkpoints, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
+    ) -> Path:
         order.append(f"begin {state.step}")
         if state.step == step:
             assert until.wait(120)
-        folder = original(self, state, final, score)
+        folder = original(self, state, final, score, ledger)
         order.append(f"end {state.step}")
         return folder
 
@@ -137,8 +141,10 @@ def test_a_scheduled_save_is_written_while_steps_go_on(
 
 
 def checkpoint_bytes(run: Path, step: int) -> dict[str, bytes]:
+    """All files but the manifest, which names the run."""
     folder = RunDir(run).checkpoints / f"step-{step:08d}"
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def test_the_next_save_waits_for_the_one_in_flight(
@@ -197,12 +203,12 @@ def test_after_a_failure_the_loop_waits_for_its_save(
     slow_save(monkeypatch, 0, threading.Event(), order)
     working = Checkpoints.save
 
-    def failing(self: Checkpoints, state: Any, final: bool = False, score: float | None = None) -> Path:
+    def failing(self: Checkpoints, state: Any, *rest: Any, **named: Any) -> Path:
         if state.step == 4:
             raise StorageError("no space left")
         if state.step == 8:
             time.sleep(0.3)  # in the background a step would begin before it is done
-        return working(self, state, final, score)
+        return working(self, state, *rest, **named)
 
     monkeypatch.setattr(Checkpoints, "save", failing)
     assert launch_run(tmp_path / "run") == Exit.DONE

@@ -215,9 +215,9 @@ def _ranges(steps: Sequence[int]) -> str:
 
 def _loader(run: "RunDir") -> "Loader":
     from hornbook.data.loader import build_loader
-    from hornbook.resolve import resolve
+    from hornbook.run.bound import recipe_in_force
 
-    recipe = resolve(str(run.recipe), environ={}).recipe
+    recipe = recipe_in_force(run)
     if recipe.data.path is None:
         raise UsageError(f"{run.recipe} names no data")
     train = recipe.train

@@ -80,12 +80,13 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
     """
     from hornbook.data.config import Causal, DataConfig, Infill, Masked, Span
     from hornbook.recipe import Recipe
-    from hornbook.resolve import resolve
+    from hornbook.run.bound import recipe_in_force
     from hornbook.run.config import TrainConfig
+    from hornbook.rundir import RunDir
 
-    path = folder.resolve().parent.parent / "recipe.toml"
-    if path.is_file():
-        return resolve(str(path), environ={}).recipe
+    run = RunDir(folder.resolve().parent.parent)
+    if run.recipe.is_file():
+        return recipe_in_force(run)
     assert loaded.tokenizer is not None
     pairs = Span() if loaded.tokenizer.special.sentinels else Infill()
     objective = {"decoder": Causal(), "encoder": Masked(), "encoder_decoder": pairs}[loaded.config.kind]

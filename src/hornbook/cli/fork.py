@@ -22,7 +22,8 @@ def fork(
 ) -> Exit:
     """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
     from hornbook.resolve import Resolved, resolve
-    from hornbook.run.launch import Start, recipe_in_force
+    from hornbook.run.bound import recipe_in_force, refuse_edited
+    from hornbook.run.launch import Start
     from hornbook.run.origin import fork_origin
     from hornbook.rundir import RunDir
 
@@ -32,6 +33,7 @@ def fork(
     parent = RunDir(Path(target))
     if not parent.recipe.is_file():
         raise UsageError(f"{parent.path} holds no run: fork takes a run directory")
+    refuse_edited(parent)
     resolved = resolve(str(parent.recipe), overrides)
     origin = fork_origin(parent, at, recipe_in_force(parent), resolved.recipe)
     if resolved.origins.get("name", "") != "command line":

@@ -196,9 +196,9 @@ def _text(value: Any) -> str:
 
 
 def _settings(run: "RunDir") -> dict[str, Any]:
-    from hornbook.resolve import resolve
+    from hornbook.run.bound import recipe_in_force
 
-    return resolve(str(run.recipe), environ={}).recipe.model_dump(mode="json")
+    return recipe_in_force(run).model_dump(mode="json")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:

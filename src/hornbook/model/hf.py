@@ -72,6 +72,7 @@ def write_hf(
     tensors = _named_tensors(model)
     _check_own(tensors, lay_out(config, vocab, choose_architecture(config)))
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         create_hf(
             folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes, decoder_start=decoder_start
         )
@@ -91,7 +92,7 @@ def create_hf(
     decoder_start: int | None = None,
 ) -> None:
     """All of `write_hf` but the values: every file is there at its full size. Raises OSError, StorageError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     architecture = choose_architecture(config)
     layout = lay_out(config, vocab, architecture)
     create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)

@@ -19,6 +19,7 @@ from hornbook.model.lsuv import scale_to_unit_variance
 from hornbook.model.surgery.config import adapter_of
 from hornbook.parallel.mesh import Mesh
 from hornbook.resolve import leaves
+from hornbook.run import bound
 from hornbook.run.base import keep_base
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
@@ -47,21 +48,13 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, origin)
     environment = _environment(job, mesh)
-    fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
-    windows = list(past.windows)
-    if job.origin is not None:
-        fields["origin"] = job.origin.record()
-        windows += job.origin.windows
-        fields["windows"] = windows
+    windows = [*past.windows, *(job.origin.windows if job.origin is not None else ())]
     state.loader.skip(windows)
-    if job.changes:
-        present = {dotted(path) for path, _ in leaves(job.recipe)}
-        fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in job.changes]
-    if restored is not None:
-        fields["checkpoint"] = restored.name
-    if job.ledger.torn:
-        fields["torn_bytes"] = job.ledger.torn
-    job.ledger.note(job.mode, state, **fields)
+    job.ledger.note(job.mode, state, **_first_record(job, past, environment, windows, restored))
+    if job.place.leads and (problem := bound.metrics_problem(job.run, past)):
+        job.ledger.note("warning", state, text=problem)
+        for say in tell:
+            say(f"warning: {problem}")
     if job.changes:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     saves.pass_on_notes(state)
@@ -70,6 +63,25 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
             say(line)
     if origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
+
+
+def _first_record(
+    job: Job, past: Monotone, environment: dict[str, Any], windows: list[tuple[int, int]], restored: Path | None
+) -> dict[str, Any]:
+    """What the ledger's first record of this attempt says."""
+    fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
+    if job.origin is not None:
+        fields |= {"origin": job.origin.record(), "windows": windows}
+    if past.recipe is None or job.changes:
+        fields["recipe"] = job.recipe.model_dump(mode="json")
+    if job.changes:
+        present = {dotted(path) for path, _ in leaves(job.recipe)}
+        fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in job.changes]
+    if restored is not None:
+        fields["checkpoint"] = restored.name
+    if job.ledger.torn:
+        fields["torn_bytes"] = job.ledger.torn
+    return fields
 
 
 def _initialize(job: Job, state: State) -> None:

@@ -4,10 +4,9 @@ A checkpoint counts only if every byte is what its manifest says. Where the newe
 used and the caller is told; where none does, that is an error: training never starts from scratch by itself.
 """
 
-import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -39,7 +38,6 @@ _NEEDED = {
     "trainer/optimizer*.safetensors": "the optimizer's moments",
     "trainer/state.json": "the trainer's state",
 }
-_log = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
@@ -61,10 +59,20 @@ class Note:
 class Checkpoints:
     """The directory `checkpoints` of a run, for the process that holds the run's lock, or for its ranks."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        exchange: Exchange | None = None,
+        why_foreign: Callable[[Manifest], str | None] = lambda _: None,
+    ) -> None:
+        """`why_foreign`: says of a whole checkpoint why it is not one of this run; None: it is."""
         self._directory = directory
         self._config = config
         self._exchange = exchange or Exchange()
+        self._why_foreign = why_foreign
+        self.digest = ""
+        """Of the manifest of the newest save, where this rank leads."""
         self._verified: Path | None = None
         self._notes: list[Note] = []
 
@@ -77,10 +85,17 @@ class Checkpoints:
         """Wait for other ranks no more: this one is going."""
         self._exchange.cancel()
 
-    def save(self, state: Fillable, final: bool = False, score: float | None = None) -> Path:
+    def save(
+        self,
+        state: Fillable,
+        final: bool = False,
+        score: float | None = None,
+        ledger: tuple[str, str] | None = None,
+    ) -> Path:
         """Commit a checkpoint of the state; when this returns it survives a power cut. Every rank calls it.
 
-        `score` is the validation loss measured at this very step; the lowest becomes `best`. Raises StorageError
+        `score` is the validation loss measured at this very step; the lowest becomes `best`. `ledger`: of which run it
+        is (`Ledger.ends`). Raises StorageError
         (disk full, failing, read-only) on every rank: older checkpoints are then untouched, training may go on and
         try again. RankLostError after `leave`, if it waits for another rank.
         """
@@ -89,24 +104,26 @@ class Checkpoints:
             shared.follow(self._directory)
             return self._directory / checkpoint_name(state.step)
         try:
-            folder = self._commit(shared, state, final, score)
+            folder = self._commit(shared, state, final, score, ledger)
         except BaseException as error:
             shared.end(error)
             raise
         shared.end()
         return folder
 
-    def _commit(self, shared: SharedSave, state: Fillable, final: bool, score: float | None) -> Path:
+    def _commit(
+        self, shared: SharedSave, state: Fillable, final: bool, score: float | None, ledger: tuple[str, str] | None
+    ) -> Path:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(exist_ok=True)  # without its parents: a run that was moved away is not made anew
             self._clean()
             self._make_room()
         except OSError as error:
             raise storage_error(error, self._directory) from error
-        folder, _ = commit(
-            self._directory, shared.write, step=state.step, tokens=state.tokens, score=score, final=final
+        folder, manifest = commit(
+            self._directory, shared.write, step=state.step, tokens=state.tokens, score=score, final=final, ledger=ledger
         )
-        self._verified = folder
+        self._verified, self.digest = folder, manifest.digest
         try:
             self._tidy(folder, score)
         except (OSError, StorageError) as error:
@@ -150,11 +167,14 @@ class Checkpoints:
             if before is not None and (step_of(folder) or 0) > before:
                 continue
             try:
-                self.verify(folder)
+                manifest = self.verify(folder)
             except IntegrityError as error:
                 damaged.append((folder, str(error)))
-            else:
+                continue
+            foreign = self._why_foreign(manifest)
+            if foreign is None:
                 return folder.name
+            damaged.append((folder, f"{folder}: {foreign}"))
         if damaged:
             raise IntegrityError(all_damaged(damaged))
         return ""
@@ -228,8 +248,7 @@ class Checkpoints:
 
     def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
         for folder, problem in damaged:
-            text = f"{problem}; an older checkpoint is used"
-            _log.warning("%s", text)
+            text = f"{problem.removeprefix(f'{folder}: ')}; an older checkpoint is used"
             try:
                 os.rename(folder, _unused(folder.with_name(f"damaged-{folder.name}")))
             except OSError as error:

@@ -1,12 +1,14 @@
 """Which checkpoint is meant, by a person or by a run that looks for its newest: the one door for readers."""
 
+import contextlib
 import logging
 from pathlib import Path
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.filesystem import exists, is_file, is_folder
+from hornbook.run.bound import past_of, why_foreign
 from hornbook.run.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
-from hornbook.run.manifest import MANIFEST, verify_folder
+from hornbook.run.manifest import MANIFEST, Manifest, verify_folder
 from hornbook.run.weights import check_weights
 from hornbook.rundir import RunDir
 
@@ -19,18 +21,38 @@ def newest_verified(directory: Path) -> Path | None:
 
 
 def _newest_whole(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest whole checkpoint, if any, and what is wrong with newer ones (logged if there is one to use)."""
-    damaged: list[tuple[Path, str]] = []
+    """The newest whole checkpoint, if any, and what is wrong with newer ones (logged if there is one to use).
+
+    One that the run did not save counts only where it has no other.
+    """
+    problems: list[tuple[Path, str]] = []
+    foreign: Path | None = None
     for folder in list_checkpoints(directory):
         try:
-            verify_folder(folder)
+            manifest = verify_folder(folder)
         except IntegrityError as error:
-            damaged.append((folder, str(error)))
+            problems.append((folder, str(error)))
             continue
-        for _, problem in damaged:
-            _log.warning("%s; %s is used", problem, folder.name)
-        return folder, damaged
-    return None, damaged
+        reason = _why_foreign(directory, manifest)
+        if reason is None:
+            return _found(folder, problems)
+        foreign = foreign or folder
+        problems.append((folder, f"{folder}: {reason}"))
+    return _found(foreign, problems) if foreign is not None else (None, problems)
+
+
+def _found(folder: Path, problems: list[tuple[Path, str]]) -> tuple[Path, list[tuple[Path, str]]]:
+    for _, problem in problems:
+        _log.warning("%s; %s is used", problem, folder.name)
+    return folder, problems
+
+
+def _why_foreign(directory: Path, manifest: Manifest) -> str | None:
+    """Why a checkpoint is not one of the run it lies in, as far as there is a ledger to say so."""
+    run = RunDir(directory.parent)
+    with contextlib.suppress(IntegrityError):  # whoever wants weights need not have the ledger
+        return why_foreign(run, past_of(run), manifest)
+    return None
 
 
 def checkpoint_path(target: str | Path, step: int | None = None) -> Path:

@@ -53,6 +53,7 @@ def commit(
     tokens: int,
     score: float | None = None,
     final: bool = False,
+    ledger: tuple[str, str] | None = None,
 ) -> tuple[Path, Manifest]:
     """Let `write` fill a directory and publish it; when this returns, the checkpoint survives a power cut.
 
@@ -63,7 +64,7 @@ def commit(
     try:
         stage.mkdir()
         write(stage)
-        manifest = write_manifest(stage, step=step, tokens=tokens, score=score, final=final)
+        manifest = write_manifest(stage, step=step, tokens=tokens, score=score, final=final, ledger=ledger)
         _publish(stage, target)
     except OSError as error:
         shutil.rmtree(stage, ignore_errors=True)

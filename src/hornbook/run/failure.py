@@ -100,5 +100,6 @@ def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
     for rank in ranks:
         if text := rank.words:
             with contextlib.suppress(OSError, StorageError):
-                folder.mkdir(parents=True, exist_ok=True)
+                run.incidents.mkdir(exist_ok=True)
+                folder.mkdir(exist_ok=True)
                 write_atomic(folder / f"rank-{rank.number}.txt", text)

@@ -20,20 +20,18 @@ import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.filesystem import exists, is_file, is_folder, list_folder
-from hornbook.journal import read_records
-from hornbook.listing import toml_value
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.init import check_overrides
 from hornbook.parallel.mesh import SETUP_SECONDS, Place
 from hornbook.recipe import Recipe
-from hornbook.resolve import resolve
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
+from hornbook.run.bound import describe_edits, edited_settings, recipe_in_force
 from hornbook.run.comparing import compare_ranks, rank_facts
 from hornbook.run.environment import check_data_lock
 from hornbook.run.job import Inputs, Job, open_inputs
 from hornbook.run.joining import joined_place
 from hornbook.run.kernels import compile_for
-from hornbook.run.ledger import At, Ledger, replay
+from hornbook.run.ledger import At, Ledger
 from hornbook.run.meeting import await_leader, leading, wait_until
 from hornbook.run.origin import Origin, check_tokenizer
 from hornbook.run.precision import settle_precision
@@ -212,15 +210,12 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
         }
     )
     changes = resume_changes(old, settled)
-    refuse_incompatible(changes)
+    try:
+        refuse_incompatible(changes)
+    except UsageError as error:
+        edits = [edit for edit in edited_settings(run) if edit.policy == "refused"]
+        raise UsageError(f"{error}\n{describe_edits(run, edits)}: put these values back") if edits else error from None
     return changes
-
-
-def recipe_in_force(run: RunDir) -> Recipe:
-    """recipe.toml with what the ledger says was changed since (the same, unless a resume was killed at that moment)."""
-    settings = replay(record for record, _ in read_records(run.events)).settings
-    words = [f"{key}={toml_value(value)}" for key, value in settings.items()]
-    return resolve(str(run.recipe), words, environ={}).recipe
 
 
 def lock_data(job: Job) -> None:

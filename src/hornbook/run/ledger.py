@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from hornbook.errors import StorageError
+from hornbook.errors import IntegrityError, StorageError
 from hornbook.journal import Appender, read_records, verify_chain
 from hornbook.rundir import RunDir
 
@@ -49,6 +49,19 @@ class Monotone:
     """What the run began from, where that was a checkpoint."""
     saved: bool = False
     """Whether a checkpoint was ever committed."""
+    recipe: dict[str, Any] | None = None
+    """The recipe in force, complete; None in runs of versions that did not note it."""
+    saves: dict[int, set[str | None]] = field(default_factory=dict)
+    """Step -> digests of the manifests of its saves; None for one of a version that did not note it."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """What metrics.jsonl held at each save (`Appender.extent`), and its step."""
+    chain: dict[str, None] = field(default_factory=dict)
+    """`sha` of every record, in order."""
+
+    @property
+    def first(self) -> str:
+        """`sha` of the first record: the name of this ledger, and of its run."""
+        return next(iter(self.chain), "")
 
 
 def replay(records: Iterable[dict[str, Any]]) -> Monotone:
@@ -56,9 +69,16 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     state = Monotone()
     for record in records:
         if record.get("kind") in ("origin", "start"):  # what a start that died before it left behind does not count
-            state = Monotone(attempt=state.attempt)
+            state = Monotone(attempt=state.attempt, chain=state.chain)
+        if "sha" in record:
+            state.chain[record["sha"]] = None
         state.attempt = max(state.attempt, record["attempt"])
-        state.saved |= record.get("kind") == "save"
+        if record.get("kind") == "save":
+            state.saved = True
+            state.saves.setdefault(record["step"], set()).add(record.get("manifest"))
+            if "metrics" in record:
+                state.metrics.append({**record["metrics"], "step": record["step"]})
+        state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
             if not change.get("gone"):
@@ -69,13 +89,38 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     return state
 
 
+def check_ledger(run: RunDir) -> int:
+    """Number of records in the ledger of a run; IntegrityError that names the remedy where it is damaged."""
+    try:
+        return verify_chain(run.events)
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}. {remedy(run)}") from error
+
+
+def remedy(run: RunDir) -> str:
+    """What to do about a ledger that is damaged, cut or gone."""
+    return (
+        f"Put back a copy of {run.events.name}: skipped data and changed settings stand there alone. Without one, "
+        f"`hornbook train {run.recipe} --from {run.path} --out NEW` starts a new run from the weights"
+    )
+
+
 class SilentAppender:
     """In the place of an `Appender` on a rank that does not lead: it takes records and writes none."""
 
     torn = 0
+    head = ""
+
+    @property
+    def extent(self) -> dict[str, Any]:
+        """It has no file."""
+        return {}
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Drop a record."""
+
+    def check(self) -> None:
+        """There is nothing to check."""
 
     def sync(self) -> None:
         """There is nothing to sync."""
@@ -90,10 +135,11 @@ class Ledger:
     def __init__(self, run: RunDir, listeners: Iterable[Listener] = (), *, silent: bool = False) -> None:
         """`silent`: for a rank that does not lead; the file is read, and not written."""
         self._appender = SilentAppender() if silent else Appender(run.events, chained=True)
-        verify_chain(run.events)
+        check_ledger(run)
         self.past = replay(record for record, _ in read_records(run.events))
         self.attempt = self.past.attempt + 1
         self.listeners: list[Listener] = list(listeners)
+        self._first = ""
         self._last: Position = At()
 
     def __enter__(self) -> Self:
@@ -111,6 +157,12 @@ class Ledger:
         return other
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """`sha` of its first and its newest record; None on a rank that does not lead, and before the first record."""
+        head = self._appender.head
+        return (self.past.first or self._first or head, head) if head else None
+
+    @property
     def torn(self) -> int:
         """Bytes of an unfinished last line that were cut on opening."""
         return self._appender.torn
@@ -119,8 +171,10 @@ class Ledger:
         """Append one record and return when it is on disk."""
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
         record |= fields
+        self._appender.check()
         self._appender.append(record)
         self._appender.sync()
+        self._first = self._first or self._appender.head
         self._last = At(at.step, at.tokens)
         for listen in self.listeners:
             listen(record)

@@ -39,20 +39,33 @@ class Manifest:
     """Whether the run was complete."""
     files: dict[str, tuple[int, str]]
     """Relative POSIX name to (size in bytes, XXH3-128 in hex)."""
+    ledger: tuple[str, str] | None = None
+    """`sha` of the first and the newest record in the ledger of the run that made it; None: no run, or an older one."""
 
     @property
     def total_bytes(self) -> int:
         """Size of all files."""
         return sum(size for size, _ in self.files.values())
 
+    @property
+    def digest(self) -> str:
+        """Its hash of itself, in hex."""
+        return _digest(_body(self))
+
 
 def write_manifest(
-    folder: Path, *, step: int, tokens: int, score: float | None = None, final: bool = False
+    folder: Path,
+    *,
+    step: int,
+    tokens: int,
+    score: float | None = None,
+    final: bool = False,
+    ledger: tuple[str, str] | None = None,
 ) -> Manifest:
     """Hash and sync every file under `folder`, then write and sync the manifest and the directories."""
     paths = [path.relative_to(folder) for path in sorted(walk_files(folder))]
     files = {path.as_posix(): _measure(folder, path.as_posix(), sync=True) for path in paths}
-    manifest = Manifest(step, tokens, score, final, files)
+    manifest = Manifest(step, tokens, score, final, files, ledger)
     write_file(folder / MANIFEST, _encode(manifest))
     parents = {parent for path in paths for parent in path.parents} | {Path()}
     for parent in sorted(parents, reverse=True):  # inner ones first
@@ -71,7 +84,9 @@ def read_manifest(folder: Path) -> Manifest:
         if (data["format"], data["version"]) != (FORMAT, VERSION):
             raise IntegrityError(f"{folder}: {MANIFEST} is of version {data['version']}, this hornbook reads {VERSION}")
         files = {name: (int(entry["size"]), str(entry["xxh3_128"])) for name, entry in data["files"].items()}
-        manifest = Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files)
+        first, last = data.get("ledger") or ("", "")
+        ledger = (str(first), str(last)) if first else None
+        manifest = Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files, ledger)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{folder}: {MANIFEST} cannot be read ({type(error).__name__})") from error
     if raw != _encode(manifest):
@@ -92,6 +107,12 @@ def verify_folder(folder: Path) -> Manifest:
     if problems:
         raise IntegrityError(f"{folder}: " + "; ".join(problems))
     return manifest
+
+
+def unlisted(folder: Path, manifest: Manifest) -> list[str]:
+    """Files in the folder that the manifest does not list."""
+    there = (path.relative_to(folder).as_posix() for path in walk_files(folder))
+    return [name for name in there if name != MANIFEST and name not in manifest.files]
 
 
 def _compare(folder: Path, name: str, expected: tuple[int, str]) -> str | None:
@@ -165,6 +186,10 @@ def _read_small(folder: Path, name: str) -> bytes:
 
 
 def _encode(manifest: Manifest) -> bytes:
+    return (json.dumps({**_body(manifest), _SELF: manifest.digest}, indent=1) + "\n").encode()
+
+
+def _body(manifest: Manifest) -> dict[str, Any]:
     files = {name: {"size": size, "xxh3_128": digest} for name, (size, digest) in manifest.files.items()}
     data = {
         "format": FORMAT,
@@ -175,7 +200,7 @@ def _encode(manifest: Manifest) -> bytes:
         "final": manifest.final,
         "files": files,
     }
-    return (json.dumps({**data, _SELF: _digest(data)}, indent=1) + "\n").encode()
+    return data if manifest.ledger is None else {**data, "ledger": list(manifest.ledger)}
 
 
 def _digest(data: dict[str, Any]) -> str:

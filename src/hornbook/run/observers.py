@@ -51,7 +51,13 @@ class Metrics:
 
     def sync(self) -> None:
         """Return when every line is on disk: a checkpoint must not be newer than the record of its steps."""
+        self._appender.check()
         self._appender.sync()
+
+    @property
+    def extent(self) -> dict[str, Any]:
+        """What the file holds, for the ledger (`Appender.extent`)."""
+        return self._appender.extent
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,17 @@ times what the slowest took so far, or what a slow disk would. It ends the run a
 for ever: with exit code 75 if another rank did not do its part, else with 7.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hornbook.errors import StorageError
 from hornbook.parallel.mesh import Mesh
+from hornbook.run import bound
 from hornbook.run.background import Background
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.exchange import Exchange
@@ -51,6 +53,8 @@ class _Save:
     """The checkpoint, and when it was durable."""
     held_seconds: float
     """For which the loop did nothing else."""
+    metrics: dict[str, Any]
+    """What metrics.jsonl held when it began."""
 
 
 class Saves:
@@ -123,12 +127,13 @@ class Saves:
         self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
         self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
         snapshot, score = take_snapshot(state, buffers), self._observers.score(state.step)
+        metrics, ledger = self._observers.metrics.extent, self._ledger.ends
 
         def write() -> tuple[Path, float]:
-            return self._checkpoints.save(snapshot, final=final, score=score), time.monotonic()
+            return self._checkpoints.save(snapshot, final=final, score=score, ledger=ledger), time.monotonic()
 
         written = Background(write, gives_way=buffers is not None)
-        self._flying = _Save(snapshot, final, started, written, time.monotonic() - started)
+        self._flying = _Save(snapshot, final, started, written, time.monotonic() - started, metrics)
 
     def _settle(self, state: State) -> None:
         """Have nothing in flight; the first failure is noted, a second in a row is raised."""
@@ -154,7 +159,8 @@ class Saves:
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
         self._slowest = max(self._slowest, seconds["seconds"])
-        self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **seconds)
+        fields = {"manifest": self._checkpoints.digest, "metrics": save.metrics}
+        self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
         self.pass_on_notes(state)
         for tell in self._observers.notes:
             tell(f"saved {folder.name}")
@@ -206,7 +212,8 @@ def num_bytes(state: State) -> int:
 def open_saves(job: Job, mesh: Mesh, observers: Observers) -> Saves:
     """The saves of this rank."""
     exchange = Exchange(mesh.store, mesh.rank, mesh.size)
-    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange)
+    why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
+    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
     background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
     return Saves(
         checkpoints,

@@ -45,6 +45,7 @@ def train(job: Job) -> Exit:
             observers.heartbeat.start(job.ledger.attempt, state)
             first = state.step
             while state.tokens < horizon.tokens:
+                job.run.check()  # still there, under its name
                 orders = job.inbox.poll(state, mesh.agree)
                 saves.poll(state)
                 if orders.save or orders.stop:
@@ -54,6 +55,7 @@ def train(job: Job) -> Exit:
                     return _stop(job, state, observers)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 step = take_step(job, state)
+                job.run.check()
                 verdict = guard.judge(not step.skipped, state.skips_in_a_row, expected=searching)
                 state.skips_in_a_row = verdict.in_a_row
                 if verdict.skipped:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.filesystem import exists
-from hornbook.journal import current_branch, read_records, verify_chain
+from hornbook.filesystem import exists, is_file
+from hornbook.journal import current_branch, read_records
+from hornbook.run.bound import describe_edits, edited_settings, metrics_problem, past_of, recipe_in_force, why_foreign
 from hornbook.run.commit import list_checkpoints, step_of
-from hornbook.run.manifest import verify_folder
+from hornbook.run.ledger import Monotone, check_ledger, remedy
+from hornbook.run.manifest import unlisted, verify_folder
 from hornbook.run.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
 from hornbook.rundir import RunDir
 
@@ -187,28 +189,78 @@ class Checkup:
 
 
 def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
-    """Verify the ledger's chain, the metrics, every checkpoint, and that the data is what the run began with.
+    """Verify the ledger's chain, and by it recipe, metrics and every checkpoint; the data is what the run began with.
 
     `read_data` reads every byte of the token shards; otherwise digests and sizes are compared.
     """
     if not run.exists():
         raise UsageError(f"{run.path}: no run there")
     checkup = Checkup()
-    checkup.try_check("ledger", lambda: f"{verify_chain(run.events):,} records, the chain holds")
-    checkup.try_check("metrics", lambda: f"{len(steps_of(run)):,} steps")
+    checkup.try_check("ledger", lambda: _check_ledger(run))
+    past = past_of(run) if checkup.ok else Monotone()
+    if is_file(run.recipe):
+        checkup.try_check("recipe", lambda: _check_recipe(run, past))
+    checkup.try_check("metrics", lambda: _check_metrics(run, past))
     for folder in list_checkpoints(run.checkpoints):
-        checkup.try_check(folder.name, lambda folder=folder: f"{verify_folder(folder).total_bytes:,} bytes verified")
+        checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
     if exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup
 
 
+def _check_ledger(run: RunDir) -> str:
+    """The chain holds, and reaches as far as the other files of the run say."""
+    records = check_ledger(run)
+    kinds = [record["kind"] for record, _ in read_records(run.events) if "kind" in record]
+    state = run.read_state()
+    cut = None
+    if not records and (exists(run.metrics) or list_checkpoints(run.checkpoints)):
+        cut = "it has no records, though the run began"
+    elif state is not None and state["status"] == "finished" and "finish" not in kinds:
+        cut = f"its last record is of the kind {kinds[-1]}, though state.json says that the run finished"
+    elif state is not None and state["attempt"] > past_of(run).attempt:
+        cut = f"it ends in attempt {past_of(run).attempt}, though state.json is of attempt {state['attempt']}"
+    if cut:
+        raise IntegrityError(f"{run.events}: {cut}: it was cut or deleted. {remedy(run)}")
+    return f"{records:,} records, the chain holds"
+
+
+def _check_recipe(run: RunDir, past: Monotone) -> str:
+    if past.recipe is None:
+        return "the version that made the run noted nothing to compare it with"
+    if edits := edited_settings(run, past):
+        raise IntegrityError(describe_edits(run, edits))
+    return "what the ledger says"
+
+
+def _check_metrics(run: RunDir, past: Monotone) -> str:
+    problem = metrics_problem(run, past)
+    if problem is not None:
+        raise IntegrityError(problem)
+    steps = steps_of(run)
+    missing = sorted(set(range(min(steps), max(steps) + 1)) - steps.keys()) if steps else []
+    if missing:
+        raise IntegrityError(f"{run.metrics}: step {missing[0]:,} is missing ({len(missing):,} in all)")
+    return f"{len(steps):,} steps"
+
+
+def _check_checkpoint(run: RunDir, past: Monotone, folder: Path) -> str:
+    manifest = verify_folder(folder)
+    foreign = why_foreign(run, past, manifest) if past.chain else None
+    if foreign is not None:
+        raise IntegrityError(f"{folder}: {foreign}")
+    if extra := unlisted(folder, manifest):
+        raise IntegrityError(
+            f"{folder}: its manifest does not list {', '.join(extra)}: move what does not belong there"
+        )
+    return f"{manifest.total_bytes:,} bytes verified"
+
+
 def _check_data(run: RunDir, read: bool) -> str:
     from hornbook.data.corpus import Corpus
-    from hornbook.resolve import resolve
     from hornbook.run.environment import check_data_lock
 
-    path = resolve(str(run.recipe), environ={}).recipe.data.path
+    path = recipe_in_force(run).data.path
     if path is None:
         raise IntegrityError(f"{run.recipe} names no data")
     corpus = Corpus.open(path)

@@ -72,8 +72,8 @@ class AdapterSpec:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter instead of a model."""
-    return (folder / CONFIG).is_file()
+    """Whether a folder holds an adapter; adapter_config.json beside the weights of a model does not make it one."""
+    return (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors"))
 
 
 def places(spec: AdapterSpec) -> dict[str, Place]:
@@ -95,7 +95,7 @@ def _modules(spec: AdapterSpec, step: surgery.Lora, added: Iterable[str]) -> lis
 
 def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> None:
     """Write every file of an adapter folder, the tensors still zero. Raises OSError, StorageError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     shapes = {place.theirs: place.shape for place in places(spec).values()}
     steps = [step.model_dump(mode="json") for step in spec.steps]
     own = json.dumps({"base_digest": spec.base_digest, "surgery": steps}, sort_keys=True)
@@ -221,6 +221,7 @@ def check_base(folder: Path, expected: str | None, found: str, base: Path) -> No
 def write_adapter(folder: Path, spec: AdapterSpec, added: Mapping[str, Tensor], tokenizer: Path | None = None) -> None:
     """Write an adapter folder; `added` are its tensors by our names. Raises StorageError."""
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         create_adapter(folder, spec, tokenizer)
         fill_adapter(folder, spec, {name: whole(tensor.detach()) for name, tensor in added.items()})
     except OSError as error:

@@ -1,0 +1,97 @@
+"""What the ledger says of the other files of a run: its recipe, its checkpoints, its metrics.
+
+The ledger is a chain, so what stands there is what was written. A file that says otherwise was changed by hand or by
+damage, is of another run, or the ledger was cut. Runs of versions that noted less are judged by what they noted.
+"""
+
+import json
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from hornbook.errors import IntegrityError
+from hornbook.filesystem import exists
+from hornbook.journal import first_broken, read_records
+from hornbook.listing import toml_value
+from hornbook.recipe import Recipe
+from hornbook.resolve import resolve
+from hornbook.resume_rules import Change, resume_changes
+from hornbook.run.ledger import Monotone, remedy, replay
+from hornbook.run.manifest import Manifest
+from hornbook.rundir import RunDir
+
+
+def past_of(run: RunDir) -> Monotone:
+    """What the ledger of a run says; IntegrityError where a line of it is damaged."""
+    return replay(record for record, _ in read_records(run.events))
+
+
+def recipe_in_force(run: RunDir, past: Monotone | None = None) -> Recipe:
+    """The recipe that the run follows: what the ledger says, whatever became of recipe.toml since.
+
+    Of a run whose ledger has no recipe: recipe.toml with what the ledger says was changed. `past`: the ledger, if read.
+    """
+    past = past_of(run) if past is None else past
+    if past.recipe is None:
+        words = [f"{key}={toml_value(value)}" for key, value in past.settings.items()]
+        return resolve(str(run.recipe), words, environ={}).recipe
+    try:
+        return Recipe.model_validate_json(json.dumps(past.recipe))
+    except ValidationError as error:
+        raise IntegrityError(
+            f"{run.events}: the recipe in it is not one of this version ({error.error_count()} problems, the first at "
+            f"{'.'.join(map(str, error.errors()[0]['loc']))}): go on with the version that made the run"
+        ) from error
+
+
+def edited_settings(run: RunDir, past: Monotone | None = None) -> list[Change]:
+    """In what recipe.toml differs from the recipe that the run follows, the ledger's values first."""
+    return resume_changes(recipe_in_force(run, past), resolve(str(run.recipe), environ={}).recipe)
+
+
+def describe_edits(run: RunDir, edits: Sequence[Change]) -> str:
+    """The same in words."""
+    values = ", ".join(f"{edit.key} = {toml_value(edit.old)} (now {toml_value(edit.new)})" for edit in edits)
+    return f"{run.recipe} was changed since the run wrote it; the ledger has {values}"
+
+
+def refuse_edited(run: RunDir) -> None:
+    """Raise IntegrityError if recipe.toml is not what the run was trained with."""
+    if edits := edited_settings(run):
+        raise IntegrityError(f"{describe_edits(run, edits)}: put the values back, and give new ones as settings")
+
+
+def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
+    """Why a whole checkpoint is not one that this run saved; None: it is, or nothing was noted of it.
+
+    IntegrityError where the ledger itself lacks what the checkpoint was saved under.
+    """
+    if manifest.ledger is not None:
+        first, last = manifest.ledger
+        if not past.chain or (first == past.first and last not in past.chain):
+            raise IntegrityError(
+                f"{run.events} lacks records that were there when the checkpoint of step {manifest.step:,} was saved: "
+                f"it was cut or deleted. {remedy(run)}"
+            )
+        if first != past.first:
+            return "it was saved by another run"
+    noted = past.saves.get(manifest.step)
+    if noted is not None:
+        known = None in noted or manifest.digest in noted
+        return None if known else "it is not the checkpoint of this step that the run saved"
+    binding = any(None not in digests for digests in past.saves.values())
+    return "no record of the ledger says that this run saved it" if binding and manifest.ledger is None else None
+
+
+def metrics_problem(run: RunDir, past: Monotone) -> str | None:
+    """What is wrong with metrics.jsonl up to the newest save; None: nothing, or nothing was noted."""
+    broken = first_broken(run.metrics, past.metrics)
+    if broken is None:
+        return None
+    if not exists(run.metrics):
+        what = "it is gone"
+    elif (size := run.metrics.stat().st_size) < broken["bytes"]:
+        what = f"it has {size:,} bytes of {broken['bytes']:,}"
+    else:
+        what = "lines before it were changed"
+    return f"{run.metrics} is not what it was when step {broken['step']:,} was saved ({what}): put back a copy of it"
