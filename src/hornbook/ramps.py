@@ -27,7 +27,7 @@ class Batches:
     sizes: tuple[int, ...]
     """Tokens of a step that begins there."""
 
-    def at(self, tokens: int) -> int:
+    def at(self, tokens: float) -> int:
         """Tokens of the step that begins after `tokens`."""
         return self.sizes[bisect_right(self.firsts, tokens) - 1]
 

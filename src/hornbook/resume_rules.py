@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, Policy, str], ...] = (
     ("parallel.*", "journaled", "the last bits of sums may differ"),
     ("train.tokens", "journaled", "schedules are functions of the length"),
     ("train.epochs", "journaled", "schedules are functions of the length"),
+    ("train.seconds", "journaled", "the run may end earlier, and its schedule with it"),
     ("train.batch_tokens", "journaled", "the clock counts samples, so that any batch can follow"),
     ("train.ramp.*", "journaled", "the batch is a function of the clock, so that any ramp can follow"),
     ("train.sequence", "refused", "every sample since the first would be another"),

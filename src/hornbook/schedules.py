@@ -23,7 +23,7 @@ class _Schedule(Config):
     warmup: Duration = NO_WARMUP
     """Linear warm-up: `"200 steps"`, `"375M tokens"` or a share of the run such as `"1%"`."""
 
-    def __call__(self, tokens: int, total_tokens: int, batches: Batches) -> float:
+    def __call__(self, tokens: float, total_tokens: int, batches: Batches) -> float:
         """Factor on the peak learning rate for the step that starts at `tokens`; `batches` are the sizes of all steps.
 
         During warm-up it is the tokens consumed after the step over those of the warm-up, so that no step has a rate

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
+from hornbook.fields import Duration
 from hornbook.ramps import LinearRamp, NoRamp
 from hornbook.run.config import TrainConfig
-from hornbook.run.horizon import Horizon, horizon
+from hornbook.run.horizon import Cut, Horizon, horizon
+from hornbook.schedules import WSD, Constant, Cosine, Linear, Schedule
 
 
 def no_epochs(_: float) -> int:
@@ -65,3 +67,48 @@ def test_a_ramp_takes_whole_rows_to_the_last_token() -> None:
 def test_a_length_must_be_given() -> None:
     with pytest.raises(UsageError, match="how long to train is not set"):
         horizon(TrainConfig(), no_epochs)
+
+
+SCHEDULES = [
+    Constant(warmup=Duration.model_validate("10%")),
+    Linear(warmup=Duration.model_validate("100 tokens"), floor=0.05),
+    Cosine(warmup=Duration.model_validate("7 steps")),
+    WSD(floor=0.1),
+    WSD(shape="linear", decay_share=0.5, warmup=Duration.model_validate("20%")),
+]
+
+
+@given(st.sampled_from(SCHEDULES), st.lists(st.integers(1, 99), max_size=5, unique=True), st.data())
+def test_a_cut_stretches_the_schedule_and_the_rate_does_not_jump(
+    schedule: Schedule, ats: list[int], data: st.DataObject
+) -> None:
+    """Before a cut every factor is as if it were not, at the cut too, and the last one is the end of the schedule."""
+    length = Horizon(4000, NoRamp().batches(40), 10)
+    for at in sorted(ats):
+        if at * 40 + 40 >= length.tokens:
+            break
+        shorter = length.cut([Cut(at * 40, data.draw(st.integers(at + 1, length.tokens // 40 - 1)) * 40)])
+        for tokens in range(0, at * 40 + 1, 40):
+            assert shorter.schedule_clock(tokens) == pytest.approx(length.schedule_clock(tokens), rel=1e-12)
+        length = shorter
+    clocks = [length.schedule_clock(tokens) for tokens in range(0, length.tokens + 1, 40)]
+    assert clocks == sorted(clocks)
+    assert clocks[-1] == pytest.approx(4000)
+    end = schedule(clocks[-1], length.planned, length.batches)
+    assert end == pytest.approx(schedule(4000, 4000, length.batches))
+    for tokens in (cut.at for cut in length.cuts):  # no jump: within a token before the cut it is the same rate
+        before, after = (schedule(length.schedule_clock(at), 4000, length.batches) for at in (tokens - 1, tokens))
+        assert after == pytest.approx(before, abs=0.05)
+
+
+def test_a_run_that_is_not_cut_has_the_clock_of_its_tokens() -> None:
+    clock = Horizon(4000, NoRamp().batches(40), 10).schedule_clock(2**60 + 1)
+    assert (clock, type(clock)) == (2**60 + 1, int)  # no float, which would change bits
+
+
+def test_a_cut_that_comes_before_another_takes_its_place() -> None:
+    length = Horizon(4000, NoRamp().batches(40), 10)
+    cuts = [Cut(400, 3000), Cut(2000, 2800), Cut(1200, 2400)]
+    assert length.cut(cuts) == length.cut([cuts[0], cuts[2]])
+    assert length.cut(cuts).tokens == 2400
+    assert length.cut([cuts[1], Cut(2000, 2600)]).cuts == (Cut(2000, 2600),)

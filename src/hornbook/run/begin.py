@@ -103,6 +103,8 @@ def _lines(
     if origin is not None and origin.new_head:
         yield f"the head ({describe_head(job.recipe.model.head)}) is new: its values are drawn, all others were read"
     yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.changes)
+    if job.horizon.cuts:
+        yield f"the run was shortened on its way (train.seconds): {job.horizon.describe()}"
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
     if job.recipe.surgery:
@@ -110,7 +112,7 @@ def _lines(
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
     loader = job.inputs.loader
     if len(loader.sources) > 1:
-        yield f"data: {_mixture(loader, job.inputs.horizon.tokens)}"
+        yield f"data: {_mixture(loader, job.horizon.tokens)}"
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
@@ -118,7 +120,7 @@ def _lines(
     if slow := slow_precision(job.recipe.train.precision, state.engine.mesh.device):
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.notes)
-    yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.inputs.horizon.tokens)))
+    yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.horizon.tokens)))
 
 
 def _mixture(loader: Loader, tokens: int) -> str:

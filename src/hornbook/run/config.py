@@ -24,6 +24,9 @@ class TrainConfig(Config):
     """Length of the run in tokens; or give `epochs`."""
     epochs: Number | None = Field(default=None, gt=0)
     """Length of the run in passes over the training data; or give `tokens`."""
+    seconds: Number | None = Field(default=None, gt=0)
+    """Time in which the run must end, from its first step to its last save, over all attempts; while it lies still does
+    not count. Where the steps turn out too slow it is shortened on its way, schedule included, and never lengthened."""
     batch_tokens: Count = Field(default=524_288, ge=1)
     """Tokens per optimizer step; with a ramp, of the steps behind it."""
     ramp: Ramp = NoRamp()

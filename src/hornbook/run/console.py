@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rich.console import Console as Terminal
@@ -141,6 +141,12 @@ class Console:
         self._bits_per_byte = bits_per_byte
         if math.isfinite(bits_per_byte):
             self._best = min(bits_per_byte, self._best if self._best is not None else bits_per_byte)
+
+    def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
+        """The run has become shorter after step `step`."""
+        before = self._header.total_steps
+        self._header = replace(self._header, total_steps=total_steps, total_tokens=total_tokens)
+        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps, to end in train.seconds")
 
     def note(self, text: str) -> None:
         """Show an event: a save, a score, a sample, a warning."""

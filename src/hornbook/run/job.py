@@ -19,7 +19,7 @@ from hornbook.recipe import Recipe, unlike
 from hornbook.resolve import Resolved
 from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
-from hornbook.run.ledger import Ledger
+from hornbook.run.ledger import LENGTH_SETTINGS, Ledger
 from hornbook.run.origin import Origin
 from hornbook.run.pulse import Pulse
 from hornbook.run.requests import Inbox
@@ -104,6 +104,12 @@ class Job:
     def recipe(self) -> Recipe:
         """The complete recipe."""
         return self.inputs.recipe
+
+    @property
+    def horizon(self) -> Horizon:
+        """Length of the run as this start finds it: shortened as the ledger says, unless someone gives another."""
+        anew = self.mode == "start" or any(change.key in LENGTH_SETTINGS for change in self.changes)
+        return self.inputs.horizon.cut(() if anew else self.ledger.past.cuts)
 
     def write(self, path: Path, text: str) -> None:
         """Replace a small file of the run as a whole; a rank that does not lead leaves it to the one that does."""

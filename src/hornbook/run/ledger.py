@@ -13,9 +13,12 @@ from typing import Any, Protocol, Self
 
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.journal import Appender, read_records, verify_chain
+from hornbook.run.horizon import Cut
 from hornbook.rundir import RunDir
 
 Listener = Callable[[dict[str, Any]], None]
+LENGTH_SETTINGS = ("train.tokens", "train.epochs")
+"""Who changes one of these on resume says anew how long the run is, and takes back what shortened it."""
 
 
 class Position(Protocol):
@@ -57,6 +60,8 @@ class Monotone:
     """What metrics.jsonl held at each save (`Appender.extent`), and its step."""
     chain: dict[str, None] = field(default_factory=dict)
     """`sha` of every record, in order."""
+    cuts: list[Cut] = field(default_factory=list)
+    """Where the run was shortened, in the order in which it was decided."""
 
     @property
     def first(self) -> str:
@@ -81,9 +86,13 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
         state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
+            if change["key"] in LENGTH_SETTINGS:
+                state.cuts.clear()
             if not change.get("gone"):
                 state.settings[change["key"]] = change["new"]
         state.windows += [(first, end) for first, end in record.get("windows", ())]
+        if record.get("kind") == "shorten":
+            state.cuts.append(Cut(record["tokens"], record["length"]))
         if record.get("origin"):
             state.origin = record["origin"]
     return state

@@ -27,6 +27,7 @@ from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.recipe import Recipe
 from hornbook.run.console import Console, Header
+from hornbook.run.horizon import Horizon
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
 from hornbook.run.precision import describe_precision
@@ -92,6 +93,10 @@ class Heartbeat:
         """Say that the run is up, before its first step."""
         self._last = _Last(attempt, at.step, at.tokens)
         self.beat("running")
+
+    def expect(self, total_tokens: int) -> None:
+        """The run has become shorter."""
+        self._total_tokens = total_tokens
 
     def beat(self, status: Status) -> None:
         """Write the file now."""
@@ -264,6 +269,12 @@ class Observers:
         """Where a line for people goes."""
         return [console.note for console in self.consoles]
 
+    def shorten(self, step: int, horizon: Horizon) -> None:
+        """The run has become shorter after a step: people hear of it, and all figures of its length follow."""
+        self.heartbeat.expect(horizon.tokens)
+        for console in self.consoles:
+            console.shorten(step, horizon.steps_from(0), horizon.tokens)
+
     def score(self, step: int) -> float | None:
         """Validation loss measured at this very step, if one was."""
         newest = self.evaluation.newest
@@ -279,7 +290,7 @@ def open_observers(job: Job, engine: Engine) -> Iterator[Observers]:
             write, consoles = job.run.write_state, _open_consoles(job, engine, stack)
         else:
             lines, write, consoles = SilentAppender(), _drop, []
-        heartbeat = stack.enter_context(Heartbeat(write, job.owner, job.inputs.horizon.tokens))
+        heartbeat = stack.enter_context(Heartbeat(write, job.owner, job.horizon.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
 
@@ -300,7 +311,7 @@ def _drop(record: StateRecord) -> None:
 
 def describe_run(job: Job, engine: Engine) -> Header:
     """Facts for the first line of the console."""
-    recipe, horizon = job.recipe, job.inputs.horizon
+    recipe, horizon = job.recipe, job.horizon
     return Header(
         name=job.run.name,
         parameters=engine.num_parameters,

@@ -14,12 +14,14 @@ from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import Mesh, distributed
 from hornbook.run.begin import begin
 from hornbook.run.guard import Guard
+from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.job import Job
 from hornbook.run.observers import Observers, is_due, open_observers
 from hornbook.run.pulse import Pulse
 from hornbook.run.saves import open_saves
 from hornbook.run.state import State
 from hornbook.run.step import Step
+from hornbook.run.timekeeper import Timekeeper, seconds_spent
 
 MEASURED_STEPS = 3
 """After so many steps it is known how long a rank may be waited for."""
@@ -29,7 +31,7 @@ LEAST_WAIT, GREATEST_WAIT = 120.0, 600.0
 
 def train(job: Job) -> Exit:
     """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
-    recipe, horizon = job.recipe, job.inputs.horizon
+    recipe, horizon = job.recipe, job.horizon
     with distributed(recipe.parallel, recipe.train, job.place) as mesh:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
@@ -43,6 +45,7 @@ def train(job: Job) -> Exit:
         with open_observers(job, engine) as observers, open_saves(job, mesh, observers) as saves:
             begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
+            keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step
             while state.tokens < horizon.tokens:
                 job.run.check()  # still there, under its name
@@ -54,7 +57,7 @@ def train(job: Job) -> Exit:
                 if orders.stop:
                     return _stop(job, state, observers)
                 searching = engine.scaler is not None and not engine.scaler.spent
-                step = take_step(job, state)
+                step = take_step(job, state, horizon)
                 job.run.check()
                 verdict = guard.judge(not step.skipped, state.skips_in_a_row, expected=searching)
                 state.skips_in_a_row = verdict.in_a_row
@@ -68,7 +71,9 @@ def train(job: Job) -> Exit:
                 if is_due(state.step, recipe.checkpoint.every) and not step.final:
                     job.pulse.enter("save", state)
                     saves.try_save(state)
-                _allow_time(job, mesh, step, state.step - first)
+                if keeper is not None and not step.final:
+                    horizon = _keep_time(job, mesh, keeper, observers, step, horizon)
+                _allow_time(job, mesh, step, horizon, state.step - first)
             job.pulse.enter("save", state)
             saves.save(state, final=True)
             job.pulse.enter("end", state)
@@ -78,16 +83,17 @@ def train(job: Job) -> Exit:
             return Exit.DONE
 
 
-def take_step(job: Job, state: State) -> Step:
+def take_step(job: Job, state: State, horizon: Horizon) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, horizon, engine = job.recipe, job.inputs.horizon, state.engine
+    recipe, engine = job.recipe, state.engine
     started = time.perf_counter()
     job.pulse.enter("data", state)
     rows = horizon.rows(state.tokens)
     following = horizon.rows(state.tokens + rows * horizon.sequence)
     batch = state.loader.take(rows, engine.mesh.rank, engine.mesh.size, following)
     arrived = time.perf_counter()
-    lr = recipe.optim.lr * recipe.optim.schedule(state.tokens, horizon.tokens, horizon.batches)
+    clock = horizon.schedule_clock(state.tokens)
+    lr = recipe.optim.lr * recipe.optim.schedule(clock, horizon.planned, horizon.batches)
     set_learning_rate(state.optimizer, lr)
     engine.zero_gradients()
     job.pulse.enter("forward_backward", state)
@@ -116,9 +122,24 @@ def take_step(job: Job, state: State) -> Step:
     )
 
 
-def _allow_time(job: Job, mesh: Mesh, step: Step, done: int) -> None:
+def _keep_time(job: Job, mesh: Mesh, keeper: Timekeeper, observers: Observers, step: Step, horizon: Horizon) -> Horizon:
+    """The length of the run from here on: shorter where its steps are too slow for `train.seconds`, by rank 0's clock.
+
+    The ledger has it before the next step, so that every later attempt shortens at the same step.
+    """
+    length = mesh.of_leader(keeper.length(step, horizon))
+    if length >= horizon.tokens:
+        return horizon
+    seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, horizon)}
+    job.ledger.note("shorten", step, length=length, before=horizon.tokens, **seconds)
+    shorter = horizon.cut([Cut(step.tokens, length)])
+    observers.shorten(step.step, shorter)
+    return shorter
+
+
+def _allow_time(job: Job, mesh: Mesh, step: Step, horizon: Horizon, done: int) -> None:
     """How long a rank may be waited for: known after `done` steps, and longer where the next batch is larger."""
-    growth = job.inputs.horizon.rows(step.tokens) / step.num_samples
+    growth = horizon.rows(step.tokens) / step.num_samples
     if growth > 1:
         job.pulse.expect(growth)
     if done == MEASURED_STEPS or (done > MEASURED_STEPS and growth > 1):
