@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import refinery_figures
+from benchmarks.quickstart_matrix import HEADER, cells
 from benchmarks.report import RESULTS, rows_of, section
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -244,6 +245,22 @@ def cold_start(found: dict[str, Any]) -> list[str]:
     )
 
 
+def quickstart_matrix(found: dict[str, Any]) -> list[str]:
+    """The demo on other kinds of machines."""
+    rows = [cells(each) for each in found.values()]
+    machines = {
+        f"{each['processor']}, {each['cores']} cores, torch {each['torch']}, {each['date']}" for each in found.values()
+    }
+    return section(
+        "Quickstart on other machines",
+        "`python -m benchmarks.quickstart --matrix`: the demo without a size, which must end within 180 s.",
+        "Cold: no kernel on disk. Busy loops: two processes that never rest. AVX2: the variables of `tests/cpus.py`.",
+        *rows_of(HEADER, rows),
+        *sorted(machines),
+        "",
+    )
+
+
 def experts(found: dict[str, Any]) -> list[str]:
     """Mixtures of experts beside a loop and transformers; time of linear attention by length."""
     shape = found["shape"]
@@ -282,6 +299,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             kill_ranks,
             quickstart,
             cold_start,
+            quickstart_matrix,
         ),
     ),
     "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),

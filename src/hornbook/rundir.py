@@ -53,7 +53,7 @@ class EventRecord(Record):
     """A line of events.jsonl, the ledger. Further keys belong to the kind."""
 
     kind: str
-    """start, resume, save, evaluation, skip, warning, stop, finish, ..."""
+    """start, resume, save, evaluation, skip, shorten, warning, stop, finish, ..."""
     time: float
     """Seconds since 1970."""
 

@@ -1,7 +1,12 @@
 """The quickstart's choices; the whole film is played by tests/test_readme.py."""
 
-import itertools
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +19,8 @@ from hornbook.rundir import RunDir
 
 
 def test_sizes_grow():
-    work = [size.work for size in demo.SIZES]
-    assert work == sorted(work)
+    for figures in ([size.parameters for size in demo.SIZES], [size.tokens for size in demo.SIZES]):
+        assert figures == sorted(figures)
     for size in demo.SIZES:
         assert size.width % size.heads == 0
 
@@ -28,16 +33,6 @@ def test_the_recipe_of_each_size_is_valid(size, tmp_path: Path):
     assert recipe.train.tokens == size.steps * recipe.train.batch_tokens
     assert recipe.model.width == size.width
     assert recipe.text.sources["code"].paths == [str(tmp_path / 'a "quoted" folder' / "code.jsonl")]
-
-
-@pytest.mark.parametrize("rate", [5e9, 4e10, 1e13])
-def test_the_largest_size_that_fits_is_chosen(rate: float):
-    for smaller, size in itertools.pairwise(demo.SIZES):
-        seconds = demo.seconds_for(size, rate)
-        assert demo.choose_size(seconds, rate) == size
-        assert demo.choose_size(seconds * (1 - 1e-9), rate) == smaller
-    assert demo.choose_size(1, rate) == demo.SIZES[0]
-    assert demo.seconds_for(demo.SIZES[2], 2e10) > 2 * demo.SECONDS_BESIDE_TRAINING
 
 
 def test_an_unknown_size_and_a_full_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -65,3 +60,43 @@ def test_attempts_are_compared_at_the_last_step_both_made(tmp_path: Path):
     kill = demo.compare_attempts(run)
     assert kill is not None
     assert (kill.step, kill.before, kill.after) == (3, 3.5, 3.25)
+
+
+@pytest.mark.parametrize(
+    ("last", "saves", "ripe"),
+    [(40, [16, 32], True), (39, [16, 32], False), (60, [], False), (48, [16, 32, 48], False), (56, [16, 32, 48], True)],
+)
+def test_the_worker_is_killed_well_past_a_save(tmp_path: Path, last: int, saves: list[int], ripe: bool):
+    """Half of the run, as long as it is by then, is 40 steps; nothing is killed that has no save to go on from."""
+    run = RunDir(tmp_path).create()
+    state = {"attempt": 1, "step": last, "tokens": 0, "status": "running", "heartbeat": 0.0}
+    run.state.write_text(json.dumps(state | {"total_tokens": 80 * demo.BATCH_TOKENS}))
+    lines = [json.dumps({"attempt": 1, "step": step, "tokens": 0, "loss": 5.0}) for step in range(1, last + 1)]
+    run.metrics.write_text("\n".join(lines) + "\n")
+    for step in saves:
+        (run.checkpoints / f"step-{step:08d}").mkdir()
+    assert demo.is_ripe(run, 0.5) is ripe
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends children with their parent")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_killed_demo_leaves_no_training_process_behind(
+    tmp_path: Path, tiny_settings: tuple[str, ...], number: signal.Signals
+):
+    run = RunDir(tmp_path / "run")
+    words = ["train", "--out", str(run.path), *tiny_settings, "train.tokens=1000000000"]
+    program = f"from hornbook.cli import demo\ndemo.train_and_kill({words!r}, demo.RunDir({str(run.path)!r}))"
+    with (tmp_path / "output.txt").open("w") as output:
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=output)
+    try:
+        while (state := run.read_state()) is None:
+            assert parent.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.05)
+        assert state.get("pid") not in (None, parent.pid)
+        worker = os.pidfd_open(state["pid"])
+    finally:
+        parent.send_signal(number)
+        parent.wait()
+    ended, _, _ = select.select([worker], [], [], 60)
+    os.close(worker)
+    assert ended

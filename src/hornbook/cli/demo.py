@@ -1,4 +1,4 @@
-"""The parts of `hornbook quickstart`: sizes, calibration, and the worker that is killed and resumed.
+"""The parts of `hornbook quickstart`: sizes, recipe, verbs as child processes, the worker that is killed and resumed.
 
 Everything runs through the same verbs a person would type, as child processes, so that the demo can show
 nothing that the product does not do.
@@ -18,14 +18,12 @@ from hornbook.errors import Exit, HornbookError
 from hornbook.journal import read_records
 from hornbook.rundir import RunDir
 
-SECONDS_BESIDE_TRAINING = 50  # text, tokenizer, start of processes, evaluation, export on two cores
-USUAL_WORK_PER_SECOND = 4e10  # of the machine these seconds were taken on; a slower one needs longer for them too
-SHARE_OF_RATE = 0.9  # a run trains at this share of the calibrated rate: batches, metrics, console
-KILL_AT = 0.8  # share of the steps after which the worker is killed
+KILL_AT = 0.5  # share of the run after which the worker is killed
 SAVES_PER_RUN = 5
+SCORES_PER_RUN = 5
+EVAL_TOKENS = 8192
+VALIDATION = 0.05
 POLL_SECONDS = 0.03
-SCORES_PER_RUN = 10
-CALIBRATION_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,14 @@ class Size:
         return self.steps * BATCH_TOKENS
 
     @property
-    def work(self) -> float:
-        """Relative cost of the run: matrix parameters x tokens (4 attention, 8 MLP widths squared, 4k vocabulary)."""
-        return (12 * self.layers * self.width**2 + VOCAB * self.width) * self.tokens
+    def parameters(self) -> int:
+        """Those of the matrices: 4 of attention and 8 of the MLP, in widths squared, and the vocabulary."""
+        return 12 * self.layers * self.width**2 + VOCAB * self.width
+
+    @property
+    def save_every(self) -> int:
+        """Steps between saves."""
+        return max(self.steps // SAVES_PER_RUN, 2)
 
 
 VOCAB = 4096
@@ -79,7 +82,7 @@ paths = [{json.dumps(str(raw / "docstrings.jsonl"))}]
 vocab = {VOCAB}
 
 [text]
-validation = 0.05
+validation = {VALIDATION}
 
 [model]
 layers = {size.layers}
@@ -96,40 +99,23 @@ sequence = {SEQUENCE}
 micro_batch = 16
 
 [checkpoint]
-every = {size.steps // SAVES_PER_RUN}
+every = {size.save_every}
 
 [eval]
 every = {size.steps // SCORES_PER_RUN}
-tokens = 16384
+tokens = {EVAL_TOKENS}
 prompt = "def"
 """
 
 
-def seconds_for(size: Size, work_per_second: float) -> float:
-    """How long the whole demo takes at this size on a machine of this calibrated rate."""
-    beside = SECONDS_BESIDE_TRAINING * max(1.0, USUAL_WORK_PER_SECOND / work_per_second)
-    return beside + size.work / (SHARE_OF_RATE * work_per_second)
-
-
-def choose_size(seconds: float, work_per_second: float) -> Size:
-    """The largest size that ends within `seconds`; the smallest where none does."""
-    fitting = [size for size in SIZES if seconds_for(size, work_per_second) <= seconds]
-    return fitting[-1] if fitting else SIZES[0]
-
-
-def calibrate() -> float:
-    """Work per second of this machine: training steps of the middle size on random tokens, for three seconds."""
-    probe = SIZES[2]
-    command = [sys.executable, "-m", "hornbook.run.calibrate", *map(str, (probe.layers, probe.width, probe.heads))]
-    command += [str(VOCAB), str(SEQUENCE), str(BATCH_TOKENS), str(CALIBRATION_SECONDS)]
-    tokens_per_second = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return probe.work / probe.tokens * tokens_per_second
+def command(*words: str | Path) -> list[str]:
+    """A verb as a process that ends with this one, whatever ends it."""
+    return [sys.executable, "-m", "hornbook.cli.child", str(os.getpid()), *map(str, words)]
 
 
 def hornbook(*words: str | Path, capture: bool = False) -> str:
     """Run one verb in a child process, its messages on our stderr; return what it printed when `capture`."""
-    command = [sys.executable, "-m", "hornbook.cli.main", *map(str, words)]
-    done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if capture else None)
+    done = subprocess.run(command(*words), check=False, text=True, stdout=subprocess.PIPE if capture else None)
     if done.returncode:
         failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {done.returncode}")
         failed.exit_code = Exit(done.returncode) if done.returncode in set(Exit) else Exit.DEFECT
@@ -156,26 +142,39 @@ def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
     return found
 
 
-def train_and_kill(words: Sequence[str | Path], run: RunDir, kill_at: int) -> int:
-    """Start training, kill the worker with SIGKILL once step `kill_at` is on disk; return the last step it logged.
+def train_and_kill(words: Sequence[str | Path], run: RunDir, share: float = KILL_AT) -> int | None:
+    """Start training and kill the worker with SIGKILL; return the last step it logged, None if it was not killed.
 
-    A machine so fast that the run ends before the signal arrives is not an error.
+    That is once a share of the run is done, as long as it is by then, and some steps are behind the newest save. A run
+    that ends before that is not an error.
     """
-    worker = subprocess.Popen([sys.executable, "-m", "hornbook.cli.main", *map(str, words)])
+    worker = subprocess.Popen(command(*words))
+    killed = False
     try:
         while worker.poll() is None:
-            if max(losses(run), default=0) >= kill_at:
+            if is_ripe(run, share):
                 os.kill(worker.pid, signal.SIGKILL)
+                killed = True
                 break
             time.sleep(POLL_SECONDS)
     except BaseException:
-        worker.terminate()
+        worker.kill()
         raise
     finally:
         code = worker.wait()
     if code not in (-signal.SIGKILL, 0):
         raise HornbookError(f"training ended with exit code {code} before its worker could be killed")
-    return max(losses(run))
+    return max(losses(run)) if killed and code else None
+
+
+def is_ripe(run: RunDir, share: float) -> bool:
+    """Whether `share` of the run is done, and half as many steps behind its newest save as lie between two."""
+    state, saves = run.read_state(), [int(folder.name[5:]) for folder in run.checkpoints.glob("step-*")]
+    total = state.get("total_tokens") if state is not None else None
+    if not saves or not total:
+        return False
+    last, first = max(losses(run), default=0), min(saves)
+    return last * BATCH_TOKENS >= share * total and last - max(saves) >= max(first // 2, 1)
 
 
 def compare_attempts(run: RunDir) -> Kill | None:

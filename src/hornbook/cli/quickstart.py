@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,19 +14,23 @@ from typing import Annotated
 import typer
 
 from hornbook.cli import demo
+from hornbook.cli.demo_time import Budget, Plan
 from hornbook.cli.shell import say
 from hornbook.errors import UsageError
 from hornbook.rundir import RunDir
 
-DEFAULT_SECONDS = 170.0
+DEFAULT_SECONDS = 180.0
 
 
 def quickstart(
     keep: Annotated[Path | None, typer.Option(help="Keep everything the demo makes in this new folder.")] = None,
     seconds: Annotated[
-        float, typer.Option(help="Time the demo should take; the size is chosen to fit.")
-    ] = DEFAULT_SECONDS,
-    size: Annotated[str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers.")] = None,
+        float | None,
+        typer.Option(help=f"Time in which the demo ends, {DEFAULT_SECONDS:.0f} by default; sizes are chosen to fit."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers, any time.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the figures.")] = False,
 ) -> None:
@@ -35,6 +40,8 @@ def quickstart(
         raise UsageError(f"{keep} is not an empty folder: give --keep a new one")
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         figures = _film(folder.resolve(), pinned, seconds, seed)
         _farewell(folder if keep is not None else None)
@@ -45,6 +52,11 @@ def quickstart(
         typer.echo(json.dumps(figures))
 
 
+def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
+    """End like Ctrl-C: children are killed, and what is not to be kept is removed."""
+    raise KeyboardInterrupt
+
+
 def _pinned(name: str | None) -> demo.Size | None:
     sizes = {size.name: size for size in demo.SIZES}
     if name is not None and name not in sizes:
@@ -52,27 +64,34 @@ def _pinned(name: str | None) -> demo.Size | None:
     return sizes[name] if name is not None else None
 
 
-def _film(folder: Path, pinned: demo.Size | None, seconds: float, seed: int) -> dict[str, object]:
+def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: int) -> dict[str, object]:
     """All scenes in order; returns the figures of the demo."""
-    started = time.monotonic()
-    size = _machine(pinned, seconds)
-    raw, data, run = folder / "raw", folder / "data", RunDir(folder / "run")
-    figures: dict[str, object] = {"size": size.name, "steps": size.steps, "tokens": size.tokens, "seed": seed}
-    recipe = folder / "demo.toml"
+    begun = time.monotonic() - time.process_time()  # what was imported until here counts
+    budget, size = _machine(pinned, seconds, begun)
+    raw, data, run, recipe = folder / "raw", folder / "data", RunDir(folder / "run"), folder / "demo.toml"
     recipe.write_text(demo.recipe_text(size, raw))
-    figures |= _scene("1. Clean the text", lambda: _clean(raw, recipe, data, size, seed))
-    figures |= _scene("2. Train a tokenizer", lambda: _tokenize(data))
-    figures |= _scene("3. Train, kill, resume", lambda: _train(recipe, data, run, size, seed))
-    figures |= _scene("4. Evaluate on text it has never seen", lambda: _evaluate(run))
-    figures |= _scene("5. Export", lambda: _export(run, folder / "model"))
-    figures["seconds"] = round(time.monotonic() - started, 1)
+    stages = {"probe": time.monotonic() - begun}
+    figures: dict[str, object] = {"seed": seed}
+    figures |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
+    figures |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
+    plan = budget.plan(size) if budget is not None else Plan(size, None, "pinned")
+    recipe.write_text(demo.recipe_text(plan.size, raw))
+    figures |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
+    figures |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
+    figures |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
+    figures |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
+    figures["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
+    figures["seconds"] = round(time.monotonic() - begun, 1)
     say(f"\n[bold]Done in {figures['seconds']} s.[/]")
     return figures
 
 
-def _scene(title: str, play: Callable[[], dict[str, object]]) -> dict[str, object]:
+def _scene(title: str, stages: dict[str, float], play: Callable[[], dict[str, object]]) -> dict[str, object]:
     say(f"\n[bold cyan]{title}[/]")
-    return play()
+    begun = time.monotonic()
+    figures = play()
+    stages[title] = time.monotonic() - begun
+    return figures
 
 
 def _command(*words: str | Path) -> tuple[str | Path, ...]:
@@ -81,15 +100,21 @@ def _command(*words: str | Path) -> tuple[str | Path, ...]:
     return words
 
 
-def _machine(pinned: demo.Size | None, seconds: float) -> demo.Size:
+def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> tuple[Budget | None, demo.Size]:
+    """The time there is, and the size whose text is prepared; a pinned size has all time."""
     place = f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}"
     say(f"[bold]hornbook quickstart[/]   {place}")
     if pinned is not None:
         say(f"size {pinned.name} (pinned)")
-        return pinned
-    size = demo.choose_size(seconds, demo.calibrate())
-    say(f"size {size.name}, chosen to end within {seconds:.0f} s on this machine (--size pins it)")
-    return size
+        return None, pinned
+    limit = DEFAULT_SECONDS if seconds is None else seconds
+    say(f"Looking how fast this machine is, to end within {limit:g} s (--size pins the size instead).")
+    budget = Budget.probed(limit, begun)
+    size = budget.first_size(refuse=seconds is not None)
+    machine = budget.machine
+    kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"
+    say(f"A process starts in {machine.start:.1f} s, {kernels}, the precision is {machine.precision}.")
+    return budget, size
 
 
 def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> dict[str, object]:
@@ -111,20 +136,25 @@ def _tokenize(data: Path) -> dict[str, object]:
     return {"vocab": demo.VOCAB}
 
 
-def _train(recipe: Path, data: Path, run: RunDir, size: demo.Size, seed: int) -> dict[str, object]:
-    kill_at = int(demo.KILL_AT * size.steps) + size.steps // (2 * demo.SAVES_PER_RUN)
-    words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed))
-    last = demo.train_and_kill(words, run, kill_at)
-    if last < size.steps:
+def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict[str, object]:
+    say(f"size {plan.size.name}: {plan.reason}")
+    limit = () if plan.train_seconds is None else ("--train.seconds", f"{plan.train_seconds:.0f}")
+    words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed), *limit)
+    last = demo.train_and_kill(words, run)
+    if last is not None:
         say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
     demo.hornbook(*_command("resume", run.path))
-    kill = demo.compare_attempts(run)
-    figures: dict[str, object] = {"resumed_loss_equal": None, "loss": demo.losses(run)[size.steps]}
+    kill, losses = demo.compare_attempts(run), demo.losses(run)
+    steps = max(losses)
+    figures: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
+    figures |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
     if kill is None:
         say("The worker was so fast that nothing was left to compute again.")
         return figures
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
+    if steps < plan.size.steps:
+        say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     return figures | {"resumed_loss_equal": kill.before == kill.after}
 
 

@@ -1,11 +1,14 @@
-"""How many tokens a second this machine trains: real steps of a small model on random tokens.
+"""How fast this machine trains: real steps of small models on random tokens, in the precision of a run.
 
-Run as a child process (`python -m hornbook.run.calibrate LAYERS WIDTH HEADS VOCAB SEQUENCE BATCH_TOKENS SECONDS`),
-so that the caller need not import torch; prints tokens per second.
+Run as a child process (`python -m hornbook.run.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS ...`),
+so that the caller need not import torch; prints a JSON object.
 """
 
+import json
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -14,12 +17,17 @@ from hornbook.data.batch import Batch
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import ModelConfig
 from hornbook.model.init import initialize
+from hornbook.model.precision import choose_precision
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
+from hornbook.parallel.mesh import choose_device
 from hornbook.run.config import TrainConfig
 from hornbook.run.kernels import model_jobs
+
+MORE_STEPS_PER_SECOND = 1.0
+"""A machine that makes fewer steps of a model is not asked about a larger one."""
 
 
 def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
@@ -36,9 +44,8 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
     )
 
 
-def measure(config: ModelConfig, vocab: int, train: TrainConfig, seconds: float) -> float:
-    """Tokens per second of whole training steps, over at least `seconds` seconds after one step of warm-up."""
-    compile_ahead(model_jobs(config, train, vocab))
+def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callable[[], None]:
+    """A whole training step of a model with its first values."""
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, ParallelConfig(), train)
     initialize(model, config, seed=0)
@@ -51,20 +58,47 @@ def measure(config: ModelConfig, vocab: int, train: TrainConfig, seconds: float)
         engine.clip_gradients(1.0)
         engine.step(optimizer)
 
+    return step
+
+
+def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Seconds of the first step, and on average of those behind it: two at least, over at least `seconds`."""
+    begun = time.monotonic()
     step()
     started, steps = time.monotonic(), 0
-    while time.monotonic() - started < seconds:
+    while steps < 2 or time.monotonic() - started < seconds:
         step()
         steps += 1
-    return steps * train.batch_tokens / (time.monotonic() - started)
+    return started - begun, (time.monotonic() - started) / steps
+
+
+def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
+    """Figures of this machine.
+
+    `computing`: seconds in all of this; `compiling`: those by which the very first step was longer than the others;
+    `seconds_per_token`: of each model, the smallest first, without those that would take too long; `precision`.
+    """
+    begun, compiling, rates = time.monotonic(), 0.0, list[float]()
+    precision = choose_precision(choose_device(train.device)).precision
+    train = train.model_copy(update={"precision": precision})
+    for config in models:
+        first, usual = measure(training_step(config, vocab, train), seconds / len(models))
+        if not rates:
+            compiling = max(first - usual, 0.0)
+        rates.append(usual / train.batch_tokens)
+        if usual * MORE_STEPS_PER_SECOND > 1:
+            break
+    computing = time.monotonic() - begun
+    return {"precision": precision, "computing": computing, "compiling": compiling, "seconds_per_token": rates}
 
 
 def main() -> None:
-    """Read the shape from the command line and print tokens per second."""
-    layers, width, heads, vocab, sequence, batch_tokens = map(int, sys.argv[1:7])
-    config = ModelConfig(layers=layers, width=width, heads=heads)
+    """Read the shapes from the command line and print the figures."""
+    vocab, sequence, batch_tokens = map(int, sys.argv[1:4])
+    shapes = [tuple(map(int, word.split("x"))) for word in sys.argv[5:]]
+    models = [ModelConfig(layers=layers, width=width, heads=heads) for layers, width, heads in shapes]
     train = TrainConfig(batch_tokens=batch_tokens, sequence=sequence)
-    print(measure(config, vocab, train, float(sys.argv[7])))
+    print(json.dumps(calibrate(models, vocab, train, float(sys.argv[4]))))
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -
     code = Exit.DEFECT
     try:
         os.setpgid(0, 0)
-        _die_with(supervisor)
+        die_with(supervisor)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal from the background
         signal.signal(signal.SIGBUS, signal.SIG_DFL)  # which shard was truncated is told by the supervisor
         faulthandler.enable(stacks, all_threads=True)
@@ -173,8 +173,10 @@ def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -
         os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """Have the system kill this process when its parent dies, and leave if it has died already."""
+def die_with(parent: int) -> None:
+    """Have the system kill this process when its parent dies, and leave if it has died already. Linux alone can."""
+    if sys.platform != "linux":
+        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(Exit.DEFECT)

@@ -1,0 +1,169 @@
+"""How `hornbook quickstart` keeps its time: what was measured here, what it says of the stages to come, what fits.
+
+A probe (`hornbook.run.calibrate`) measures what everything else is made of: how long a process takes that loads torch,
+how long kernels take to compile, how long a token of training takes in the precision of the run. Whatever has run is
+no longer estimated: the size is chosen twice, before the text is written and again before training, by the time left.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from hornbook.cli.demo import BATCH_TOKENS, EVAL_TOKENS, SCORES_PER_RUN, SEQUENCE, SIZES, VALIDATION, VOCAB, Size
+from hornbook.errors import UsageError
+
+PROBED = (SIZES[0], SIZES[2])
+PROBE_SECONDS = 2.0
+LEAST_STEPS = 30
+"""A demo of fewer has learned nothing worth seeing."""
+SLACK = 1.15
+"""Of what is estimated: a neighbour may come, and noise should not shorten the run."""
+SHARE_OF_RATE = 0.85  # a run trains at this share of the probed rate: batches, metrics, console
+REDONE = 0.1  # share of the steps that are lost with the killed worker and computed again
+FORWARD = 0.35  # cost of scoring a token, in tokens of training
+BYTES_PER_TOKEN = 3.0
+# The stages in starts of a process that loads torch, the one thing that slows down with them wherever they run:
+TEXT_STARTS, TEXT_STARTS_PER_MB = 1.2, 0.3  # writing, preparing and tokenizing
+SAMPLE_STARTS = 0.15  # a sample of 64 tokens
+TRAIN_STARTS, EVALUATE_STARTS, EXPORT_STARTS = 2 * 1.4, 2.0, 3.0  # train and resume; baselines; the certificate
+TEXT_COMPILES, TRAIN_COMPILES = 1.0, 0.4  # kernels that the probe does not need, in the time that its own took
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the probe measured. Times are in seconds."""
+
+    start: float
+    """Of a process until it can compute."""
+    compiling: float
+    """Until the kernels of a training step were there; about 0 where they lie on disk."""
+    seconds_per_token: Mapping[int, float]
+    """Of training steps, by the parameters of a model."""
+    precision: str = ""
+
+    def token(self, size: Size) -> float:
+        """Seconds per token at a size: a straight line over parameters; in proportion where one size was probed."""
+        (least, first), *rest = sorted(self.seconds_per_token.items())
+        if not rest:
+            return first * max(size.parameters / least, 1.0)
+        most, last = rest[-1]
+        slope = max(last - first, 0.0) / (most - least)
+        return first + slope * (size.parameters - least)
+
+    def text(self, size: Size) -> float:
+        """Writing, preparing and tokenizing the text of a size."""
+        starts = TEXT_STARTS + TEXT_STARTS_PER_MB * size.corpus_bytes / 1e6
+        return starts * self.start + TEXT_COMPILES * self.compiling
+
+    def training(self, size: Size) -> float:
+        """All steps, the ones that are made twice, scores and samples between them."""
+        steps = size.tokens * (1 + REDONE) / SHARE_OF_RATE
+        scored = (SCORES_PER_RUN + 1) * 2 * EVAL_TOKENS * FORWARD
+        return (steps + scored) * self.token(size) + (SCORES_PER_RUN + 1) * SAMPLE_STARTS * self.start
+
+    def beside(self, size: Size) -> float:
+        """What comes with and after training: processes, held-out text twice, baselines, export."""
+        starts = TRAIN_STARTS + EVALUATE_STARTS + EXPORT_STARTS
+        scored = 2 * size.corpus_bytes * VALIDATION / BYTES_PER_TOKEN * FORWARD
+        return starts * self.start + scored * self.token(size) + TRAIN_COMPILES * self.compiling
+
+    def remaining(self, size: Size) -> float:
+        """From the first step of training to the end of the demo."""
+        return self.training(size) + self.beside(size)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and for how long at most."""
+
+    size: Size
+    train_seconds: float | None
+    """None for a pinned size, whose numbers are the same everywhere."""
+    reason: str
+    """A few words for people."""
+
+
+class Budget:
+    """The time of the demo. Its clock began when the process did."""
+
+    def __init__(self, seconds: float, machine: Machine, elapsed: float) -> None:
+        self.seconds, self.machine = seconds, machine
+        self._zero = time.monotonic() - elapsed
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.seconds - (time.monotonic() - self._zero)
+
+    @classmethod
+    def probed(cls, seconds: float, begun: float) -> Self:
+        """After a look at this machine; `begun` is the monotonic time at which the demo began."""
+        machine = probe()
+        return cls(seconds, machine, time.monotonic() - begun)
+
+    def first_size(self, *, refuse: bool) -> Size:
+        """The size whose text is prepared.
+
+        refuse: raise UsageError, with the least that is needed, where not even the smallest demo fits.
+        """
+        needed = least_seconds(self.machine) + self.seconds - self.left
+        if refuse and needed > self.seconds:
+            raise UsageError(
+                f"--seconds {self.seconds:g} is too short: the smallest demo needs about {needed:.0f} s on this "
+                f"machine as it is now (a process starts in {self.machine.start:.1f} s, kernels compiled in "
+                f"{self.machine.compiling:.1f} s)"
+            )
+        return choose_size(self.left, self.machine, with_text=True)
+
+    def plan(self, largest: Size) -> Plan:
+        """What is trained on the text of the size `largest`, now that it is there."""
+        sizes = [size for size in SIZES if size.parameters <= largest.parameters]
+        left = self.left
+        size = replace(choose_size(left, self.machine, sizes), corpus_bytes=largest.corpus_bytes)
+        train_seconds = max(left - SLACK * self.machine.beside(size), 1.0)
+        whole = size.steps == next(each.steps for each in SIZES if each.name == size.name)
+        speed = f"{self.machine.precision}, {1 / self.machine.token(size):,.0f} tokens/s"
+        found = "the largest" if whole else f"cut to {size.steps} steps"
+        return Plan(size, train_seconds, f"{found} for the {left:.0f} s left at {speed}")
+
+
+def least_seconds(machine: Machine) -> float:
+    """Of the smallest demo, from the text on."""
+    least = replace(SIZES[0], steps=LEAST_STEPS)
+    return machine.text(least) + SLACK * machine.remaining(least)
+
+
+def choose_size(left: float, machine: Machine, sizes: Sequence[Size] = SIZES, *, with_text: bool = False) -> Size:
+    """The largest size that fits into `left` seconds; where none does, the smallest, with as many steps as fit."""
+
+    def needed(size: Size) -> float:
+        return SLACK * machine.remaining(size) + (machine.text(size) if with_text else 0.0)
+
+    for size in reversed(sizes):
+        if needed(size) <= left:
+            return size
+    smallest = sizes[0]
+    steps = range(LEAST_STEPS, smallest.steps)
+    return next(
+        (size for number in reversed(steps) if needed(size := replace(smallest, steps=number)) <= left),
+        replace(smallest, steps=LEAST_STEPS),
+    )
+
+
+def probe() -> Machine:
+    """Measure this machine as it is now, in a process of its own that takes some seconds."""
+    shapes = [f"{size.layers}x{size.width}x{size.heads}" for size in PROBED]
+    command = [sys.executable, "-m", "hornbook.run.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
+    begun = time.monotonic()
+    done = subprocess.run([*command, str(PROBE_SECONDS), *shapes], check=True, stdout=subprocess.PIPE, text=True)
+    return machine_of(json.loads(done.stdout), time.monotonic() - begun)
+
+
+def machine_of(found: Mapping[str, Any], seconds: float) -> Machine:
+    """From what the probe printed, and how long its process took."""
+    rates = {size.parameters: rate for size, rate in zip(PROBED, found["seconds_per_token"], strict=False)}
+    return Machine(max(seconds - found["computing"], 0.1), found["compiling"], rates, found["precision"])
