@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 XS, M = (size.parameters for size in PROBED)
 
 
-def machine(start: float = 2.0, compiling: float = 0.0, xs: float = 1e-4, m: float = 4e-4) -> Machine:
+def machine(start: float = 2.5, compiling: float = 0.0, xs: float = 5e-5, m: float = 1.5e-4) -> Machine:
     """By default about two idle cores; `xs` and `m` are seconds per token."""
     return Machine(start, compiling, {XS: xs, M: m}, "fp32")
 
@@ -21,7 +21,7 @@ IDLE = machine()
 MACHINES = {
     "idle": IDLE,
     "cold": machine(compiling=20),
-    "fast": machine(start=1, xs=1e-5, m=3e-5),
+    "fast": machine(start=1, xs=3e-6, m=8e-6),
     "busy": machine(start=5, xs=3e-4, m=1.2e-3),
     "busy and cold": machine(start=5, compiling=45, xs=3e-4, m=1.2e-3),
     "one slow thread": Machine(4, 10, {XS: 6e-4}, "fp32"),
@@ -82,9 +82,9 @@ def test_a_time_that_nobody_gave_is_never_refused() -> None:
 
 
 def test_rates_are_a_line_over_parameters() -> None:
-    for size, expected in ((PROBED[0], 1e-4), (PROBED[1], 4e-4)):
+    for size, expected in ((PROBED[0], 5e-5), (PROBED[1], 1.5e-4)):
         assert IDLE.token(size) == pytest.approx(expected)
-    assert IDLE.token(SIZES[-1]) > IDLE.token(SIZES[-2]) > 4e-4
+    assert IDLE.token(SIZES[-1]) > IDLE.token(SIZES[-2]) > 1.5e-4
     alone = Machine(2, 0, {XS: 1e-4})
     assert alone.token(PROBED[1]) == pytest.approx(1e-4 * M / XS)
 

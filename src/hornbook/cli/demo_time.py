@@ -18,7 +18,7 @@ from hornbook.errors import UsageError
 
 PROBED = (SIZES[0], SIZES[2])
 PROBE_SECONDS = 2.0
-LEAST_STEPS = 30
+LEAST_STEPS = 120
 """A demo of fewer has learned nothing worth seeing."""
 SLACK = 1.15
 """Of what is estimated: a neighbour may come, and noise should not shorten the run."""

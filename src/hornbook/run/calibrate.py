@@ -26,7 +26,7 @@ from hornbook.parallel.mesh import choose_device
 from hornbook.run.config import TrainConfig
 from hornbook.run.kernels import model_jobs
 
-MORE_STEPS_PER_SECOND = 1.0
+MORE_STEPS_PER_SECOND = 4.0
 """A machine that makes fewer steps of a model is not asked about a larger one."""
 
 
