@@ -75,16 +75,18 @@ def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
 def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
     """Figures of this machine.
 
-    `computing`: seconds in all of this; `compiling`: those by which the very first step was longer than the others;
+    `computing`: seconds in all of this; `compiling`: those until the kernels were there, in the first step too;
     `seconds_per_token`: of each model, the smallest first, without those that would take too long; `precision`.
     """
-    begun, compiling, rates = time.monotonic(), 0.0, list[float]()
+    begun, rates = time.monotonic(), list[float]()
     precision = choose_precision(choose_device(train.device)).precision
     train = train.model_copy(update={"precision": precision})
+    compile_ahead(model_jobs(models[0], train, vocab))
+    compiling = time.monotonic() - begun
     for config in models:
         first, usual = measure(training_step(config, vocab, train), seconds / len(models))
         if not rates:
-            compiling = max(first - usual, 0.0)
+            compiling += max(first - usual, 0.0)
         rates.append(usual / train.batch_tokens)
         if usual * MORE_STEPS_PER_SECOND > 1:
             break
