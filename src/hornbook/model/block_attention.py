@@ -13,7 +13,7 @@ from torch import Tensor
 from hornbook.model.attention_dropout import Drop
 from hornbook.model.blocks import Block, plan
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
-from hornbook.model.products import matmul
+from hornbook.model.products import add_products_, matmul
 from hornbook.model.sight import Sight
 
 KEPT = 16
@@ -73,7 +73,7 @@ class BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         query, key, value, bias, sinks, rest, out, *kept = ctx.saved_tensors
         scoring = ctx.scoring._replace(bias=bias, sinks=sinks)
-        d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        d_query, d_key, d_value = torch.empty_like(query), key.new_zeros(key.shape), value.new_zeros(value.shape)
         d_bias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         for i, block in enumerate(ctx.blocks):
             q, k, v = _parts(block, query, key, value)
@@ -82,9 +82,9 @@ class BlockAttention(torch.autograd.Function):
             d_scores = _dropped(matmul(d_out, v.transpose(1, 2)), block, scoring)
             _to_scores_(d_scores, probabilities, (q, k), block, scoring, d_bias)
             d_query[block.rows, :, block.first : block.last] = _ungroup(matmul(d_scores, k), block)
-            _keys_of(d_key, block).add_(_unflatten(matmul(d_scores.transpose(1, 2), q), d_key))
+            add_products_(_keys_of(d_key, block), d_scores.transpose(1, 2), q)
             dropped = _dropped(probabilities, block, scoring)
-            _keys_of(d_value, block).add_(_unflatten(matmul(dropped.transpose(1, 2), d_out), d_value))
+            add_products_(_keys_of(d_value, block), dropped.transpose(1, 2), d_out)
         # The sink's value is 0, so its gradient is minus its probability times the mean of the others' (which is out).
         d_sinks = None if sinks is None else -(rest * (out * grads[0]).sum(-1)).sum((0, 2)).to(sinks.dtype)
         return d_query, d_key, d_value, d_bias, d_sinks, None, None, None
@@ -152,7 +152,7 @@ def _shaped(x: Tensor, block: Block) -> Tensor:
 def _parts(block: Block, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The block's queries [rows kv_heads, groups queries, dim], keys and values [rows kv_heads, keys, dim]."""
     q = _group(query, block, key.shape[1])
-    return q, _keys_of(key, block).flatten(0, 1), _keys_of(value, block).flatten(0, 1)
+    return q, _keys_of(key, block), _keys_of(value, block)
 
 
 def _group(x: Tensor, block: Block, kv_heads: int) -> Tensor:
@@ -167,8 +167,5 @@ def _ungroup(x: Tensor, block: Block) -> Tensor:
 
 
 def _keys_of(x: Tensor, block: Block) -> Tensor:
-    return x[block.rows, :, block.begin : block.end]
-
-
-def _unflatten(x: Tensor, like: Tensor) -> Tensor:
-    return x.view(-1, like.shape[1], *x.shape[1:])
+    """[rows kv_heads, keys, dim] of a block: of contiguous x a view."""
+    return x[block.rows, :, block.begin : block.end].flatten(0, 1)

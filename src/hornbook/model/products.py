@@ -58,6 +58,14 @@ def mm_into(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"], out: Float[
     return out.copy_(left.float() @ right.float())
 
 
+def add_products_(sums: Float[Tensor, "b n m"], left: Float[Tensor, "b n k"], right: Float[Tensor, "b k m"]) -> None:
+    """sums += left @ right; for code that makes its gradients itself."""
+    if is_widened(left):
+        sums += (left.float() @ right.float()).to(left.dtype)
+    else:
+        sums.baddbmm_(left, right)
+
+
 class WideLinear(torch.autograd.Function):
     """`linear` by float32 products; what is kept for backward has the narrow dtype."""
 

@@ -25,14 +25,14 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor):
         (both,) = ctx.saved_tensors
-        return swiglu_backward(both, grads[0].contiguous())
+        return swiglu_backward_(both, grads[0].clone(memory_format=torch.contiguous_format))
 
 
 class SwiGLUDown(torch.autograd.Function):
     """[..., 2 hidden] (gate, up), weight [width, hidden] -> silu(gate) up W^T [..., width].
 
-    The product of gate and up is not kept: backward computes it again, which costs little beside the matrix products
-    and saves a third of what the MLP would hold.
+    The product of gate and up is not kept: backward computes it again in the pass that makes the gradients, which costs
+    little and saves a third of what the MLP would hold.
     """
 
     @staticmethod
@@ -45,9 +45,9 @@ class SwiGLUDown(torch.autograd.Function):
     def backward(ctx, *grads: Tensor):
         both, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
-        d_weight = matmul(grad.T, swiglu(both).flatten(0, -2))
-        dy = matmul(grad, weight).view(*both.shape[:-1], -1)
-        return swiglu_backward(both, dy), d_weight
+        y = matmul(grad, weight)
+        d_both = swiglu_backward_(both, y)
+        return d_both, matmul(grad.T, y)
 
 
 def swiglu(both: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ def swiglu(both: Tensor) -> Tensor:
     return y
 
 
-def swiglu_backward(both: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of gate and up, side by side, from contiguous dy."""
+def swiglu_backward_(both: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of gate and up, side by side, from contiguous dy, in whose place silu(gate) * up is written."""
     d_both, hidden = torch.empty_like(both), dy.shape[-1]
     launch(_backward_kernel, dy.numel() // hidden, is_bf16(dy), hidden, both, dy, d_both)
     return d_both
@@ -83,10 +83,12 @@ def _backward(first, last, hidden, both, dy, d_both):
         gate_row, up_row, dy_row = both[start:middle], both[middle:end], dy[row * hidden : (row + 1) * hidden]
         d_gate_row, d_up_row = d_both[start:middle], d_both[middle:end]
         for j in range(hidden):
-            gate, grad = load(gate_row, j), load(dy_row, j)
+            gate, up, grad = load(gate_row, j), load(up_row, j), load(dy_row, j)
             sigmoid = one / (one + exponential(-gate))
-            store(d_gate_row, j, grad * load(up_row, j) * sigmoid * (one + gate * (one - sigmoid)))
-            store(d_up_row, j, grad * gate * sigmoid)
+            silu = gate * sigmoid
+            store(d_gate_row, j, grad * up * (sigmoid + silu * (one - sigmoid)))
+            store(d_up_row, j, grad * silu)
+            store(dy_row, j, silu * up)
 
 
 @Kernel

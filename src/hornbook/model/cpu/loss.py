@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store, total
+from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, largest, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
 
 
@@ -24,13 +24,11 @@ def _loss(first, last, vocab, want_grad, logits, targets, weights, losses):
     for row in range(first, last):
         z = logits[row * vocab : (row + 1) * vocab]
         weight, target = weights[row], targets[row]
-        largest = np.float32(-np.inf)
+        top = largest(z, vocab)
         for j in range(vocab):
-            largest = max(largest, load(z, j))
-        for j in range(vocab):
-            exponentials[j] = exponential(load(z, j) - largest)
+            exponentials[j] = exponential(load(z, j) - top)
         normalizer = total(exponentials, vocab)
-        losses[row] = weight * (np.log(normalizer) + largest - load(z, target))
+        losses[row] = weight * (np.log(normalizer) + top - load(z, target))
         if want_grad:
             factor = weight / normalizer
             for j in range(vocab):

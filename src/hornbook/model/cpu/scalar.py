@@ -77,6 +77,19 @@ fetch_add: Any = intrinsic(_fetch_add_code)
 """Add one to the int64 behind a pointer, atomically; gives what it was."""
 
 
+def _greater_code(typingctx, a, b):  # noqa: ARG001
+    def generate(_context, builder, _signature, arguments):
+        kind = ir.FloatType()
+        function = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
+        return builder.call(function, arguments, fastmath=("nsz",))
+
+    return types.float32(types.float32, types.float32), generate
+
+
+_greater: Any = intrinsic(_greater_code)
+"""The greater of two float32, NaN if either is: a loop of it vectorises, which one of Python's `max` does not."""
+
+
 @njit(inline="always")
 def bf16(address):
     """The bfloat16 values (as bits) at an address."""
@@ -160,4 +173,13 @@ def total(values, count):
     result = np.float32(0)
     for j in range(count):
         result += values[j]
+    return result
+
+
+@njit(inline="always", **OPTIONS)
+def largest(values, count):
+    """Greatest of the first `count` values, -inf where there are none, NaN where one is NaN."""
+    result = np.float32(-np.inf)
+    for j in range(count):
+        result = _greater(result, load(values, j))
     return result

@@ -13,7 +13,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store, total
+from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, largest, load, store, total
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows, supports
 
 
@@ -111,11 +111,9 @@ def _softmax(first, last, a, scale, scores, starts, ends):
         whole = scores[base : base + keys]
         seen = scores[base + start : base + end]
         count = end - start
-        largest = np.float32(-np.inf)
+        top = largest(seen, count)
         for j in range(count):
-            largest = max(largest, load(seen, j))
-        for j in range(count):
-            exponentials[j] = exponential((load(seen, j) - largest) * scale)
+            exponentials[j] = exponential((load(seen, j) - top) * scale)
         inverse = np.float32(1) / total(exponentials, count)
         for j in range(count):
             store(seen, j, exponentials[j] * inverse)
@@ -135,12 +133,10 @@ def _biased(first, last, a, scale, scores, starts, ends, table, sinks, rest):
         count = end - start
         for j in range(count):
             exponentials[j] = load(seen, j) * scale + bias[j]
-        largest = sinks[head]
+        top = max(sinks[head], largest(exponentials, count))
         for j in range(count):
-            largest = max(largest, exponentials[j])
-        for j in range(count):
-            exponentials[j] = exponential(exponentials[j] - largest)
-        beside = exponential(sinks[head] - largest)
+            exponentials[j] = exponential(exponentials[j] - top)
+        beside = exponential(sinks[head] - top)
         inverse = np.float32(1) / (total(exponentials, count) + beside)
         for j in range(count):
             store(seen, j, exponentials[j] * inverse)
