@@ -3,6 +3,7 @@
 from benchmarks import (
     checkpoint,
     cold_start,
+    cpus,
     experts,
     families,
     figures,
@@ -49,5 +50,8 @@ for benchmark in (
     refinery_endurance,
 ):
     print(f"\n== {benchmark.__name__} ==")
-    benchmark.run()
+    if benchmark in (loader, throughput, experts, families):
+        cpus.each_cpu(benchmark.__name__)
+    else:
+        benchmark.run()
 figures.main()

@@ -5,12 +5,11 @@ turns in one process (A B C A B C ...) on one thread, and processor time counts,
 little; what is shown is the median over rounds of the ratio within a round. In bf16 weights are float32 and products
 bfloat16 (autocast); transformers then rounds the router's logits too and sends some tokens elsewhere.
 
-    python -m benchmarks.experts [--quick]
+    python -m benchmarks.experts [--quick] [--cpu native|avx2]
 """
 
 import contextlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import cpus
 from benchmarks.report import table, write
 from hornbook.model import config_mlp
 from hornbook.model.context import Context
@@ -207,6 +207,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         mixtures = {
             f"{name}, {precision}": mixture(count, active, dtype, rounds)
             for precision, dtype in PRECISIONS.items()
+            if precision in cpus.precisions()
             for name, (count, active) in MIXTURES.items()
         }
         lengths = LENGTHS[:2] if quick else LENGTHS
@@ -234,4 +235,4 @@ def show(figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(quick="--quick" in sys.argv)
+    cpus.main("benchmarks.experts", run, "quick")

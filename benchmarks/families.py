@@ -1,8 +1,9 @@
 """CPU training of encoders and encoder-decoders beside transformers' BERT and T5 in a plain loop: tokens/s, memory.
 
-Run with `python -m benchmarks.families`. All contenders read one random checkpoint and learn from the same rows, in
-turn (`benchmarks.throughput` says how they are compared). `documents` cuts the encoder's rows into texts of 16 to 512
-tokens: hornbook trains on the rows as they are, each text seeing itself alone; the plain loop pads the texts.
+Run with `python -m benchmarks.families` (`--cpu`: `benchmarks.cpus`). All contenders read one random checkpoint and
+learn from the same rows, in turn (`benchmarks.throughput` says how they are compared). `documents` cuts the encoder's
+rows into texts of 16 to 512 tokens: hornbook trains on the rows as they are, each text seeing itself alone; the plain
+loop pads the texts.
 """
 
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import cpus, report
 from benchmarks.throughput import PEERS, Contender, Process, compare, interleave
 
 SHAPE = {"rows": 8, "sequence": 512, "vocab": 8192}
@@ -97,7 +98,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     """All cases, printed and written to benchmarks/results/families.json; quick takes fewer rounds."""
     rounds, steps = (1, 1) if quick else (5, 1)
     figures: dict[str, Any] = {"shape": SHAPE, "cases": {}}
-    for precision in ("bf16", "fp32"):
+    for precision in cpus.precisions():
         for name, case in CASES.items():
             found = measure(case, precision, rounds, steps)
             figures["cases"].setdefault(name, {})[precision] = found
@@ -108,4 +109,4 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(quick="--quick" in sys.argv)
+    cpus.main("benchmarks.families", run, "quick")

@@ -6,7 +6,7 @@ documents, the names of the samples and the hash of the batch; the DataLoader ma
 weights and positions. The forms are timed in turn (A B C A B C ...) on one thread, ours and the DataLoader in one
 process, Megatron-LM's in one of its own; medians and their ratio count.
 
-    python -m benchmarks.loader
+    python -m benchmarks.loader [--cpu native|avx2]
 """
 
 import os
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import cpus
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
 from hornbook.data.config import DataConfig
@@ -179,14 +180,17 @@ def _verify_rate(corpus: Corpus) -> float:
 
 
 def run() -> dict[str, Any]:
-    """Time all forms; returns the figures that are written to results/loader.json."""
+    """All figures, printed as a table and written to benchmarks/results/loader.json."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _run(Path(folder))
+            figures = _run(Path(folder))
     finally:
         torch.set_num_threads(threads)
+    show(figures)
+    write("loader", figures)
+    return figures
 
 
 def _run(folder: Path) -> dict[str, Any]:
@@ -230,9 +234,8 @@ def _run(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run, print a table, write results/loader.json."""
-    figures = run()
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures."""
     rates, ratios = figures["million_tokens_per_cpu_second"], figures["ratio_to_dataloader"]
     print(table(["form", "Mtokens / CPU s", "x DataLoader"], [[name, rates[name], ratios[name]] for name in rates]))
     print(f"seek to sample 1e9 and take 8 rows: {figures['seek_to_sample_1e9_milliseconds']:.2f} ms")
@@ -242,8 +245,7 @@ def main() -> None:
         f" {first['added_nanoseconds_per_token']:.3f} ns a token"
     )
     print(f"verify checksums: {figures['verify_gigabytes_per_cpu_second']:.1f} GB / CPU s")
-    print(f"written: {write('loader', figures)}")
 
 
 if __name__ == "__main__":
-    main()
+    cpus.main("benchmarks.loader", run)

@@ -1,5 +1,6 @@
 """What every benchmark shares: facts of the machine, the file of results, plain tables and markdown."""
 
+import datetime
 import json
 import os
 import platform
@@ -7,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cpus
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Facts that a figure depends on: processor, cores, versions. No host name."""
+    """Facts that a figure depends on: processor, instruction set, cores, versions, date. No host name."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -21,6 +24,7 @@ def machine() -> dict[str, Any]:
             (line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model
         )
     facts: dict[str, Any] = {"processor": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    facts |= {"instruction_set": cpus.instruction_set(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     facts |= {"python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
@@ -28,11 +32,23 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write `benchmarks/results/NAME.json` with the machine's facts beside the figures."""
+    """Write `benchmarks/results/NAME.json` with the machine's facts beside the figures; `NAME-avx2.json` if capped."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}{'-avx2' if cpus.kind() == 'avx2' else ''}.json"
     path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n")
     return path
+
+
+def machine_line(facts: dict[str, Any] | None) -> str:
+    """Where and when figures were measured; what a file of results does not hold is said to be missing."""
+    if facts is None:
+        return "Machine not recorded."
+    cores, threads = facts["cores"], facts["threads"]
+    instructions = facts.get("instruction_set", "instruction set not recorded")
+    date = facts.get("date", "date not recorded")
+    return (
+        f"Machine: {facts.get('gpu', facts['processor'])}; {instructions}; cores: {cores}, threads: {threads}; {date}."
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -1,9 +1,10 @@
 """CPU training throughput and memory: hornbook, transformers, and the bound that the matrix products set.
 
-Run with `python -m benchmarks.throughput`. The contenders are long-lived processes with the same initial weights and
-the same batches; they run one timed round each in turn (A B C A B C ...), and what counts is the median over rounds of
-the ratio within a round, so a machine that changes its speed hurts none of them. Memory is the largest resident set
-of a fresh process, without parameters, gradients, moments and what the imports alone take.
+Run with `python -m benchmarks.throughput` (`--cpu` chooses a set of rows: `benchmarks.cpus`). The contenders are
+long-lived processes with the same initial weights and the same batches; they run one timed round each in turn (A B C A
+B C ...), and what counts is the median over rounds of the ratio within a round, so a machine that changes its speed
+hurts none of them. Memory is the largest resident set of a fresh process, without parameters, gradients, moments and
+what the imports alone take.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from benchmarks import report
+from benchmarks import cpus, report
 from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model
 from hornbook.model.init import initialize
@@ -54,6 +55,8 @@ class Contender:
     command: list[str]
     attention: str = ""
     compile: bool = False
+    precision: str = ""
+    """Another one than the round's."""
 
 
 def model_config(shape: dict[str, int]) -> config.ModelConfig:
@@ -71,6 +74,7 @@ def contenders() -> list[Contender]:
     )
     return [
         Contender("hornbook", ours),
+        *([Contender("hornbook, bf16", ours, precision="bf16")] if cpus.kind() == "avx2" else []),
         Contender("matrix products alone", [sys.executable, str(PEERS / "bound.py")]),
         *(
             Contender(f"transformers {attention}{' compiled' if compiled else ''}", llama, attention, compiled)
@@ -86,6 +90,7 @@ class Process:
     def __init__(self, contender: Contender, spec: dict[str, Any]) -> None:
         self.name = contender.name
         spec = {**spec, "attention": contender.attention, "compile": contender.compile}
+        spec["precision"] = contender.precision or spec["precision"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             [*contender.command, json.dumps(spec)],
@@ -180,7 +185,7 @@ def memory(precision: str, steps: int = 2) -> dict[str, Any]:
         spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
         parameters = sum(tensor.numel() for tensor in build_model(model_config(shape), shape["vocab"]).parameters())
         for contender in contenders():
-            if contender.name.startswith("matrix"):
+            if contender.name.startswith("matrix") or contender.precision:
                 continue
             process = Process(contender, spec)
             idle = process.ask(seed=0, steps=0)["peak_bytes"]
@@ -193,12 +198,15 @@ def memory(precision: str, steps: int = 2) -> dict[str, Any]:
 
 
 def run(quick: bool = False) -> dict[str, Any]:
-    """All figures, printed as a table and written to benchmarks/results/throughput.json; quick takes fewer rounds."""
+    """All figures, printed as a table and written to benchmarks/results/throughput.json; quick takes fewer rounds.
+
+    With AVX2 alone fp32 only, and beside it hornbook's own bf16.
+    """
     rounds, steps = (2, 1) if quick else (5, 2)
     figures = {
         "shape": SHAPE,
-        "speed": {precision: speed(precision, rounds, steps) for precision in ("bf16", "fp32")},
-        "memory_32k": {precision: memory(precision) for precision in ("bf16", "fp32")},
+        "speed": {precision: speed(precision, rounds, steps) for precision in cpus.precisions()},
+        "memory_32k": {precision: memory(precision) for precision in cpus.precisions()},
     }
     show(figures)
     report.write("throughput", figures)
@@ -221,4 +229,4 @@ def show(figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(quick="--quick" in sys.argv)
+    cpus.main("benchmarks.throughput", run, "quick")
