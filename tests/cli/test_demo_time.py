@@ -62,6 +62,7 @@ def test_time_that_is_gone_makes_the_demo_smaller(monkeypatch: pytest.MonkeyPatc
     plan = budget.plan(first)
     assert plan.size.parameters < first.parameters
     assert plan.size.corpus_bytes == first.corpus_bytes  # the text is there
+    assert plan.train_seconds is not None
     assert plan.train_seconds == pytest.approx(70 - SLACK * IDLE.beside(plan.size))
     assert SLACK * IDLE.training(plan.size) <= plan.train_seconds
     now[0] -= 99

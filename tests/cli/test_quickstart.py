@@ -92,8 +92,10 @@ def test_a_killed_demo_leaves_no_training_process_behind(
         while (state := run.read_state()) is None:
             assert parent.poll() is None, (tmp_path / "output.txt").read_text()
             time.sleep(0.05)
-        assert state.get("pid") not in (None, parent.pid)
-        worker = os.pidfd_open(state["pid"])
+        pid = state.get("pid")
+        assert pid is not None
+        assert pid != parent.pid
+        worker = os.pidfd_open(pid)
     finally:
         parent.send_signal(number)
         parent.wait()

@@ -109,9 +109,9 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> 
     """Call `act` with the number of every step that begins."""
     original = train_module.take_step
 
-    def take_step(job: Any, state: Any) -> Any:
+    def take_step(job: Any, state: Any, horizon: Any) -> Any:
         act(state.step + 1)
-        return original(job, state)
+        return original(job, state, horizon)
 
     monkeypatch.setattr(train_module, "take_step", take_step)
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from hornbook.cli.training import describe_job
 from hornbook.errors import Exit
 from hornbook.ramps import NoRamp
+from hornbook.resolve import resolve
 from hornbook.run.horizon import Cut, Horizon
+from hornbook.run.launch import Start
 from hornbook.run.requests import Request, write_request
 from hornbook.run.step import Step
 from hornbook.run.timekeeper import Timekeeper
@@ -168,3 +171,13 @@ def test_what_rank_0_decides_goes_for_all(leader: int) -> None:
         assert shown == [(5, shorter)]
     else:
         assert (shorter, noted, shown) == (horizon, [], [])
+
+
+def test_a_dry_run_of_a_resume_says_the_length_in_force(tmp_path: Path, launch_run: Launch, decide: Decide) -> None:
+    decide({5: LENGTH}, die=7)
+    launch_run(tmp_path / "run", *TIMED)
+    run = RunDir(tmp_path / "run")
+    summary = describe_job(resolve(str(run.recipe), (), environ={}), run, Start("resume"))
+    assert (summary["steps"], summary["tokens"]) == (9, LENGTH)
+    longer = resolve(str(run.recipe), ("train.tokens=1536",), environ={})
+    assert describe_job(longer, run, Start("resume"))["steps"] == 12

@@ -46,10 +46,12 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
 def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str, Any]:
     """What a launch would do: data, model, length, files. Raises what the launch would raise, and writes nothing."""
     from hornbook.data.loader import repetition_warnings
+    from hornbook.journal import read_records
     from hornbook.model.surgery.build import trained_parameters
     from hornbook.parameters import count_parameters
-    from hornbook.run.job import open_inputs
+    from hornbook.run.job import cut_horizon, open_inputs
     from hornbook.run.launch import changed_settings, check_directory
+    from hornbook.run.ledger import Monotone, replay
     from hornbook.run.origin import check_tokenizer
     from hornbook.run.precision import describe_precision, settle_precision
 
@@ -59,7 +61,9 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start") -> dict[str,
     inputs = open_inputs(settled)
     if start.origin is not None:
         check_tokenizer(start.origin.checkpoint, inputs.tokenizer)
-    recipe, horizon, loader = inputs.recipe, inputs.horizon, inputs.loader
+    recipe, loader = inputs.recipe, inputs.loader
+    past = replay(record for record, _ in read_records(run.events)) if start.mode == "resume" else Monotone()
+    horizon = cut_horizon(inputs, past, changes)
     every, steps = recipe.checkpoint.every, horizon.steps_from(0)
     return {
         "run": str(run.path),

@@ -1,6 +1,7 @@
 """One start of a run: everything that is decided before the first tensor."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from hornbook.recipe import Recipe, unlike
 from hornbook.resolve import Resolved
 from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
-from hornbook.run.ledger import LENGTH_SETTINGS, Ledger
+from hornbook.run.ledger import LENGTH_SETTINGS, Ledger, Monotone
 from hornbook.run.origin import Origin
 from hornbook.run.pulse import Pulse
 from hornbook.run.requests import Inbox
@@ -108,8 +109,7 @@ class Job:
     @property
     def horizon(self) -> Horizon:
         """Length of the run as this start finds it: shortened as the ledger says, unless someone gives another."""
-        anew = self.mode == "start" or any(change.key in LENGTH_SETTINGS for change in self.changes)
-        return self.inputs.horizon.cut(() if anew else self.ledger.past.cuts)
+        return self.inputs.horizon if self.mode == "start" else cut_horizon(self.inputs, self.ledger.past, self.changes)
 
     def write(self, path: Path, text: str) -> None:
         """Replace a small file of the run as a whole; a rank that does not lead leaves it to the one that does."""
@@ -119,6 +119,12 @@ class Job:
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
         self.write(self.run.recipe, Resolved(self.recipe, {**self.origins, **self.inputs.derived}).to_toml())
+
+
+def cut_horizon(inputs: Inputs, past: Monotone, changes: Sequence[Change]) -> Horizon:
+    """Length of a run that goes on: shortened as its ledger says, unless these changes say anew how long it is."""
+    anew = any(change.key in LENGTH_SETTINGS for change in changes)
+    return inputs.horizon.cut(() if anew else past.cuts)
 
 
 def open_inputs(recipe: Recipe) -> Inputs:
