@@ -249,17 +249,12 @@ def cold_start(found: dict[str, Any]) -> list[str]:
 
 def quickstart_matrix(found: dict[str, Any]) -> list[str]:
     """The demo on other kinds of machines."""
-    rows = [cells(each) for each in found.values()]
-    machines = {
-        f"{each['processor']}, {each['cores']} cores, torch {each['torch']}, {each['date']}" for each in found.values()
-    }
+    rows = [(*cells(each), f"{each['processor']}, {each['date']}") for each in found["rows"].values()]
     return section(
         "Quickstart on other machines",
         "`python -m benchmarks.quickstart --matrix`: the demo without a size, which must end within 180 s.",
         "Cold: no kernel on disk. Busy loops: two processes that never rest. AVX2: the variables of `tests/cpus.py`.",
-        *rows_of(HEADER, rows),
-        *sorted(machines),
-        "",
+        *rows_of((*HEADER, "CPU, date"), rows),
     )
 
 
