@@ -57,10 +57,17 @@ def test_documents_of_a_step(runs: Path, output: Output, tiny_corpus: Path):
 
 
 def test_documents_of_data_that_was_changed_are_not_named(runs: Path, output: Output, tmp_path: Path):
+    """Its recipe.toml may be changed: what the run followed stands in its ledger."""
     copy = shutil.copytree(runs / "fast", tmp_path / "copy")
     text = (copy / "recipe.toml").read_text()
     assert "seed = 1" in text
     (copy / "recipe.toml").write_text(text.replace("seed = 1", "seed = 2"))
+    assert output(f"{copy}@3", "--json") == output(f"{runs / 'fast'}@3", "--json")
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(lines[2])
+    assert record["step"] == 3
+    lines[2] = json.dumps(record | {"token_hash": "0" * 16})  # as if the data had given others then
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert output(f"{copy}@3")[0] == 3
 
 
