@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hornbook.strict_json import DuplicateKey, unique_keys
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import AT_RANDOM, InputFile
 from hornbook.text.lines import (
@@ -124,18 +125,6 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
     except UnicodeDecodeError as error:
         place = line + data.count(b"\n", 0, error.start)
         return Rejected(file.name, place, why_not_utf8(data, error), file.source, excerpt(data), len(data))
-
-
-class DuplicateKey(ValueError):
-    """A JSON object names a key twice."""
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise DuplicateKey(next(name for name in names if names.count(name) > 1))
-    return found
 
 
 def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:

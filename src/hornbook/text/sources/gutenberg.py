@@ -8,6 +8,7 @@ from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
 from hornbook.text.lines import BOM, DamagedStream, HashingFile, plain_text, read_whole
 from hornbook.text.rows import ReadOptions, Row, too_long
+from hornbook.text.sources.charsets import Undecodable, decode_declared
 
 _START = re.compile(rb"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\r\n]{0,400}", re.M | re.I)
 _OLD_START = re.compile(rb"^\*END\*? ?THE SMALL PRINT[^\r\n]{0,200}", re.M | re.I)
@@ -44,12 +45,9 @@ def _book(file: InputFile, data: bytes) -> Row:
     end = _END.search(data, start.end())
     book = data[start.end() : end.start() if end else len(data)]
     try:
-        text = book.decode(charset)
-    except LookupError:
-        return rejected(f"unknown charset: {charset[:40]!a}")
-    except UnicodeDecodeError as error:
-        place = start.end() + error.start
-        return rejected(f"invalid {error.encoding}: byte {place} is 0x{data[place]:02x}")
+        text = decode_declared(book, charset, start.end())
+    except Undecodable as error:
+        return rejected(str(error))
     return Document(text.strip(), file.name, file.source, metadata, file.name)
 
 

@@ -19,11 +19,20 @@ _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\
 _XML = re.compile(rb"""<\?xml\s[^>]{0,200}?encoding\s{0,8}=\s{0,8}["']([\w:.-]{1,40})""", re.IGNORECASE)
 _MARKS = {BOM: "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
-MOST_NESTED, MOST_OPTIONS, MOST_FORMATS = 256, 5000, 1_000_000
-"""Elements open at once, options of forms, formatting elements that the parser makes by itself: each costs time that
-grows with its square, in the parser or in the extraction."""
+MOST_NESTED, MOST_OPTIONS, MOST_FORMATS, MOST_ATTRIBUTES = 256, 5000, 1_000_000, 256
+"""Elements open at once, options of forms, formatting elements that the parser makes by itself, attributes of one
+element: each costs time that grows with its square, in the parser or in the extraction."""
 _FORMATS = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u"))
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+_ATTRIBUTE = (
+    r"""[ \t\n\f\r/]*+[^> \t\n\f\r/][^ \t\n\f\r/>=]*+"""
+    r"""(?:[ \t\n\f\r]*+=[ \t\n\f\r]*+(?:"[^"]*+"|'[^']*+'|(?!["'>])[^ \t\n\f\r>]++)?+)?+"""
+)
+"""Name and value as the tokenizer takes them (HTML standard, 13.2.5.32 to 13.2.5.39)."""
+_ONE = re.compile(_ATTRIBUTE)
+_ATTRIBUTES = re.compile(rf"(?:{_ATTRIBUTE}){{0,{MOST_ATTRIBUTES}}}+[ \t\n\f\r/]*+")
+_MERGED = frozenset(("html", "body"))
+"""Elements of which there is one: further tags add their attributes to it."""
 _CLOSED_BY_OTHERS = (
     "a nobr area base br col embed hr img input link meta param source track wbr "
     "p li dt dd option optgroup tr td th tbody thead tfoot colgroup rb rp rt rtc html head body"
@@ -62,7 +71,7 @@ def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | s
         text = _decode(data, encoding)
     except UnicodeDecodeError as error:
         return f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}"
-    except LookupError:
+    except (LookupError, ValueError):
         return f"unknown charset: {encoding[:40]!a}"
     if problem := why_costly(text):
         return f"costly page: {problem}"
@@ -107,7 +116,9 @@ class _Open:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.depth = self.formats = self.made = self.options = 0
+        self.depth = self.formats = self.made = self.options = self.merged = 0
+        self.crowded = False
+        self._read = 0
 
     def begin(self, name: str, counted: bool) -> None:
         self.options += name == "option"
@@ -123,7 +134,26 @@ class _Open:
             self.depth -= 1
             self.formats -= name in _FORMATS
 
+    def count_attributes(self, html: str, match: re.Match[str], name: str) -> None:
+        """Look at the attributes of a start tag.
+
+        A tag within the tag before has fewer of them and is passed over; but what stands in quotes may be tags too,
+        where the tag before is none (in a script, a comment).
+        """
+        if match.start() < self._read:
+            return
+        found = _ATTRIBUTES.match(html, match.end())
+        assert found is not None
+        given = found.group()
+        self.crowded |= html[found.end() : found.end() + 1] not in (">", "")
+        if name in _MERGED:
+            self.merged += sum(1 for _ in _ONE.finditer(given))
+            self.crowded |= self.merged > MOST_ATTRIBUTES
+        self._read = match.end() if '"' in given or "'" in given else found.end()
+
     def problem(self) -> str:
+        if self.crowded:
+            return f"an element has more than {MOST_ATTRIBUTES} attributes"
         if self.depth > MOST_NESTED:
             return f"nested too deep: more than {MOST_NESTED} elements are open at once"
         if self.made > MOST_FORMATS:
@@ -150,6 +180,7 @@ def why_costly(html: str) -> str:
             if end < 0:
                 break
         opened.begin(name, counted)
+        opened.count_attributes(html, match, name)
         if problem := opened.problem():
             return problem
     return ""

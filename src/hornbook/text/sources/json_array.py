@@ -4,10 +4,11 @@ import codecs
 import json
 from collections.abc import Iterator
 
+from hornbook.strict_json import unique_keys
 from hornbook.text.document import Rejected, excerpt
 from hornbook.text.inputs import InputFile
 from hornbook.text.lines import BOM, CHUNK, DamagedStream, HashingFile, Stream, plain_text, read_lines
-from hornbook.text.readers import json_row, unique_keys
+from hornbook.text.readers import json_row
 from hornbook.text.rows import ReadOptions, Row, json_name, row_document, short, too_long
 from hornbook.text.sources.buffered import Buffered
 

@@ -3,7 +3,6 @@
 A row is a response, a resource or a conversion; other records say nothing that is text. Rows are counted from 1.
 """
 
-import codecs
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ from hornbook.text.inputs import InputFile
 from hornbook.text.lines import DamagedStream, HashingFile, decompressed
 from hornbook.text.rows import ReadOptions, Row, identifier, text_document, too_long
 from hornbook.text.sources.buffered import Buffered
+from hornbook.text.sources.charsets import Undecodable, decode_declared
 from hornbook.text.sources.html import page_text
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
 _PAGES = ("text/html", "application/xhtml+xml")
-_NOT_ON_THE_WEB = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined")
-"""Codecs of Python that no page has; some take quadratic time."""
 _ROWS = ("response", "resource", "conversion")
 
 
@@ -150,13 +148,9 @@ def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptio
 
 def _recoded(block: bytes, charset: str) -> bytes:
     try:
-        if codecs.lookup(charset).name in _NOT_ON_THE_WEB:
-            raise LookupError
-        return block.decode(charset).encode("utf-8", "replace")
-    except UnicodeDecodeError as error:
-        raise _Unfit(f"invalid {error.encoding}: byte {error.start} is 0x{block[error.start]:02x}") from error
-    except LookupError:
-        raise _Unfit(f"unknown charset: {charset[:40]!a}") from None
+        return decode_declared(block, charset).encode("utf-8", "replace")
+    except Undecodable as error:
+        raise _Unfit(str(error)) from error
 
 
 def content_type(value: str) -> tuple[str, str]:
