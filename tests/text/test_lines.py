@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.text import lines
-from hornbook.text.lines import DamagedStream, HashingFile, decompressed, read_lines, read_pieces
+from hornbook.text.compressions import DamagedStream, decompressed
+from hornbook.text.lines import HashingFile, read_lines, read_pieces
 
 
 class Trickle:

@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.config import SourceConfig
 from hornbook.text.config_labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import InputFile, is_url, list_inputs
 from hornbook.text.label_rows import UnfitRow, fields_of, label_rows
-from hornbook.text.lines import DamagedStream, HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
+from hornbook.text.lines import HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
 from hornbook.text.readers import json_object, read_file
 from hornbook.text.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
 

@@ -1,20 +1,18 @@
 """Bytes of an input file, decompressed and cut into lines or pieces, with bounded memory."""
 
-import bz2
 import codecs
-import lzma
 import os
 import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO
 
 import fsspec
-import pyarrow as pa
 import xxhash
 
+from hornbook.text.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
@@ -23,19 +21,6 @@ _EMPTY_LINES = re.compile(rb"\n+")
 BOM = b"\xef\xbb\xbf"
 _WIDE = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """Byte order marks of other encodings than UTF-8; those that begin with another stand before it."""
-_XZ_MEMORY = 2**28
-
-
-class DamagedStream(Exception):
-    """The compressed stream ends early or is not what its ending says."""
-
-
-class Stream(Protocol):
-    """Something to read bytes from."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; empty at the end."""
-        ...
 
 
 class HashingFile:
@@ -74,56 +59,6 @@ def open_input(file: InputFile) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "not a regular file", file.path)
         yield handle
-
-
-class _Decompressed:
-    """A compressed stream, read in small pieces so that little is lost before the damage; bombs stay bounded."""
-
-    def __init__(self, file: Stream, compression: str) -> None:
-        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression)
-        self._name = compression
-
-    def read(self, size: int, /) -> bytes:
-        try:
-            return self._stream.read(min(size, 1 << 16))
-        except OSError as error:
-            raise DamagedStream(f"damaged {self._name}: {error}") from error
-
-
-class _Members:
-    """A stream of bz2 or xz, or several one after the other, decompressed with bounded memory."""
-
-    def __init__(self, file: Stream, compression: str) -> None:
-        self._file, self._rest, self._name = file, b"", compression
-        self._decoder: lzma.LZMADecompressor | bz2.BZ2Decompressor | None = None
-
-    def _new(self) -> lzma.LZMADecompressor | bz2.BZ2Decompressor:
-        return bz2.BZ2Decompressor() if self._name == "bz2" else lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
-
-    def read(self, size: int, /) -> bytes:
-        while True:
-            if self._decoder is None or self._decoder.needs_input:
-                self._rest = self._rest or self._file.read(CHUNK)
-                if not self._rest and self._decoder is None:
-                    return b""
-                if not self._rest:
-                    raise DamagedStream(f"damaged {self._name}: it ends early")
-            try:
-                self._decoder = self._decoder or self._new()
-                data, self._rest = self._decoder.decompress(self._rest, min(size, 1 << 16)), b""
-            except (lzma.LZMAError, OSError, ValueError) as error:
-                raise DamagedStream(f"damaged {self._name}: {error}") from error
-            if self._decoder.eof:
-                self._rest, self._decoder = self._decoder.unused_data, None
-            if data:
-                return data
-
-
-def decompressed(file: Stream, compression: str | None) -> Stream:
-    """The plain bytes of a file. Reading raises DamagedStream where a compressed stream is damaged."""
-    if compression is None:
-        return file
-    return (_Members if compression in ("bz2", "xz") else _Decompressed)(file, compression)
 
 
 def is_wide(beginning: bytes) -> bool:

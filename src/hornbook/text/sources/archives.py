@@ -6,9 +6,10 @@ faith. An archive in an archive is not opened, which bounds bombs to one level, 
 
 from collections.abc import Iterator
 
+from hornbook.text.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.document import Rejected
 from hornbook.text.inputs import AT_RANDOM, InputFile, format_of
-from hornbook.text.lines import DamagedStream, HashingFile, Stream, decompressed, open_input
+from hornbook.text.lines import HashingFile, open_input
 from hornbook.text.readers import reader_of
 from hornbook.text.rows import ReadOptions, Row
 from hornbook.text.sources.buffered import Buffered

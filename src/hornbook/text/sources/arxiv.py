@@ -8,9 +8,10 @@ import posixpath
 import re
 from collections.abc import Iterator
 
+from hornbook.text.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, Stream, decompressed, read_whole, why_not_utf8
+from hornbook.text.lines import HashingFile, read_whole, why_not_utf8
 from hornbook.text.rows import ReadOptions, Row, too_long
 from hornbook.text.sources.archives import Bounded, Budget
 from hornbook.text.sources.buffered import Buffered

@@ -1,6 +1,7 @@
 """Reading a stream of bytes by lines, lengths and marks, with bounded memory."""
 
-from hornbook.text.lines import CHUNK, Stream
+from hornbook.text.compressions import Stream
+from hornbook.text.lines import CHUNK
 
 
 class Buffered:

@@ -4,9 +4,10 @@ import csv
 import sys
 from collections.abc import Iterator
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, Line, why_not_utf8
+from hornbook.text.lines import HashingFile, Line, why_not_utf8
 from hornbook.text.parts import input_lines
 from hornbook.text.rows import ReadOptions, Row, row_document, short, too_long
 

@@ -3,7 +3,7 @@
 import codecs
 
 _NOT_DECLARED = frozenset(
-    "idna punycode unicode_escape raw_unicode_escape utf-7 undefined mbcs oem charmap".split()
+    ["idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined", "mbcs", "oem", "charmap"]
 )
 """Codecs of Python that no text has, by their own names; some take quadratic time."""
 _LONGEST_NAME = 40

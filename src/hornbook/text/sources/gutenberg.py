@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import BOM, DamagedStream, HashingFile, plain_text, read_whole
+from hornbook.text.lines import BOM, HashingFile, plain_text, read_whole
 from hornbook.text.rows import ReadOptions, Row, too_long
 from hornbook.text.sources.charsets import Undecodable, decode_declared
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
+from hornbook.text.compressions import DamagedStream, decompressed
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import BOM, DamagedStream, HashingFile, decompressed, read_whole
+from hornbook.text.lines import BOM, HashingFile, read_whole
 from hornbook.text.rows import ReadOptions, Row, short, too_long
 
 _HEAD_BYTES = 4096

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, plain_text, read_whole, why_not_utf8
+from hornbook.text.lines import HashingFile, plain_text, read_whole, why_not_utf8
 from hornbook.text.rows import ReadOptions, Row, too_long
 from hornbook.text.sources.latex_markup import strip_latex
 

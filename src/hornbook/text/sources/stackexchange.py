@@ -11,9 +11,10 @@ from contextlib import closing
 from typing import Any
 from xml.etree import ElementTree
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, Line, read_lines
+from hornbook.text.lines import Line, read_lines
 from hornbook.text.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
 from hornbook.text.sources.buffered import Buffered
 from hornbook.text.sources.plain_html import plain_html

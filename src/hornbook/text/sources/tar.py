@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hornbook.text.lines import DamagedStream
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.sources.buffered import Buffered
 
 _BLOCK = 512

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hornbook.text.compressions import DamagedStream, decompressed
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, decompressed
+from hornbook.text.lines import HashingFile
 from hornbook.text.rows import ReadOptions, Row, identifier, text_document, too_long
 from hornbook.text.sources.buffered import Buffered
 from hornbook.text.sources.charsets import Undecodable, decode_declared

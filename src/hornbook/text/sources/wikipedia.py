@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream
 from hornbook.text.rows import ReadOptions, Row, identifier, short, too_long
 from hornbook.text.sources.buffered import Buffered
 from hornbook.text.sources.wiki_markup import DROPPED_LINKS, strip_markup

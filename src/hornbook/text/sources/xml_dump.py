@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import DamagedStream, HashingFile, plain_text
+from hornbook.text.lines import HashingFile, plain_text
 from hornbook.text.rows import ReadOptions, Row
 from hornbook.text.sources import stackexchange, wikipedia
 from hornbook.text.sources.buffered import Buffered
