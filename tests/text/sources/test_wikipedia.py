@@ -155,5 +155,5 @@ def test_a_run_of_marks_takes_linear_work(mark: str):
 def test_fuzz_pages_in_are_rows_out(read_bytes: Any, pages: list[tuple[int, str]]):
     rows = read_bytes("w.xml", dump(*(page("T", text, space) for space, text in pages)))
     kept = [row for row in rows if isinstance(row, Document)]
-    assert len(rows) == len(pages)
+    assert len(rows) == max(len(pages), 1)  # a dump without pages is one row that says so
     assert len(kept) == sum(space == 0 for space, _ in pages)

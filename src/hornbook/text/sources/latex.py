@@ -6,7 +6,7 @@ from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
 from hornbook.text.lines import HashingFile, plain_text, read_whole, why_not_utf8
-from hornbook.text.rows import ReadOptions, Row, too_long
+from hornbook.text.rows import ReadOptions, Row
 from hornbook.text.sources.latex_markup import strip_latex
 
 MOST_LATEX = 2**22
@@ -21,7 +21,8 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
         yield Rejected(file.name, 0, str(error), file.source)
         return
     if data is None:
-        yield too_long(file, 0, size, options)
+        reason = f"row longer than the limit: {size} bytes, at most {min(MOST_LATEX, options.max_bytes)} of LaTeX are read"
+        yield Rejected(file.name, 0, reason, file.source, "", size)
         return
     try:
         text = data.decode("utf-8-sig")

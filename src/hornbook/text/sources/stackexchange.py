@@ -23,7 +23,8 @@ BEST_ANSWERS = 3
 """The accepted answer, then those of the highest positive scores."""
 _QUESTION, _ANSWER = "1", "2"
 _SITE = re.compile(r"(?:^|/)([a-z0-9.-]+\.(?:com|net|org))(?:-Posts\.xml|/)", re.IGNORECASE)
-_FRAME = ("<?xml", "<posts", "</posts")
+_FRAME = re.compile(rb"(?:\s*(?:<\?xml[^>]{0,200}>|<posts[^>]{0,200}>|</posts>))+")
+"""What stands around the rows; in some dumps on the lines of rows."""
 _TABLES = """
     CREATE TABLE question (id INTEGER, line INTEGER, title TEXT, body TEXT, accepted TEXT, date TEXT, licence TEXT);
     CREATE TABLE answer (id TEXT, line INTEGER, question INTEGER, score INTEGER, body TEXT);
@@ -43,9 +44,7 @@ def read_posts(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
         try:
             for line in read_lines(stream, options.max_bytes):
                 number = line.number
-                row = _keep(posts, file, line, options)
-                if row is not None:
-                    yield row
+                yield from _keep(posts, file, line, options)
         except DamagedStream as error:
             yield Rejected(file.name, number + 1, str(error), file.source)
         posts.execute("CREATE INDEX answers ON answer (question)")
@@ -57,23 +56,36 @@ def read_posts(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
             yield Rejected(file.name, line, "answer without its question", file.source, "", size, damaged=False)
 
 
-def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadOptions) -> Row | None:
-    """Put a post into the database; a row where the line is none."""
-    text = line.data.strip()
-    if not text or text.decode("ascii", "replace").startswith(_FRAME):
-        return None
+def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadOptions) -> Iterator[Row]:
+    """Put the posts of a line into the database; a row for each that is none."""
     if line.overlong:
-        return too_long(file, line.number, line.size, options, line.data)
+        yield too_long(file, line.number, line.size, options, line.data)
+        return
+    frame = _FRAME.match(line.data)
+    text = line.data[frame.end() if frame else 0 :].strip().removesuffix(b"</posts>")
+    if not text:
+        return
     try:
-        post = ElementTree.fromstring(text).attrib
+        found = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
     except (ElementTree.ParseError, ValueError) as error:
-        return bad_line(file, line, f"invalid XML: {short(error)}")
+        yield bad_line(file, line, f"invalid XML: {short(error)}")
+        return
+    if not found:
+        yield bad_line(file, line, "not a post: text outside of rows")
+    for post in found:
+        if (row := _keep_post(posts, file, line, post)) is not None:
+            yield row
+
+
+def _keep_post(posts: sqlite3.Connection, file: InputFile, line: Line, post: ElementTree.Element) -> Row | None:
+    if post.tag != "row":
+        return bad_line(file, line, f"not a post: the element is {post.tag[:20]!a}, not 'row'")
     kind, number = post.get("PostTypeId"), post.get("Id", "")
     if kind not in (_QUESTION, _ANSWER):
         reason = f"neither question nor answer: post type {str(kind)[:12]!a}"
         return Rejected(file.name, line.number, reason, file.source, "", line.size, damaged=kind is None)
     try:
-        _insert(posts, line.number, int(number), post)
+        _insert(posts, line.number, int(number), post.attrib)
     except (ValueError, OverflowError) as error:
         return bad_line(file, line, f"invalid post: {short(error)}")
     return None

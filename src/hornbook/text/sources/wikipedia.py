@@ -20,6 +20,7 @@ _HEAD_LIMIT = 2**20
 _MARKUP_ROOM = 2**16
 _BASE = re.compile(rb"<base>([^<]{1,500})</base>")
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,6})"[^>/]{0,100}>([^<]{1,100})</namespace>')
+_HEAD = re.compile(rb".*</siteinfo>|.*?<mediawiki[^>]*>", re.DOTALL)
 _FILES = (b"6", b"14")
 """Namespaces of media and categories: links there are no words of the article."""
 
@@ -39,11 +40,14 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
     limit = options.max_bytes + _MARKUP_ROOM
     while True:
         try:
-            before, _, found = stream.until(b"<page>", _HEAD_LIMIT)
+            before, size, found = stream.until(b"<page>", _HEAD_LIMIT)
+            if strange := _strange(before, first=wiki is None):
+                reason = "not a page: text between pages, perhaps a page whose tag is damaged"
+                yield Rejected(file.name, line, reason, file.source, excerpt(strange), size)
             wiki = wiki or _wiki(before)
             line += before.count(b"\n")
             if not found:
-                if not before.rstrip().endswith(b"</mediawiki>"):
+                if size <= _HEAD_LIMIT and not before.rstrip().endswith(b"</mediawiki>"):
                     yield Rejected(file.name, line, "truncated dump: it ends without </mediawiki>", file.source)
                 return
             page, size, found = stream.until(b"</page>", limit)
@@ -56,6 +60,13 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
             return
         yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)
         line += page.count(b"\n")
+
+
+def _strange(before: bytes, *, first: bool) -> bytes:
+    """What stands before a page, or behind the last, and belongs to none. `first`: what the dump begins with may."""
+    head = _HEAD.match(before) if first else None
+    rest = before[head.end() if head else 0 :].strip()
+    return rest.removesuffix(b"<page>").removesuffix(b"</mediawiki>").strip()
 
 
 def _wiki(head: bytes) -> _Wiki:

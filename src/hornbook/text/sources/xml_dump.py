@@ -17,11 +17,14 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
     """Pages, or questions with their best answers."""
     stream = Buffered(plain_text(raw, file.compression))
     try:
-        head = stream.peek(_HEAD)
-        if b"<mediawiki" in head:
-            yield from wikipedia.read_pages(file, stream, options)
-        elif b"<posts" in head:
-            yield from stackexchange.read_posts(file, stream, options)
+        head, rows = stream.peek(_HEAD), 0
+        if b"<mediawiki" in head or b"<posts" in head:
+            read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
+            for row in read_rows(file, stream, options):
+                rows += 1
+                yield row
+            if not rows:
+                yield Rejected(file.name, 0, "empty dump: it holds no page and no post", file.source, damaged=False)
         else:
             reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
             yield Rejected(file.name, 0, reason, file.source, excerpt(head))
