@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hornbook.errors import DoesNotFitError
 from hornbook.strict_json import DuplicateKey, unique_keys
 from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Document, Rejected, excerpt
@@ -34,7 +35,7 @@ READERS = {
     "csv": "sources.cells:read",
     "tsv": "sources.cells:read",
     "parquet": "sources.columns:read_parquet",
-    "arrow": "sources.columns:read_arrow",
+    "arrow": "sources.arrow:read_arrow",
     "html": "sources.html:read",
     "warc": "sources.warc:read",
     "xml": "sources.xml_dump:read",
@@ -83,6 +84,8 @@ def read_file(
                 on_digest(hashing.digest())
     except OSError as error:
         yield Rejected(file.name, 0, f"cannot read: {error.strerror or error}", file.source)
+    except MemoryError as error:
+        raise DoesNotFitError(f"{file.name}: reading it takes more memory than there is") from error
 
 
 def _reader(file: InputFile, readers: Mapping[str, Reader] | None) -> Reader:

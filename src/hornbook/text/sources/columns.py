@@ -1,30 +1,30 @@
-"""Tables: parquet, and Arrow as Hugging Face datasets keep it on disk, batch by batch.
-
-`datasets.save_to_disk` writes Arrow streams of the stored rows in order, so pyarrow reads its folders as they are.
-"""
+"""Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.document import Document, Rejected, excerpt
+from hornbook.text.document import EXCERPT_BYTES, Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
-from hornbook.text.lines import HashingFile, open_input, why_not_utf8
+from hornbook.text.lines import CHUNK, HashingFile, open_input, why_not_utf8
 from hornbook.text.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
+from hornbook.text.sources.page_sizes import parquet_pages
 
-_BATCH_ROWS = 256
+_BATCH_ROWS, _BATCH_BYTES = 256, 2**26
+"""Rows that are decoded at once, fewer where they might take more than so many bytes."""
 
 
 def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """Row group by row group (those of its part); a damaged one is one `Rejected` that counts all of its rows."""
     del raw  # parquet is read at random places
     with open_input(file) as handle:
+        source = InPieces(handle)
         try:
-            table = pq.ParquetFile(pa.PythonFile(handle, mode="r"), pre_buffer=False)
+            table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             rows = table.metadata.num_rows
-            problem = _column_problem(table.schema_arrow, options.text_field)
+            problem = column_problem(table.schema_arrow, options.text_field)
         except DAMAGE as error:
             yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source)
             return
@@ -37,57 +37,88 @@ def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Ite
         ours = range(groups * part // parts, groups * (part + 1) // parts)
         for group in range(groups):
             if group in ours:
-                yield from _read_group(file, table, group, first, options)
+                yield from _read_group(file, source, table, group, first, options)
             first += table.metadata.row_group(group).num_rows
         if first - 1 != rows and not part:
             reason = f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}"
             yield Rejected(file.name, 0, reason, file.source)
 
 
-def _read_group(file: InputFile, table: pq.ParquetFile, group: int, first: int, options: ReadOptions) -> Iterator[Row]:
-    names = _wanted(table.schema_arrow, options)
+def _read_group(
+    file: InputFile, source: "InPieces", table: pq.ParquetFile, group: int, first: int, options: ReadOptions
+) -> Iterator[Row]:
+    names = wanted_columns(table.schema_arrow, options)
     rows, done = table.metadata.row_group(group).num_rows, 0
     try:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names):
-            for row in _batch_rows(file, batch, first + done, options):
+        size = rows_at_once(source, table.metadata.row_group(group), names)
+        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=names):
+            for row in batch_rows(file, batch, first + done, options):
                 yield row
                 done += 1
-        problem = "it ends early"
+        problem = f"damaged parquet: row group {group}, it ends early"
+    except Excess as error:
+        problem = f"parquet bomb: row group {group}, {error}"
     except DAMAGE as error:
-        problem = short(error)
+        problem = f"damaged parquet: row group {group}, {short(error)}"
     if done < rows:
-        reason = f"damaged parquet: row group {group}, {problem}"
-        yield Rejected(file.name, first + done, reason, file.source, rows=rows - done)
+        yield Rejected(file.name, first + done, problem, file.source, rows=rows - done)
 
 
-def read_arrow(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """An Arrow stream, or an Arrow file; at damage the batches before it are kept."""
-    del raw
-    done = 0
-    with open_input(file) as handle:
-        try:
-            magic = handle.read(6)
-            handle.seek(0)
-            source = pa.PythonFile(handle, mode="r")
-            whole = magic == b"ARROW1"
-            table = pa.ipc.open_file(source) if whole else pa.ipc.open_stream(source)
-            problem = _column_problem(table.schema, options.text_field)
-            if problem:
-                yield Rejected(file.name, 0, problem, file.source)
-                return
-            names = _wanted(table.schema, options)
-            for batch in map(table.get_batch, range(table.num_record_batches)) if whole else table:
-                batch.validate(full=True)
-                for start in range(0, len(batch), _BATCH_ROWS):
-                    part = batch.slice(start, _BATCH_ROWS).select(names)
-                    for row in _batch_rows(file, part, done + 1, options):
-                        done += 1
-                        yield row
-        except DAMAGE as error:
-            yield Rejected(file.name, done + 1, f"damaged arrow: {short(error)}", file.source)
+class Excess(Exception):
+    """What is declared would take more memory than there is for it. The text is the reason."""
 
 
-def _column_problem(schema: pa.Schema, name: str) -> str:
+class InPieces:
+    """A file whose reads take no more memory than what there is to read, whatever length is asked for."""
+
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+        self.closed = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes, fewer at the end of the file; all that are left where `size` is negative."""
+        parts = []
+        while size and (data := self._handle.read(CHUNK if size < 0 else min(size, CHUNK))):
+            parts.append(data)
+            size -= len(data) if size > 0 else 0
+        return b"".join(parts)
+
+    def seek(self, place: int, whence: int = 0, /) -> int:
+        """As of any file."""
+        return self._handle.seek(place, whence)
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._handle.tell()
+
+    def close(self) -> None:
+        """Nothing: the file belongs to who opened it."""
+
+
+def rows_at_once(source: InPieces, group: pq.RowGroupMetaData, names: list[str]) -> int:
+    """How many rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
+
+    A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
+    its header is damaged.
+    """
+    rows = _BATCH_ROWS
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if not any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in names):
+            continue
+        places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+        begin, whole, largest, repeats = min(places), 0, 1, False
+        for page in parquet_pages(source, begin, begin + column.total_compressed_size):
+            if page.excess:
+                raise Excess(f"column {column.path_in_schema[:60]!a}: {page.excess}")
+            whole, largest = whole + page.expanded, max(largest, page.expanded)
+            repeats |= page.repeats
+        if repeats or whole > _BATCH_BYTES:
+            rows = min(rows, max(1, _BATCH_BYTES // largest))
+    return rows
+
+
+def column_problem(schema: pa.Schema, name: str) -> str:
     column = _column(schema, name)
     if column is None:
         return f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})"
@@ -111,28 +142,33 @@ def _column(schema: pa.Schema, name: str) -> str | None:
     return name if name in schema.names else first if inner else None
 
 
-def _wanted(schema: pa.Schema, options: ReadOptions) -> list[str]:
+def wanted_columns(schema: pa.Schema, options: ReadOptions) -> list[str]:
     """The columns that hold what the options name, text first."""
     fields = (options.text_field, options.id_field, *(name for name, _ in options.fields.values()))
     return list(dict.fromkeys(name for name in (_column(schema, field) for field in fields) if name is not None))
 
 
-def _batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: ReadOptions) -> Iterator[Row]:
+def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: ReadOptions) -> Iterator[Row]:
+    """The rows of a batch, the first of them called `first`; a word of a dictionary is copied where it is asked for."""
     column = _column(batch.schema, options.text_field)
-    values: Any = batch.column(batch.schema.get_field_index(column))
-    for part in options.text_field.split(".")[1:] if column != options.text_field else ():
-        values = values.field(part)
-    others = batch.select([name for name in batch.schema.names if name != column])
-    fields = others.to_pylist() if others.num_columns else [{} for _ in range(len(batch))]
-    for place, text in enumerate(values.cast(pa.large_binary())):
-        yield _table_row(file, first + place, text.as_py(), fields[place], options)
+    size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(batch.get_total_buffer_size(), 1)))
+    for start in range(0, len(batch), size):
+        part = batch.slice(start, size)
+        values: Any = part.column(part.schema.get_field_index(column))
+        for name in options.text_field.split(".")[1:] if column != options.text_field else ():
+            values = values.field(name)
+        others = part.select([name for name in part.schema.names if name != column])
+        fields = others.to_pylist() if others.num_columns else [{} for _ in range(len(part))]
+        for place, text in enumerate(values.cast(pa.large_binary())):
+            yield _table_row(file, first + start + place, text.as_buffer(), fields[place], options)
 
 
-def _table_row(file: InputFile, row: int, data: bytes | None, fields: dict[str, Any], options: ReadOptions) -> Row:
-    if data is None:
+def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[str, Any], options: ReadOptions) -> Row:
+    if value is None:
         return Rejected(file.name, row, "text is not a string: it is null", file.source)
-    if len(data) > options.max_bytes:
-        return too_long(file, row, len(data), options, data)
+    if value.size > options.max_bytes:
+        return too_long(file, row, value.size, options, value[:EXCERPT_BYTES].to_pybytes())
+    data = value.to_pybytes()
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

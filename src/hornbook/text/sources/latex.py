@@ -21,7 +21,9 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
         yield Rejected(file.name, 0, str(error), file.source)
         return
     if data is None:
-        reason = f"row longer than the limit: {size} bytes, at most {min(MOST_LATEX, options.max_bytes)} of LaTeX are read"
+        reason = (
+            f"row longer than the limit: {size} bytes, at most {min(MOST_LATEX, options.max_bytes)} of LaTeX are read"
+        )
         yield Rejected(file.name, 0, reason, file.source, "", size)
         return
     try:

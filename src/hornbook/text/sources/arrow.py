@@ -1,0 +1,120 @@
+"""Arrow as Hugging Face datasets keep it on disk, message by message.
+
+`datasets.save_to_disk` writes Arrow streams of the stored rows in order, so pyarrow reads its folders as they are. An
+Arrow file is read as the stream in it: its footer only repeats where the batches are.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from hornbook.text.compressions import Stream
+from hornbook.text.document import Rejected
+from hornbook.text.inputs import InputFile
+from hornbook.text.lines import HashingFile, open_input
+from hornbook.text.rows import DAMAGE, ReadOptions, Row, short
+from hornbook.text.sources.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
+from hornbook.text.sources.page_sizes import Batch, arrow_batch
+
+_MAGIC, _MAGIC_BYTES = b"ARROW1", 8
+_CONTINUED = b"\xff\xff\xff\xff"
+
+
+class _Messages:
+    """Gives a stream to pyarrow message by message, after a look at what each would take in memory.
+
+    A body is held where it is compressed, for its buffers begin with their sizes.
+    """
+
+    def __init__(self, source: Stream) -> None:
+        self._source = source
+        self._ready, self._left = memoryview(b""), 0
+        self.batch = Batch(0, 0, ())
+        """The message that is being read."""
+        self.excess = ""
+        """Why the message is not given on; empty where it is."""
+        self.closed = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the message was there, so that the next one begins here."""
+        return not self._ready and not self._left
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes of a message, fewer at its end. Raises ValueError where it is damaged."""
+        if not self._ready and not self._left:
+            self._begin()
+        if self._ready:
+            piece, self._ready = self._ready[:size], self._ready[size:]
+            return bytes(piece)
+        data = self._source.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def _begin(self) -> None:
+        self.batch, self.excess = Batch(0, 0, ()), ""
+        head = self._source.read(4)
+        if head == _CONTINUED:
+            head += self._source.read(4)
+        size = int.from_bytes(head[-4:], "little")
+        if len(head) < 4 or not size:  # the end
+            self._ready = memoryview(head)
+            return
+        metadata = self._source.read(size)
+        self._ready = memoryview(head + metadata)
+        if len(metadata) < size:
+            return
+        self.batch = arrow_batch(metadata)
+        self._left = self.batch.body
+        if self.batch.buffers:
+            body = self._source.read(self._left)
+            self.excess = self.batch.excess(body)
+            self._left -= len(body)
+            self._ready = memoryview(b"" if self.excess else head + metadata + body)
+        if self.excess:
+            raise Excess(self.excess)
+
+    def close(self) -> None:
+        """Nothing: the file belongs to who opened it."""
+
+
+def read_arrow(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """An Arrow stream, or an Arrow file; a damaged batch is one `Rejected` that counts all of its rows."""
+    del raw
+    with open_input(file) as handle:
+        source = InPieces(handle)
+        if source.read(len(_MAGIC)) == _MAGIC:
+            source.seek(_MAGIC_BYTES)
+        else:
+            source.seek(0)
+        messages = _Messages(source)
+        try:
+            table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
+            problem = column_problem(table.schema, options.text_field)
+        except (*DAMAGE, Excess) as error:
+            problem = f"damaged arrow: {short(error)}"
+        if problem:
+            yield Rejected(file.name, 0, problem, file.source)
+            return
+        yield from _batches(file, table, messages, options)
+
+
+def _batches(file: InputFile, table: pa.RecordBatchReader, messages: _Messages, options: ReadOptions) -> Iterator[Row]:
+    names, done = wanted_columns(table.schema, options), 0
+    while True:
+        begun = done
+        try:
+            batch = table.read_next_batch()
+            batch.validate(full=True)
+            for row in batch_rows(file, batch.select(names), done + 1, options):
+                done += 1
+                yield row
+        except StopIteration:
+            return
+        except (*DAMAGE, Excess) as error:
+            kind = "arrow bomb" if isinstance(error, Excess) else "damaged arrow"
+            lost = max(1, messages.batch.rows - (done - begun))
+            yield Rejected(file.name, done + 1, f"{kind}: {short(error)}", file.source, rows=lost)
+            done += lost
+            if not messages.whole or not messages.batch.rows:
+                return

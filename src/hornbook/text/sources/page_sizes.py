@@ -1,0 +1,204 @@
+"""What pages of parquet and batches of Arrow would take in memory, as they declare it, before they are decoded.
+
+parquet: headers of pages in Thrift's compact protocol (parquet-format, "Data Pages"). Arrow: messages in flatbuffers
+(Arrow columnar format, "Serialization and Interprocess Communication").
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+EXPANSION, FREE = 200, 2**26
+"""A page or a batch may expand to so many times its size; so many bytes are free."""
+LARGEST_PAGE = 2**28
+"""Bytes of a page at most; what decodes it takes several times as much."""
+_DICTIONARY, _DELTA_BYTE_ARRAY = 2, 7
+_HEADER_BYTES = (1 << 10, 1 << 16, 1 << 24)
+_DEEPEST = 16
+
+
+class SeekableStream(Protocol):
+    """A file that is read at any place."""
+
+    def seek(self, place: int, /) -> int: ...
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a column in a row group."""
+
+    size: int
+    """Bytes as stored, compressed."""
+    expanded: int
+    """Bytes of it decompressed, as its header says."""
+    repeats: bool
+    """A value in it may stand for many rows, or be the beginning of many: bytes in memory are not bounded by its own."""
+
+    @property
+    def excess(self) -> str:
+        """Why it is not decoded; empty where it may be."""
+        limit = max(FREE, min(LARGEST_PAGE, EXPANSION * self.size))
+        return (
+            f"a page of {self.size} bytes expands to {self.expanded}, at most {limit}" if self.expanded > limit else ""
+        )
+
+
+def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page]:
+    """The pages of a column chunk that lies at these bytes of the file. Raises ValueError where they are damaged."""
+    place = start
+    while place < end:
+        header, length = _page_header(handle, place)
+        expanded, size, kind = header.get(2), header.get(3), header.get(1)
+        if not (isinstance(expanded, int) and isinstance(size, int) and expanded >= 0 and size >= 0):
+            raise ValueError("a page's header lacks its sizes")
+        data = header.get(5) or header.get(8) or {}
+        encoding = data.get(2 if 5 in header else 4)
+        yield Page(size, expanded, kind == _DICTIONARY or encoding == _DELTA_BYTE_ARRAY)
+        place += length + size
+
+
+def _page_header(handle: SeekableStream, place: int) -> tuple[dict[int, Any], int]:
+    """(fields by number, bytes of the header); it may hold statistics of any length."""
+    for size in _HEADER_BYTES:
+        handle.seek(place)
+        data = handle.read(size)
+        try:
+            return _Thrift(data).fields(0)
+        except IndexError:
+            if len(data) < size:
+                break
+    raise ValueError("a page's header cannot be read")
+
+
+class _Thrift:
+    """A struct in Thrift's compact protocol. Reading beyond the end raises IndexError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._place = data, 0
+
+    def fields(self, depth: int) -> tuple[dict[int, Any], int]:
+        """(fields by number: integers, and structs as dicts; bytes read)."""
+        if depth > _DEEPEST:
+            raise ValueError("a page's header is nested too deep")
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._signed()
+            found[number] = self._value(head & 15, depth)
+        return found, self._place
+
+    def _byte(self) -> int:
+        self._place += 1
+        return self._data[self._place - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+            if shift > 63:
+                raise ValueError("a page's header holds a number of more than 64 bits")
+
+    def _signed(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
+
+    def _skip(self, size: int) -> None:
+        if self._place + size > len(self._data):
+            raise IndexError
+        self._place += size
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true and false have no bytes of their own
+            return kind
+        if kind in (4, 5, 6):
+            return self._signed()
+        if kind == 12:
+            return self.fields(depth + 1)[0]
+        if kind in (3, 7, 8):
+            self._skip({3: 1, 7: 8}.get(kind) or self._varint())
+            return None
+        raise ValueError("a page's header holds a list, which none has")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A message of an Arrow stream."""
+
+    body: int
+    """Bytes of its body."""
+    rows: int
+    """Of a batch of records; 0 of other messages."""
+    buffers: tuple[tuple[int, int], ...]
+    """(place in the body, bytes) of the buffers, if they are compressed."""
+
+    def excess(self, body: bytes) -> str:
+        """Why a batch with compressed buffers is not decoded; empty where it may be."""
+        expanded = sum(_expanded(body, place, size) for place, size in self.buffers)
+        limit = max(FREE, EXPANSION * self.body)
+        return f"a batch of {self.body} bytes expands to {expanded}, at most {limit}" if expanded > limit else ""
+
+
+def _expanded(body: bytes, place: int, size: int) -> int:
+    """Bytes of a buffer decompressed: a compressed one begins with that number, or -1 where it is stored as it is."""
+    if size < 8 or place < 0 or place + 8 > len(body):
+        return max(size, 0)
+    return max(int.from_bytes(body[place : place + 8], "little", signed=True), size)
+
+
+def arrow_batch(metadata: bytes) -> Batch:
+    """What a message's metadata say. Raises ValueError where they are damaged."""
+    try:
+        table = _Table(metadata, struct.unpack_from("<I", metadata)[0])
+        body, kind = table.number(3, "<q"), table.number(1, "<B")
+        batch = table.table(2) if kind in (2, 3) else None
+        if batch is not None and kind == 2:  # a dictionary's values are a batch of one column
+            batch = batch.table(1)
+        if body < 0:
+            raise ValueError("a message's length is negative")
+        if batch is None:
+            return Batch(body, 0, ())
+        packed = batch.table(3) is not None
+        return Batch(body, batch.number(0, "<q") if kind == 3 else 0, tuple(batch.pairs(2)) if packed else ())
+    except struct.error as error:
+        raise ValueError("a message's metadata cannot be read") from error
+
+
+class _Table:
+    """A table of flatbuffers. Reading beyond the end raises struct.error."""
+
+    def __init__(self, data: bytes, place: int) -> None:
+        self._data, self._place = data, place
+        self._fields = place - struct.unpack_from("<i", data, place)[0]
+        if self._fields < 0:
+            raise struct.error
+
+    def _field(self, number: int) -> int:
+        """Place of a field; 0 where the table does not say it."""
+        size = struct.unpack_from("<H", self._data, self._fields)[0]
+        inside = 4 + 2 * number
+        offset = struct.unpack_from("<H", self._data, self._fields + inside)[0] if inside + 2 <= size else 0
+        return self._place + offset if offset else 0
+
+    def number(self, number: int, form: str) -> int:
+        place = self._field(number)
+        return struct.unpack_from(form, self._data, place)[0] if place else 0
+
+    def table(self, number: int) -> "_Table | None":
+        place = self._field(number)
+        return _Table(self._data, place + struct.unpack_from("<I", self._data, place)[0]) if place else None
+
+    def pairs(self, number: int) -> Iterator[tuple[int, int]]:
+        """A vector of structs of two 64-bit numbers."""
+        place = self._field(number)
+        if place:
+            place += struct.unpack_from("<I", self._data, place)[0]
+            count = struct.unpack_from("<I", self._data, place)[0]
+            if place + 4 + 16 * count > len(self._data):
+                raise struct.error
+            yield from struct.iter_unpack("<qq", self._data[place + 4 : place + 4 + 16 * count])
