@@ -19,6 +19,7 @@ import xxhash
 from hornbook.durable import storage_error, sync_directory, sync_file
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.filesystem import exists
+from hornbook.strict_json import InvalidJson, parse_json
 
 _BLOCK = 1 << 16
 _READ = 1 << 20
@@ -204,8 +205,8 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = parse_json(line)
+    except InvalidJson:
         return None
     return record if isinstance(record, dict) else None
 

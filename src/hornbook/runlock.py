@@ -7,18 +7,34 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import psutil
+from pydantic import Field
 
 from hornbook.durable import storage_error
-from hornbook.errors import InUseError
+from hornbook.errors import IntegrityError, InUseError
+from hornbook.file_records import FileRecord, as_record
 from hornbook.rundir import RunDir
+from hornbook.strict_json import InvalidJson, parse_json
 
 _BLOCK = 1 << 16
 _PROC = Path("/proc")
 ORPHAN_SECONDS = 5.0
 """Children of a dead owner are waited for so long; they die with it (`hornbook.run.rank`)."""
+
+
+_REMEDY = "if no process uses the run, delete the file and start again"
+
+
+class _Owner(FileRecord):
+    """What `process_identity` and the time say of who took the lock."""
+
+    host: str = ""
+    pid: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    boot: str = ""
+    started: str = ""
+    since: Annotated[float, Field(ge=0, lt=1e11)] = 0.0
 
 
 class RunLock:
@@ -86,11 +102,16 @@ class RunLock:
             os.close(file)
 
     def _read(self) -> dict[str, Any] | None:
+        """The owner; None where the file is empty or torn. Raises IntegrityError where it says what no owner wrote."""
         try:
-            owner = json.loads(os.pread(self._file, _BLOCK, 0))
-        except ValueError:
+            owner = parse_json(os.pread(self._file, _BLOCK, 0))
+        except InvalidJson:
             return None
-        return owner if isinstance(owner, dict) else None
+        try:
+            return as_record(owner, self._path, _Owner, _REMEDY).model_dump(exclude_unset=True)
+        except IntegrityError:
+            self._drop()
+            raise
 
     def _write(self, text: str) -> None:
         """In place: a rename would leave the flock on a file without a name."""

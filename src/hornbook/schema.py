@@ -35,7 +35,9 @@ class Section:
 
     def model(self, kind: Any) -> type[Config] | None:
         """The class of that kind; the only class whatever `kind` is where there is no choice."""
-        return self.kinds.get(kind) if "" not in self.kinds else self.kinds[""]
+        if "" in self.kinds:
+            return self.kinds[""]
+        return self.kinds.get(kind) if isinstance(kind, str) else None
 
     def including(self, kind: Any) -> "Section":
         """With the part from outside that `kind` names, if it is an import path of one."""

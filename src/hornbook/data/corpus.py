@@ -5,23 +5,23 @@ documents are. The shards of one source in one split form a `Stream`, a line of 
 """
 
 import contextlib
-import json
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import xxhash
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hornbook.data.shard import REMEDY, Shard
 from hornbook.data.truncation import watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config_labels import LabelsConfig, outputs_of
-from hornbook.text.shards import DTYPES, verify_shard
+from hornbook.text.shards import read_sidecar, verify_shard
 
 _labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
 
@@ -61,6 +61,30 @@ class Stream:
             for shard in self.shards
         )
         return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+class _Entry(FileRecord):
+    """A shard as the index lists it."""
+
+    name: str
+    split: Literal["train", "validation"]
+    source: str
+    tokens: Size
+    documents: Size
+    bytes: Size
+    digest: str
+    labels: str = ""
+
+
+class _Index(FileRecord):
+    """tokens/index.json."""
+
+    shards: list[_Entry]
+    dtype: Literal["uint16", "uint32"]
+    delimiter_id: Size
+    end_id: Size
+    vocab_size: Annotated[int, Field(gt=0, le=2**32)]
+    tokenizer_digest: str
 
 
 class Corpus:
@@ -105,6 +129,9 @@ class Corpus:
                 split.setdefault(entry["source"], []).append(Shard(root, entry, index["dtype"], outputs))
         except HornbookError:
             raise
+        except ValidationError as error:
+            where = root / "tokens" / "index.json"
+            raise IntegrityError(f"{where} is damaged ({first_problem(error)}): {REMEDY}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
                 f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {REMEDY}"
@@ -153,7 +180,7 @@ class Corpus:
         for stream in self.streams:
             for shard in stream.shards:
                 verify_shard(shard.root / shard.name)
-                stated = json.loads(shard.path(".json").read_text(encoding="utf-8"))["digests"]["bin"]
+                stated = read_sidecar(shard.root / shard.name).digests.bin
                 if stated != shard.digest:
                     raise IntegrityError(
                         f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {REMEDY}"
@@ -167,22 +194,16 @@ class Corpus:
 def _read_index(root: Path) -> dict[str, Any]:
     path = root / "tokens" / "index.json"
     try:
-        text = path.read_text(encoding="utf-8")
+        index = read_record(path, _Index, REMEDY)
     except FileNotFoundError as error:
         if not root.exists():
             raise UsageError(f"{root} does not exist: name a folder written by `hornbook tokenize`") from error
         raise UsageError(f"{root} has no token shards ({path} is missing): run `hornbook tokenize {root}`") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    try:
-        index = json.loads(text)
-        needed = ("shards", "dtype", "delimiter_id", "end_id", "vocab_size", "tokenizer_digest")
-        missing = [key for key in needed if key not in index]
-    except (ValueError, TypeError) as error:
-        raise IntegrityError(f"{path} is damaged ({error}): {REMEDY}") from error
-    if missing or index["dtype"] not in DTYPES:
-        raise IntegrityError(f"{path} is not an index of token shards (lacks {', '.join(missing)}): {REMEDY}")
-    return index
+    if max(index.delimiter_id, index.end_id) >= index.vocab_size:
+        raise IntegrityError(f"{path} is damaged (delimiter_id or end_id is not below vocab_size): {REMEDY}")
+    return index.model_dump(exclude_unset=True)
 
 
 def _labels_of(index: dict[str, Any]) -> LabelsConfig | None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from hornbook.model.config import LayerConfig, ModelConfig
 from hornbook.model.config_head import LabelHeadConfig
-from hornbook.parameters import stacks_of
+from hornbook.parameters import count_parameters, stacks_of
 
+_MOST_PARAMETERS = 2**48
 _NOT_ACROSS = 'the layers of an encoder-decoder need "full", which attends from one stack to the other, not "{kind}"'
 _CAUSAL_BATCH = (
     "batch norm mixes later positions into earlier ones, so a causal model would see what it is to predict: "
@@ -26,6 +27,10 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             yield from ((f"model.attention.{key}", text) for key, text in layer.attention.problems(layer))
     yield from _check_depth(model)
     yield from _check_norms(model)
+    few = len(model.first) + max(len(model.pattern), 1)
+    shallow = model.model_copy(update={"layers": few, "encoder_layers": None})
+    if (count := count_parameters(shallow, 1)) > _MOST_PARAMETERS:
+        yield "model", f"{few} of its layers have {count:.2e} parameters, more than any machine holds: a size is wrong"
     yield from _check_ends(model)
     for number, given in enumerate(model.first):
         yield from _check_layer(model, f"model.first.{number}", given)

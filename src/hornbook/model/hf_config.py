@@ -21,6 +21,9 @@ from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, NATIVE
 from hornbook.model.hf_tables.vocabulary import Architecture, Codec, Json, Key
 
+LARGEST_SIZE = 2**40
+"""No number of a model's configuration is larger."""
+
 
 def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
     """Why `architecture` cannot represent `config` exactly; empty if it can."""
@@ -122,8 +125,8 @@ def from_json(keys: Json, *, tied: bool | None = None) -> tuple[ModelConfig, int
     """
     architecture = identify(keys)
     vocab = keys.get("vocab_size")
-    if not isinstance(vocab, int) or isinstance(vocab, bool) or vocab < 1:
-        raise IntegrityError(f"config.json: vocab_size must be a positive integer, found {vocab!r}")
+    if not isinstance(vocab, int) or isinstance(vocab, bool) or not 1 <= vocab < 2**31:
+        raise IntegrityError(f"config.json: vocab_size must be a positive integer below 2^31, found {str(vocab)[:40]}")
     stored = _stored(keys)
     if architecture is None:
         if stored is None:
@@ -251,6 +254,18 @@ def _check_counts(tree: Json) -> None:
             raise IntegrityError(f"config.json: {name}: a positive integer is expected, found {value!r}")
 
 
+def _refuse_huge(tree: Any, path: str = "") -> None:
+    """Sizes of which no tensor can be made. `path`: of the tree in our own configuration."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            _refuse_huge(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(tree, list):
+        for number, value in enumerate(tree):
+            _refuse_huge(value, f"{path}.{number}")
+    elif isinstance(tree, int | float) and abs(tree) > LARGEST_SIZE:
+        raise IntegrityError(f"config.json: {path}: {str(tree)[:30]} is more than any model has ({LARGEST_SIZE})")
+
+
 def _check_sizes(config: ModelConfig) -> None:
     attention = config.attention
     if isinstance(attention, FullAttention) and attention.head_dim is None and config.width % config.heads:
@@ -276,6 +291,7 @@ def _nest(flat: Mapping[str, Any]) -> Json:
 
 def _validated(tree: Any) -> ModelConfig:
     refuse_untrusted_parts(tree, "config.json")
+    _refuse_huge(tree)
     try:
         return ModelConfig.model_validate(tree)
     except ValidationError as error:

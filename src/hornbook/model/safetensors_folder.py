@@ -22,6 +22,7 @@ from torch import Tensor
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
 from hornbook.filesystem import exists, is_folder
+from hornbook.strict_json import InvalidJson, parse_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -30,6 +31,7 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_JSON_BYTES = 64 * 2**20
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_MOST_DIMS = 64
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -52,8 +54,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if size > MAX_JSON_BYTES:
         raise IntegrityError(f"{path}: {size} bytes are too many for a configuration")
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(path.read_bytes())
+    except InvalidJson as error:
         raise IntegrityError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise IntegrityError(f"{path}: a JSON object is expected, found {type(content).__name__}")
@@ -69,15 +71,6 @@ def regular_size(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise IntegrityError(f"{path}: not a regular file")
     return status.st_size
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} occurs twice")
-    return found
 
 
 def list_tensors(folder: Path) -> dict[str, Entry]:
@@ -137,8 +130,8 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise IntegrityError(f"{path}: this is a pickle, not safetensors; it can run code and is not read")
         raise IntegrityError(f"{path}: not a safetensors file (its header would be {length} bytes long, of {size})")
     try:
-        content = json.loads(header, object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(header)
+    except InvalidJson as error:
         raise IntegrityError(f"{path}: damaged safetensors header: {error}") from error
     content.pop("__metadata__", None)
     spans = [(*_span(path, name, value), name) for name, value in content.items()]
@@ -154,7 +147,9 @@ def _span(path: Path, name: str, value: Any) -> tuple[int, int]:
     """Begin and end of a tensor in the data, if dtype and shape give just that many bytes."""
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
-            all(type(dim) is int and dim >= 0 for dim in shape) and 0 <= begin <= end
+            len(shape) <= _MOST_DIMS
+            and all(type(dim) is int and 0 <= dim < 2**63 for dim in shape)
+            and 0 <= begin <= end
         ):
             width = ITEM_BYTES.get(dtype)
             if width is None or prod(shape) * width == end - begin:

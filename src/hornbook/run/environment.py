@@ -3,7 +3,6 @@
 Environment variables are recorded from a list of names, never wholesale: they hold people's secrets.
 """
 
-import json
 import os
 import platform
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 import torch
 
 from hornbook.errors import IntegrityError
+from hornbook.file_records import FileRecord, read_record
 from hornbook.parallel.mesh import Mesh
 
 PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")
@@ -103,16 +103,24 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+class _DataLock(FileRecord):
+    """What check_data_lock needs of data.lock."""
+
+    tokenizer: str
+    shards: dict[str, str]
+    """Digest by the name of the shard."""
+
+
 def check_data_lock(path: Path, current: Mapping[str, Any]) -> None:
     """Raise IntegrityError if the data is not what `data.lock` recorded at the start of the run."""
     try:
-        locked = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        locked = read_record(path, _DataLock, "restore the file, or `hornbook fork` a new run")
+    except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error}") from error
     problems = []
-    if locked["tokenizer"] != current["tokenizer"]:
+    if locked.tokenizer != current["tokenizer"]:
         problems.append("the tokenizer")
-    before, after = locked["shards"], current["shards"]
+    before, after = locked.shards, current["shards"]
     problems += [f"shard {name} is gone" for name in before if name not in after]
     problems += [f"shard {name} is new" for name in after if name not in before]
     problems += [f"shard {name}" for name in before if name in after and before[name] != after[name]]

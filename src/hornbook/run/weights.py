@@ -4,7 +4,6 @@ Format: 8 bytes little-endian length, a JSON header {name: {dtype, shape, data_o
 (huggingface.co/docs/safetensors). A header is input like any other and is checked before it is believed.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -15,10 +14,12 @@ from typing import Any
 from hornbook.errors import IntegrityError
 from hornbook.filesystem import is_folder, list_folder
 from hornbook.run.manifest import open_inside
+from hornbook.strict_json import parse_json
 
 _HEADER_LIMIT = 100_000_000
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _ITEM_BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+_MOST_DIMS = 64
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -73,10 +74,10 @@ def read_header(folder: Path, name: str) -> dict[str, TensorPlace]:
             raise IntegrityError(f"{where} is not a safetensors file, or it is cut short (a pickle is never read)")
         raw = stream.read(length)
     try:
-        entries = json.loads(raw, object_pairs_hook=_distinct)
+        entries = parse_json(raw)
         entries.pop("__metadata__", None)
         places = {key: _place(name, entry, 8 + length) for key, entry in entries.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise IntegrityError(f"{where}: the header is damaged ({error})") from error
     _check_cover(where, places, 8 + length, size)
     return places
@@ -103,16 +104,11 @@ def _chunks(folder: Path, place: TensorPlace, size: int = 4 << 20) -> Iterator[b
         os.close(file)
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError("a name appears twice")
-    return dict(pairs)
-
-
 def _place(file: str, entry: dict[str, Any], data: int) -> TensorPlace:
-    shape = tuple(int(n) for n in entry["shape"])
-    begin, end = (int(n) for n in entry["data_offsets"])
-    if begin < 0 or any(n < 0 for n in shape) or end - begin != math.prod(shape) * _ITEM_BYTES[entry["dtype"]]:
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if len(shape) > _MOST_DIMS or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, begin, end)):
+        raise ValueError("shapes and offsets are whole numbers")
+    if end - begin != math.prod(shape) * _ITEM_BYTES[entry["dtype"]]:
         raise ValueError("shape and offsets do not agree")
     return TensorPlace(file, entry["dtype"], shape, data + begin, data + end)
 

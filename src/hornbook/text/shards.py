@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,8 @@ import xxhash
 from jaxtyping import Float32
 
 from hornbook.errors import IntegrityError
-from hornbook.text.store import TableWriter, digest_file, read_json, write_json, writing
+from hornbook.file_records import FileRecord, Size, read_record
+from hornbook.text.store import TableWriter, digest_file, write_json, writing
 
 BLOCK_BYTES = 1 << 20
 """Bytes of .bin per checksum."""
@@ -149,15 +150,40 @@ def writing_shard(path: Path, dtype: str, outputs: int = 0, *, answered: bool = 
     write_json(path.with_name(path.name + ".json"), sidecar)
 
 
+class _Digests(FileRecord):
+    bin: str
+    idx: str
+    docs: str
+    labels: str = ""
+
+
+class _Sidecar(FileRecord):
+    """What the .json of a shard says."""
+
+    tokens: Size
+    documents: Size
+    bytes: Size
+    dtype: Literal["uint16", "uint32"]
+    digests: _Digests
+    blocks: list[str]
+    outputs: Size = 0
+
+
+def read_sidecar(path: Path) -> _Sidecar:
+    """The .json of the shard `path` (without ending). Raises IntegrityError."""
+    file = path.with_name(path.name + ".json")
+    try:
+        return read_record(file, _Sidecar, _REMEDY)
+    except OSError as error:
+        raise IntegrityError(f"{file}: cannot be read ({error.strerror}): {_REMEDY}") from error
+
+
 def describe_shard(data: Path, split: str, source: str, number: int) -> ShardInfo:
     """The index entry of a shard that was written, from its sidecar."""
     name = f"tokens/{split}/{source}/{number:05d}"
-    sidecar = read_json(data / f"{name}.json")
-    if not isinstance(sidecar, dict):
-        raise IntegrityError(f"{data / name}.json: cannot be read: {_REMEDY}")
-    counts = (sidecar["tokens"], sidecar["documents"], sidecar["bytes"])
-    digests = sidecar["digests"]
-    return ShardInfo(name, split, source, *counts, digests["bin"], digests.get("labels", ""))
+    sidecar = read_sidecar(data / name)
+    counts = (sidecar.tokens, sidecar.documents, sidecar.bytes)
+    return ShardInfo(name, split, source, *counts, sidecar.digests.bin, sidecar.digests.labels)
 
 
 def verify_shard(path: Path) -> None:
@@ -165,24 +191,22 @@ def verify_shard(path: Path) -> None:
 
     Raises IntegrityError naming the file, and for .bin the first damaged block.
     """
-    sidecar = read_json(path.with_name(path.name + ".json"))
-    if not isinstance(sidecar, dict) or not {"digests", "blocks", "dtype", "tokens", "documents"} <= sidecar.keys():
-        raise IntegrityError(f"{path}.json: missing or damaged: {_REMEDY}")
-    endings = FILES | ({"labels": LABELS} if "outputs" in sidecar else {})
+    sidecar = read_sidecar(path)
+    endings = FILES | ({"labels": LABELS} if sidecar.outputs else {})
     files = {name: path.with_name(path.name + ending) for name, ending in endings.items()}
     sizes = {
-        "bin": sidecar["tokens"] * DTYPES[sidecar["dtype"]].itemsize,
-        "idx": 8 * sidecar["documents"],
-        "labels": 4 * sidecar["tokens"] * sidecar.get("outputs", 0),
+        "bin": sidecar.tokens * DTYPES[sidecar.dtype].itemsize,
+        "idx": 8 * sidecar.documents,
+        "labels": 4 * sidecar.tokens * sidecar.outputs,
     }
     for name, file in files.items():
         if not file.is_file():
             raise IntegrityError(f"{file}: missing: {_REMEDY}")
         if name in sizes and file.stat().st_size != sizes[name]:
             raise IntegrityError(f"{file}: expected {sizes[name]} bytes, found {file.stat().st_size}: {_REMEDY}")
-    _verify_blocks(files["bin"], sidecar["blocks"])
+    _verify_blocks(files["bin"], sidecar.blocks)
     for name, file in files.items():
-        if digest_file(file) != sidecar["digests"][name]:
+        if digest_file(file) != getattr(sidecar.digests, name):
             raise IntegrityError(f"{file}: its digest is not the one in {path}.json: {_REMEDY}")
 
 

@@ -98,6 +98,22 @@ def spell_special_tokens(config: Trained[Any]) -> list[str]:
     return spelled
 
 
+def require_form(data: Any) -> None:
+    """Raise ValueError, naming the key, where what is read of a tokenizer.json has not the form it must have."""
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise ValueError("it has no model")
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise ValueError("added_tokens is not a list")
+    for place, token in enumerate(added):
+        given = token if isinstance(token, dict) else {}
+        content, number, special = (given.get(name) for name in ("content", "id", "special"))
+        if not isinstance(content, str) or type(number) is not int or number < 0 or type(special) is not bool:
+            raise ValueError(f"added_tokens.{place} lacks a content, an id or `special`")
+        if any("\ud800" <= character <= "\udfff" for character in content):
+            raise ValueError(f"added_tokens.{place}: its content is not valid Unicode: {content[:40]!a}")
+
+
 def find_special_tokens(
     definition: str | Mapping[str, Any], settings: Mapping[str, Any] | None = None
 ) -> SpecialTokens:

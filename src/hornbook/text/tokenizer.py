@@ -19,15 +19,18 @@ import tokenizers
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.strict_json import parse_json
 from hornbook.text.bpe_tables import Merges, find_merges
 from hornbook.text.pieces import Cutter, can_cut
-from hornbook.text.special_tokens import find_delimiters, find_special_tokens, without_special_tokens
+from hornbook.text.special_tokens import find_delimiters, find_special_tokens, require_form, without_special_tokens
 
 if TYPE_CHECKING:
     from hornbook.text.bpe_dropout import Draws
     from hornbook.text.bpe_encode import Encoder
 
 _BATCH = 1 << 20
+_UNUSED_IDS = 1 << 16
+"""Ids without a token that a vocabulary may have, beside as many as it has tokens: every id costs a row of a matrix."""
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -64,14 +67,13 @@ class Tokenizer:
         try:
             definition = file.read_text(encoding="utf-8")
             data = _json(definition)
+            require_form(data)
         except FileNotFoundError as error:
             raise UsageError(f"{file} does not exist: give a tokenizer.json or a folder that holds one") from error
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise IntegrityError(f"{file} is not a tokenizer.json: {error}") from error
-        if not isinstance(data, dict) or "model" not in data:
-            raise IntegrityError(f"{file} is not a tokenizer.json: it has no model")
         try:
             settings = read_settings(file.parent)
             return _made(definition, *choose_delimiters(data, settings, end_of_text), json.dumps(settings))
@@ -226,7 +228,7 @@ class Tokenizer:
 
 @lru_cache(maxsize=1)
 def _json(definition: str) -> Any:
-    return json.loads(definition)
+    return parse_json(definition)
 
 
 @lru_cache(maxsize=2)
@@ -235,9 +237,16 @@ def _parsed(definition: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, int]
     try:
         made = tokenizers.Tokenizer.from_str(definition)
         data: dict[str, Any] = _json(definition)
+        require_form(data)
+        vocab = made.get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises plain Exception for all that is wrong
         raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
-    return data, made, max(made.get_vocab(with_added_tokens=True).values()) + 1
+    token, largest = max(vocab.items(), key=lambda item: item[1], default=("", -1))
+    if largest >= 2 * len(vocab) + _UNUSED_IDS:
+        raise IntegrityError(
+            f"this is not a tokenizer.json: {token[:40]!a} has the id {largest}, and there are {len(vocab)} tokens"
+        )
+    return data, made, largest + 1
 
 
 @lru_cache(maxsize=2)
@@ -276,7 +285,7 @@ def _spelling_bytes(token: str, blank: str | None) -> int:
 def read_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

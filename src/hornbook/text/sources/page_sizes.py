@@ -34,7 +34,7 @@ class Page:
     expanded: int
     """Bytes of it decompressed, as its header says."""
     repeats: bool
-    """A value in it may stand for many rows, or be the beginning of many: bytes in memory are not bounded by its own."""
+    """A value in it may stand for many rows, or begin many: what they take is not bounded by the page."""
 
     @property
     def excess(self) -> str:
