@@ -147,6 +147,9 @@ def current_branch(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     branch: list[dict[str, Any]] = []
     for record in records:
+        if any(type(record.get(name)) is not int for name in ("attempt", "step")):
+            known = ascii(record)[:80]
+            raise IntegrityError(f"a record lacks a whole number as its attempt or step, the file was damaged: {known}")
         while branch and branch[-1]["attempt"] < record["attempt"] and branch[-1]["step"] >= record["step"]:
             branch.pop()
         branch.append(record)
@@ -200,7 +203,7 @@ def finite(value: Any) -> Any:
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
