@@ -79,7 +79,7 @@ def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str
     except RecursionError:
         layer.problems.append(Problem("", "nested too deeply for a recipe", label))
         return None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits is another
         place = re.search(r"line (\d+)", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         layer.problems.append(Problem("", f"not valid TOML: {error}", f"{label}:{line}"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
@@ -22,6 +23,8 @@ from hornbook.text.label_rows import UnfitRow, fields_of, label_rows
 from hornbook.text.lines import HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
 from hornbook.text.readers import json_object, read_file
 from hornbook.text.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
+from hornbook.text.sources.columns import Excess, InPieces, rows_at_once
+from hornbook.text.sources.page_sizes import parquet_chunks
 
 FORMATS = {".tsv": "tsv", ".json": "json", ".conll": "conll"}
 """Endings that only labelled sets have; such files are named (globs may do it), not looked for in folders."""
@@ -219,8 +222,10 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
     del raw  # parquet is read at random places
     with open_input(file) as handle:
         try:
-            table = pq.ParquetFile(handle)
+            source = InPieces(handle)
+            table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             columns, rows = table.schema_arrow.names, table.metadata.num_rows
+            chunks = parquet_chunks(source)
         except DAMAGE as error:
             yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source)
             return
@@ -230,15 +235,17 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
                 yield Rejected(file.name, 0, reason, file.source, rows=max(rows, 1))
                 return
         done = 0
-        for group in range(table.num_row_groups):
+        for group in range(min(table.num_row_groups, len(chunks))):
             end = done + table.metadata.row_group(group).num_rows
             try:
-                for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group]):
+                size = min(_BATCH_ROWS, rows_at_once(source, chunks[group], columns))
+                for batch in table.iter_batches(batch_size=size, row_groups=[group]):
                     for row in batch.to_pylist():
                         done += 1
                         yield from _documents(file, done, row, options)
-            except DAMAGE as error:
-                reason = f"damaged parquet: row group {group}, {short(error)}"
+            except (*DAMAGE, Excess) as error:
+                kind = "parquet bomb" if isinstance(error, Excess) else "damaged parquet"
+                reason = f"{kind}: row group {group}, {short(error)}"
                 yield Rejected(file.name, done + 1, reason, file.source, rows=end - done)
             done = end
 

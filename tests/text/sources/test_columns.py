@@ -132,3 +132,56 @@ def test_licence_url_and_date(read_bytes: Any, row: dict[str, Any], source: dict
     assert not isinstance(found, Rejected)
     kept = {name: value for name, value in found.metadata.items() if name in ("licence", "url", "date")}
     assert kept == expected
+
+
+CELL = 80 * 2**20
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream"])
+def test_a_cell_that_expands_without_measure_is_not_decoded(read_bytes: Any, form: str):
+    table = pa.table({"text": pa.array(["a" * CELL], pa.large_string())})
+    sink = pa.BufferOutputStream()
+    if form == "parquet":
+        pq.write_table(table, sink, compression="zstd")
+    else:
+        packed = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, table.schema, options=packed) as writer:
+            writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    del table, sink
+    before = pa.total_allocated_bytes()
+    (row,) = read_bytes({"parquet": "a.parquet", "stream": "a.arrow"}[form], data)
+    assert row.kind == {"parquet": "parquet bomb", "stream": "arrow bomb"}[form]
+    assert str(CELL)[:4] in row.reason
+    assert pa.total_allocated_bytes() - before < CELL
+
+
+def test_fewer_rows_are_decoded_at_once_where_each_may_be_long(read_bytes: Any):
+    """One word of 4 MiB in a dictionary would be copied for each of its rows."""
+    table = pa.table({"text": ["b" * 2**22] * 40 + ["c"]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    rows = read_bytes("a.parquet", sink.getvalue().to_pybytes())
+    assert [len(row.text) if isinstance(row, Document) else row.bytes for row in rows] == [2**22] * 40 + [1]
+
+
+def test_a_damaged_batch_counts_its_rows_and_the_next_are_read(read_bytes: Any):
+    table = pa.table({"text": [f"row {number} " + "x" * number for number in range(40)]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table, max_chunksize=10)
+    data = bytearray(sink.getvalue().to_pybytes())
+    place = [at for at in range(len(data)) if data.startswith(b"\x28\xb5\x2f\xfd", at)][3]
+    data[place] ^= 255
+    rows = read_bytes("a.arrow", bytes(data))
+    lost = [row for row in rows if isinstance(row, Rejected)]
+    assert [(row.line, row.rows) for row in lost] == [(11, 10)]
+    assert len(rows) == 31
+
+
+def test_an_absurd_length_is_damage_of_the_file(read_bytes: Any):
+    """pyarrow would ask for so much memory, and the error would name no file."""
+    data = bytearray(written(pa.table({"text": ["a", "b"]}), "stream"))
+    data[4:8] = (2**31 - 1).to_bytes(4, "little")
+    (row,) = read_bytes("a.arrow", bytes(data))
+    assert row.kind == "damaged arrow"

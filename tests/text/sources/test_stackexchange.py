@@ -87,3 +87,23 @@ def test_fuzz_questions_in_are_rows_out(read_bytes: Any, drawn: list[tuple[int, 
     questions = {n for n, (kind, _, _) in enumerate(drawn, 1) if kind == 1}
     orphans = sum(kind == 2 and parent not in questions for kind, parent, _ in drawn)
     assert len(rows) == max(len(questions) + orphans + sum(kind > 2 for kind, _, _ in drawn), 1)
+
+
+def test_rows_on_the_line_of_the_frame_are_rows(read_bytes: Any):
+    row = '<row Id="1" PostTypeId="1" Title="q" Body="text" />'
+    (found,) = read_bytes("Posts.xml", f'<?xml version="1.0"?><posts>{row}</posts>'.encode())
+    assert found.text == "q\n\ntext"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('<raw Id="1" PostTypeId="1" Title="q" Body="text" />', "not a post: the element is 'raw', not 'row'"),
+        ('<row Id="1" PostTypeId="2" ParentId="9" Body="text" />', "answer without its question"),
+        ("lost text", "not a post: text outside of rows"),
+        ("", "empty dump: it holds no page and no post"),
+    ],
+)
+def test_no_file_is_without_a_row(read_bytes: Any, line: str, reason: str):
+    (row,) = read_bytes("Posts.xml", f'<?xml version="1.0"?><posts>{line}</posts>'.encode())
+    assert row.reason == reason

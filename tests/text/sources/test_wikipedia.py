@@ -157,3 +157,13 @@ def test_fuzz_pages_in_are_rows_out(read_bytes: Any, pages: list[tuple[int, str]
     kept = [row for row in rows if isinstance(row, Document)]
     assert len(rows) == max(len(pages), 1)  # a dump without pages is one row that says so
     assert len(kept) == sum(space == 0 for space, _ in pages)
+
+
+def test_a_page_whose_tag_is_damaged_is_a_row(read_bytes: Any):
+    lost = page("B", "b").replace("<page>", "<pag>").replace("</page>", "</pag>")
+    rows = read_bytes("w.xml", dump(page("A", "a"), lost, page("C", "c")))
+    assert [row.text if isinstance(row, Document) else row.kind for row in rows] == ["A\n\na", "not a page", "C\n\nc"]
+    (row,) = read_bytes("w.xml", b"<mediawiki><pag><title>T</title></pag></mediawiki>")
+    assert row.kind == "not a page"
+    (row,) = read_bytes("w.xml", dump())
+    assert (row.kind, row.damaged) == ("empty dump", False)

@@ -10,7 +10,7 @@ from hornbook.text.document import EXCERPT_BYTES, Document, Rejected, excerpt
 from hornbook.text.inputs import InputFile
 from hornbook.text.lines import CHUNK, HashingFile, open_input, why_not_utf8
 from hornbook.text.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
-from hornbook.text.sources.page_sizes import parquet_pages
+from hornbook.text.sources.page_sizes import Chunk, parquet_chunks, parquet_pages
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Rows that are decoded at once, fewer where they might take more than so many bytes."""
@@ -33,11 +33,16 @@ def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Ite
             if not part:  # the first part says so for all
                 yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
             return
-        groups, first = table.num_row_groups, 1
+        try:
+            chunks = parquet_chunks(source)
+        except DAMAGE as error:
+            yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source, rows=max(rows, 1))
+            return
+        groups, first = min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
         for group in range(groups):
             if group in ours:
-                yield from _read_group(file, source, table, group, first, options)
+                yield from _read_group(file, source, table, group, chunks[group], first, options)
             first += table.metadata.row_group(group).num_rows
         if first - 1 != rows and not part:
             reason = f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}"
@@ -45,12 +50,18 @@ def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Ite
 
 
 def _read_group(
-    file: InputFile, source: "InPieces", table: pq.ParquetFile, group: int, first: int, options: ReadOptions
+    file: InputFile,
+    source: "InPieces",
+    table: pq.ParquetFile,
+    group: int,
+    chunks: list[Chunk],
+    first: int,
+    options: ReadOptions,
 ) -> Iterator[Row]:
     names = wanted_columns(table.schema_arrow, options)
     rows, done = table.metadata.row_group(group).num_rows, 0
     try:
-        size = rows_at_once(source, table.metadata.row_group(group), names)
+        size = rows_at_once(source, chunks, names)
         for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=names):
             for row in batch_rows(file, batch, first + done, options):
                 yield row
@@ -95,22 +106,20 @@ class InPieces:
         """Nothing: the file belongs to who opened it."""
 
 
-def rows_at_once(source: InPieces, group: pq.RowGroupMetaData, names: list[str]) -> int:
+def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
     """How many rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
 
     A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
     its header is damaged.
     """
     rows = _BATCH_ROWS
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if not any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in names):
+    for chunk in chunks:
+        if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
             continue
-        places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
-        begin, whole, largest, repeats = min(places), 0, 1, False
-        for page in parquet_pages(source, begin, begin + column.total_compressed_size):
+        whole, largest, repeats = 0, 1, False
+        for page in parquet_pages(source, chunk.begin, chunk.end):
             if page.excess:
-                raise Excess(f"column {column.path_in_schema[:60]!a}: {page.excess}")
+                raise Excess(f"column {chunk.path[:60]!a}: {page.excess}")
             whole, largest = whole + page.expanded, max(largest, page.expanded)
             repeats |= page.repeats
         if repeats or whole > _BATCH_BYTES:

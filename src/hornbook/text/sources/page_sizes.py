@@ -21,7 +21,7 @@ _DEEPEST = 16
 class SeekableStream(Protocol):
     """A file that is read at any place."""
 
-    def seek(self, place: int, /) -> int: ...
+    def seek(self, place: int, whence: int = 0, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -43,6 +43,37 @@ class Page:
         return (
             f"a page of {self.size} bytes expands to {self.expanded}, at most {limit}" if self.expanded > limit else ""
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The pages of a column in a row group: where they lie in the file."""
+
+    path: str
+    """Names from the column down to what holds its values, joined by points."""
+    begin: int
+    end: int
+
+
+def parquet_chunks(handle: SeekableStream) -> list[list[Chunk]]:
+    """The column chunks of each row group, from the footer. Raises ValueError where it is damaged.
+
+    pyarrow's own view of them (`RowGroupMetaData.column`) ends the process where statistics of a chunk are damaged.
+    """
+    size = handle.seek(0, 2)
+    handle.seek(max(0, size - 8))
+    length = int.from_bytes(handle.read(4), "little")
+    handle.seek(max(0, size - 8 - length))
+    try:
+        footer, _ = _Thrift(handle.read(length)).fields(0)
+        return [[_chunk(column[3]) for column in group[1]] for group in footer[4]]
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("the footer cannot be read") from error
+
+
+def _chunk(column: dict[int, Any]) -> Chunk:
+    begin = min(column[9], column.get(11) or column[9])
+    return Chunk(b".".join(column[3]).decode("utf-8", "replace"), begin, begin + column[7])
 
 
 def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page]:
@@ -81,7 +112,7 @@ class _Thrift:
     def fields(self, depth: int) -> tuple[dict[int, Any], int]:
         """(fields by number: integers, and structs as dicts; bytes read)."""
         if depth > _DEEPEST:
-            raise ValueError("a page's header is nested too deep")
+            raise ValueError("it is nested too deep")
         found: dict[int, Any] = {}
         number = 0
         while head := self._byte():
@@ -102,7 +133,7 @@ class _Thrift:
             if byte < 128:
                 return value
             if shift > 63:
-                raise ValueError("a page's header holds a number of more than 64 bits")
+                raise ValueError("it has a number of more than 64 bits")
 
     def _signed(self) -> int:
         value = self._varint()
@@ -121,9 +152,25 @@ class _Thrift:
         if kind == 12:
             return self.fields(depth + 1)[0]
         if kind in (3, 7, 8):
-            self._skip({3: 1, 7: 8}.get(kind) or self._varint())
-            return None
-        raise ValueError("a page's header holds a list, which none has")
+            size = {3: 1, 7: 8}.get(kind) or self._varint()
+            self._skip(size)
+            return self._data[self._place - size : self._place] if kind == 8 else None
+        if kind in (9, 10):
+            return self._list(depth)
+        raise ValueError("it has a value of an unknown type")
+
+    def _list(self, depth: int) -> list[Any]:
+        head = self._byte()
+        kind = head & 15
+        count = self._varint() if head >> 4 == 15 else head >> 4
+        if count > len(self._data):
+            raise IndexError
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deep")
+        if kind in (1, 2):
+            self._skip(count)
+            return []
+        return [self._value(kind, depth + 1) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
