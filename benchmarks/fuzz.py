@@ -16,14 +16,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from benchmarks import report
-from benchmarks.fuzz_doors import DOORS, Door
+from benchmarks.fuzz_doors import DOORS, QUADRATIC, Door
 from hornbook.errors import DoesNotFitError, HornbookError
 
 SECONDS, MEGABYTES = 5.0, 1024
@@ -161,6 +161,24 @@ def summary(tallies: dict[str, Tally]) -> dict[str, Any]:
     return {**total, "slowest_seconds": round(max(tally.slowest for tally in tallies.values()), 2)}
 
 
+def growth(count: int = 60_000) -> dict[str, list[float]]:
+    """Processor seconds of each input of `QUADRATIC` at one, two and four times `count`, the best of three."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, make in QUADRATIC.items():
+            door, times = DOORS[name.partition("-")[0]], []
+            for data in (make(count * factor) for factor in (1, 2, 4)):
+                spent = []
+                for _ in range(3):
+                    begun = time.process_time()
+                    with suppress(HornbookError):
+                        door.enter(data, Path(temporary))
+                    spent.append(time.process_time() - begun)
+                times.append(round(min(spent), 4))
+            found[name] = times
+    return found
+
+
 def run(inputs: int = 10_000, seeds: tuple[int, ...] = (1, 2)) -> None:
     """Attack by each seed, print a table and write benchmarks/results/fuzz.json."""
     found: dict[str, Any] = {}
@@ -173,7 +191,9 @@ def run(inputs: int = 10_000, seeds: tuple[int, ...] = (1, 2)) -> None:
             for example in tally.examples.values():
                 print(f"--- {name}\n{example}")
         found[str(seed)] = {"total": summary(tallies), "doors": each}
-    report.write("fuzz", {"seconds": SECONDS, "megabytes": MEGABYTES, "seeds": found})
+    grown = growth()
+    print(report.table(("seconds at", "60,000", "120,000", "240,000"), [(name, *row) for name, row in grown.items()]))
+    report.write("fuzz", {"seconds": SECONDS, "megabytes": MEGABYTES, "seeds": found, "growth": grown})
 
 
 if __name__ == "__main__":

@@ -329,3 +329,22 @@ DOORS: dict[str, Door] = {
     "run.lock": Door(_run_lock, _enter_run_lock),
     "events.jsonl": Door(_events, _enter_events),
 }
+
+
+def header(text: str) -> bytes:
+    """A safetensors file with that header and 48 bytes of data."""
+    return struct.pack("<Q", len(text)) + text.encode() + bytes(48)
+
+
+def _repeated(count: int) -> str:
+    """A JSON object whose last key is there twice."""
+    return "{" + ",".join(f'"k{n}":1' for n in range(count)) + f',"k{count - 1}":1}}'
+
+
+QUADRATIC: dict[str, Callable[[int], bytes]] = {
+    "jsonl": lambda n: _repeated(n).encode() + b"\n",
+    "safetensors": lambda n: header(_repeated(n)),
+    "html": lambda n: b"<p " + b" ".join(b"a%d=1" % k for k in range(n)) + b">text",
+    "html-merged": lambda n: b"".join(b"<html a%d=1>" % k for k in range(n)) + b"text",
+}
+"""By door: an input of so many keys or attributes, on which time grew with their square."""

@@ -1,7 +1,6 @@
 """What an attack found at the doors where files come in, and the attack itself: short, and long in `make test-all`."""
 
 import json
-import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import fuzz
-from benchmarks.fuzz_doors import CONFIG, DOORS, LOCK, RECIPE, TOKENIZER
+from benchmarks.fuzz_doors import CONFIG, DOORS, LOCK, QUADRATIC, RECIPE, TOKENIZER, header
 from hornbook.errors import HornbookError
 
 QUICK, WHOLE = 300, 6000
@@ -18,15 +17,6 @@ QUICK, WHOLE = 300, 6000
 
 def tokenizer(**changed: Any) -> bytes:
     return json.dumps(TOKENIZER | changed).encode()
-
-
-def header(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode() + bytes(48)
-
-
-def repeated(count: int) -> str:
-    """A JSON object whose last key is there twice."""
-    return "{" + ",".join(f'"k{n}":1' for n in range(count)) + f',"k{count - 1}":1}}'
 
 
 FOUND = [
@@ -76,21 +66,14 @@ def test_what_was_found_is_handled(tmp_path: Path, door: str, data: bytes):
 
 
 @pytest.mark.parametrize(
-    ("door", "key"), [("data.lock", "shards"), ("run.lock", "host"), ("00000.json", "tokens"), ("index.json", "dtype")]
+    ("door", "key"),
+    [("data.lock", "tokenizer"), ("run.lock", "host"), ("00000.json", "tokens"), ("index.json", "dtype")],
 )
 def test_the_file_and_its_key_are_named(tmp_path: Path, door: str, key: str):
     DOORS[door].seeds(tmp_path)
     data = json.dumps({"host": 5, "shards": [], "tokens": "x", "dtype": 1}).encode()
     with pytest.raises(HornbookError, match=rf"{door} is damaged .*{key}"):
         DOORS[door].enter(data, tmp_path)
-
-
-QUADRATIC = {
-    "jsonl": lambda n: repeated(n).encode() + b"\n",
-    "safetensors": lambda n: header(repeated(n)),
-    "html": lambda n: b"<p " + b" ".join(b"a%d=1" % k for k in range(n)) + b">text",
-    "html-merged": lambda n: b"".join(b"<html a%d=1>" % k for k in range(n)) + b"text",
-}
 
 
 @pytest.mark.parametrize("name", QUADRATIC)
