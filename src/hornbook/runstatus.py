@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import HornbookError, IntegrityError
 from hornbook.filesystem import is_folder, list_folder
 from hornbook.journal import current_branch, read_records
 from hornbook.rundir import RunDir
@@ -15,7 +16,9 @@ from hornbook.runlock import is_alive
 SILENCE_SECONDS = 300.0
 """A run of another host that has not written its heartbeat for so long is taken for dead."""
 
-Verdict = Literal["running", "dead", "finished", "stopped", "failed", "new"]
+Verdict = Literal["running", "dead", "finished", "stopped", "failed", "new", "unreadable"]
+COUNTS = ("tokens", "bytes", "labels", "read", "of")
+"""Of a score what counts, and is no figure."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,16 @@ class Summary:
     loss: float | None
     """Of the last step, in nats per token."""
     bits_per_byte: float | None
-    """Of the newest evaluation, over all sources."""
+    """Of the newest evaluation, over all sources; None for labels."""
+    held_out: dict[str, float]
+    """All figures of the newest evaluation by name."""
+    coverage: str
+    """Of how much of the validation text they are."""
     heartbeat_seconds: float | None
     """Age of the heartbeat."""
     attempt: int
+    problem: str = ""
+    """Why the run cannot be read; nothing else is known of it then."""
 
 
 def status_of(run: RunDir, now: float | None = None) -> Verdict:
@@ -51,18 +60,29 @@ def status_of(run: RunDir, now: float | None = None) -> Verdict:
 
 
 def summarize(run: RunDir) -> Summary:
-    """What is to be said of a run in one line; the metrics are not read."""
+    """What is to be said of a run in one line; the metrics are not read. A damaged run is one that says why."""
+    try:
+        return _summarize(run)
+    except (HornbookError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        text = str(error) if isinstance(error, HornbookError | OSError) else f"its records are damaged ({error!r})"
+        return Summary(run.name, str(run.path), "unreadable", 0, 0, None, None, None, {}, "", None, 0, problem=text)
+
+
+def _summarize(run: RunDir) -> Summary:
     state = run.read_state()
     evaluation = newest_evaluation(run)
+    score = fullest(evaluation)["all"] if evaluation else {}
     return Summary(
         name=run.name,
         path=str(run.path),
         status=status_of(run),
-        step=state["step"] if state else 0,
-        tokens=state["tokens"] if state else 0,
+        step=int(state["step"]) if state else 0,
+        tokens=int(state["tokens"]) if state else 0,
         total_tokens=state.get("total_tokens") if state else None,
         loss=state.get("loss") if state else None,
-        bits_per_byte=evaluation["all"]["bits_per_byte"] if evaluation else None,
+        bits_per_byte=score.get("bits_per_byte"),
+        held_out=figures_of(score),
+        coverage=coverage(score),
         heartbeat_seconds=max(0.0, time.time() - state["heartbeat"]) if state else None,
         attempt=state["attempt"] if state else 0,
     )
@@ -73,7 +93,14 @@ def find_runs(folder: Path) -> list[RunDir]:
     if RunDir(folder).exists():
         return [RunDir(folder)]
     inside = [path for path in list_folder(folder) if is_folder(path)] if is_folder(folder) else []
-    return [run for path in inside if (run := RunDir(path)).exists()]
+    return [run for path in inside if _is_run(run := RunDir(path))]
+
+
+def _is_run(run: RunDir) -> bool:
+    try:
+        return run.exists()
+    except OSError:  # it may be one, and whoever reads it says why it cannot be
+        return True
 
 
 def steps_that_count(run: RunDir) -> list[dict[str, Any]]:
@@ -92,6 +119,24 @@ def evaluations(run: RunDir) -> list[dict[str, Any]]:
     return [_read(path) for path in _evaluation_files(run)]
 
 
+def fullest(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of an evaluation the figures (`rows`, `sources`, `all`) over every row if it has them, else over those drawn."""
+    return evaluation.get("whole") or evaluation
+
+
+def figures_of(score: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a score: its loss, then bits per byte or those of labels; not what it counts."""
+    return {name: value for name, value in score.items() if name not in COUNTS}
+
+
+def coverage(score: Mapping[str, Any]) -> str:
+    """Of how much of the validation text a score is: `32,768 of 85,732 tokens`, or nothing where it is not recorded."""
+    if "of" not in score:
+        return ""
+    read, of = score["read"], score["of"]
+    return f"all {of:,} tokens" if read == of else f"{read:,} of {of:,} tokens"
+
+
 def events(run: RunDir) -> list[dict[str, Any]]:
     """The ledger."""
     return [record for record, _ in read_records(run.events)]
@@ -103,6 +148,9 @@ def _evaluation_files(run: RunDir) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
+        record = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is not JSON: the file was damaged") from error
+    if not isinstance(record, dict):
+        raise IntegrityError(f"{path} holds no evaluation: the file was damaged")
+    return record

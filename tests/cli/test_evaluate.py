@@ -34,8 +34,29 @@ def test_a_run_is_scored_per_source_and_in_all(run: Path, capsys: pytest.Capture
         assert found[key] == sum(source[key] for source in found["sources"].values())
     assert found["bits_per_byte"] > 0
     assert set(found["baselines"]) == {"gzip_per_document", "gzip_concatenated", "unigram"}
-    saved = json.loads(sorted((run / "evals").iterdir())[-1].read_text())["all"]
-    assert found["loss"] == pytest.approx(saved["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("words", [(), ("data.objective.kind=prefix",)], ids=["causal", "prefix"])
+def test_the_last_checkpoint_has_one_figure(
+    tmp_path: Path, launch_run: Launch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """`eval`, the run's own last evaluation, `train --json` and `runs ls` say the same, to the last bit."""
+    launch_run(tmp_path / "run", "eval.tokens=96", "eval.every=6", *words)
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--json"]) == 0
+    found = figures(capsys)
+    record = json.loads((tmp_path / "run" / "evals" / "step-00000012.json").read_text())
+    assert record["whole"]["all"].items() <= found.items()
+    assert record["whole"]["sources"] == found["sources"]
+    assert record["whole"]["rows"] == found["rows"]
+    assert record["all"]["read"] <= 2 * 96 < found["read"] == found["of"] == record["all"]["of"]
+    assert main(["runs", "ls", str(tmp_path), "--json"]) == 0
+    (row,) = figures(capsys)["runs"]
+    assert row["bits_per_byte"] == found["bits_per_byte"]
+    assert row["coverage"] == f"all {found['of']:,} tokens"
+    assert main(["resume", str(tmp_path / "run"), "--json"]) == 0  # a finished run: it is not scored again
+    assert figures(capsys)["evaluation"]["bits_per_byte"] == found["bits_per_byte"]
+    assert json.loads((tmp_path / "run" / "evals" / "step-00000012.json").read_text()) == record
 
 
 def test_files_are_scored_by_path_or_glob(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

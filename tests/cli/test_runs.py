@@ -98,6 +98,59 @@ def test_compare(runs: Path, output: Output):
     assert "the settings are equal" in output("compare", runs / "slow", runs / "slow")[1]
 
 
+def test_a_classifier_and_unreadable_runs_stand_beside_the_others(runs: Path, output: Output, tmp_path: Path):
+    shutil.copytree(runs / "fast", tmp_path / "fast")
+    labels = {"loss": 0.25, "accuracy": 0.75, "macro_f1": 0.5, "labels": 40, "read": 300, "of": 900}
+    record = {"attempt": 1, "step": 12, "tokens": 9, "seconds": 1.0, "rows": "ab"}
+    record |= {"sources": {"x": labels}, "all": labels}
+    for name in ("classes", "cut", "odd", "strange"):
+        shutil.copytree(runs / "slow", tmp_path / name)
+    (tmp_path / "classes" / "evals" / "step-00000012.json").write_text(json.dumps(record))
+    (tmp_path / "cut" / "evals" / "step-00000012.json").write_text("{")
+    (tmp_path / "odd" / "evals" / "step-00000012.json").write_text("[]")
+    (tmp_path / "strange" / "state.json").write_text(json.dumps({"status": "running", "step": "many"}))
+    code, text = output("ls", tmp_path)
+    assert code == 0
+    lines = {line.split()[0]: line for line in text.splitlines()[1:]}
+    assert lines["classes"].endswith("accuracy 0.7500, macro f1 0.5000 on 300 of 900 tokens")
+    assert "bits per byte on all" in lines["fast"]
+    assert "step-00000012.json is not JSON" in lines["cut"]
+    assert all(lines[name].split()[1] == "unreadable" for name in ("cut", "odd", "strange"))
+    rows = {row["name"]: row for row in json.loads(output("ls", tmp_path, "--json")[1])["runs"]}
+    assert rows["classes"]["held_out"] == {"loss": 0.25, "accuracy": 0.75, "macro_f1": 0.5}
+    assert rows["classes"]["bits_per_byte"] is None
+    assert rows["cut"]["problem"]
+    code, text = output("show", tmp_path / "classes")
+    assert code == 0
+    assert "held out    all: loss 0.2500, accuracy 0.7500, macro f1 0.5000 on 300 of 900 tokens (step 12)" in text
+    code, text = output("compare", tmp_path / "classes", tmp_path / "fast")
+    assert code == 0
+    assert "scored no validation rows in common" in text
+
+
+def test_runs_are_compared_on_the_rows_that_all_scored(
+    runs: Path, output: Output, tmp_path: Path, tiny_settings: tuple[str, ...]
+):
+    words = [*tiny_settings, "eval.every=6", "eval.tokens=96"]
+    assert main(["train", "--out", str(tmp_path / "few"), *words]) == 0
+    value = json.loads(output("compare", runs / "slow", tmp_path / "few", "--json")[1])
+    slow, few = value["figures"]
+    assert slow["last of"] == few["last of"] == slow["lowest of"]  # the partial figures of `few` stand beside nothing
+    whole = json.loads((tmp_path / "few" / "evals" / "step-00000012.json").read_text())["whole"]["all"]
+    assert few["last validation loss"] == few["lowest validation loss"] == whole["loss"]
+    for name in ("one", "two"):
+        shutil.copytree(tmp_path / "few", tmp_path / name)
+    value = json.loads(output("compare", tmp_path / "one", tmp_path / "two", "--json")[1])
+    assert value["figures"][0]["lowest of"] != value["figures"][0]["last of"]
+    assert (value["note"], value["settings"]) == ("", {})
+    path = tmp_path / "two" / "evals" / "step-00000012.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"whole": None, "rows": "other"}))
+    (tmp_path / "two" / "evals" / "step-00000006.json").unlink()
+    value = json.loads(output("compare", tmp_path / "one", tmp_path / "two", "--json")[1])
+    assert "no validation rows in common" in value["note"]
+    assert value["figures"][0]["lowest validation loss"] is None
+
+
 # --- status -----------------------------------------------------------------------------------------------------------
 
 

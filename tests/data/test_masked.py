@@ -11,7 +11,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig, Masked
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
-from hornbook.data.validation import validation_batches
+from hornbook.data.validation import held_out
 from hornbook.errors import UsageError
 from tests.data.conftest import VOCAB, Raw, spelling, write_tokenizer
 
@@ -142,8 +142,8 @@ def test_whole_words_are_chosen_or_none_of_it(raw: Raw) -> None:
 
 def evaluation(raw: Raw, **options: Any) -> list[Batch]:
     corpus = Corpus.open(raw.path)
-    settings: dict[str, Any] = {"sequence": SEQUENCE, "micro_batch": 8, "max_tokens": 8000, "document_mask": True}
-    return list(validation_batches(corpus, "a", objective=Masked(**options), seed=3, **settings))
+    settings: dict[str, Any] = {"sequence": SEQUENCE, "max_tokens": 8000, "document_mask": True}
+    return list(held_out(corpus, "a", objective=Masked(**options), seed=3, **settings).batches(8))
 
 
 def test_evaluation_has_masks_and_a_rate_of_its_own(raw: Raw) -> None:
@@ -155,7 +155,7 @@ def test_evaluation_has_masks_and_a_rate_of_its_own(raw: Raw) -> None:
     assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(first, second, strict=True))
     assert abs(share(first) - 0.15) < 0.002
     assert abs(share(evaluation(raw, rate=0.3)) - 0.3) < 0.002
-    assert sum(batch.targets.numel() for batch in first) == 63 * SEQUENCE
+    assert sum(batch.targets.numel() for batch in first) == 62 * SEQUENCE
 
 
 def test_a_tokenizer_without_mask_is_refused(make_corpus: Callable) -> None:

@@ -13,7 +13,7 @@ from hornbook.data.batch import Batch, GlobalBatch
 from hornbook.data.config import DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
-from hornbook.data.validation import validation_batches
+from hornbook.data.validation import held_out
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.recipe import Recipe
 from hornbook.resume_rules import refuse_incompatible, resume_changes
@@ -223,14 +223,15 @@ def test_evaluation_is_the_same_at_any_time_and_goes_through_the_text_once(raw: 
     corpus = Corpus.open(raw.path)
 
     def batches(limit: int, seed: int = 1) -> list[Batch]:
-        options: dict[str, Any] = {"sequence": SEQUENCE, "micro_batch": 3, "document_mask": True, "seed": seed}
-        return list(validation_batches(corpus, "a", max_tokens=limit, objective=objective(name), **options))
+        options: dict[str, Any] = {"sequence": SEQUENCE, "document_mask": True, "seed": seed}
+        return list(held_out(corpus, "a", max_tokens=limit, objective=objective(name), **options).batches(3))
 
     first = batches(2000)
     assert [row(batch, 0) for batch in first] == [row(batch, 0) for batch in batches(2000)]
     assert [row(batch, 0) for batch in first] != [row(batch, 0) for batch in batches(2000, seed=2)]
-    samples = [int(sample) for batch in first for sample in batch.samples]
+    samples = [int(sample) for batch in batches(10**9) for sample in batch.samples]
     assert sorted(samples) == list(range(len(samples)))
+    assert {int(sample) for batch in first for sample in batch.samples} < set(samples)
     widths = sum((batch.tokens if batch.source is None else batch.source.tokens).numel() for batch in first)
     assert 1500 < widths < 2600
 

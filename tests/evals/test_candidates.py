@@ -13,7 +13,7 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.data.config import Labels
 from hornbook.data.corpus import Corpus
-from hornbook.data.validation import validation_batches, validation_plan
+from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.candidates import best_of, candidate_figures, question_of
 from hornbook.evals.labels import evaluate_labels
 from hornbook.parallel.mesh import Mesh
@@ -99,11 +99,8 @@ def score(corpus: Corpus, scores: dict[int, float]) -> dict[str, float]:
     (shard,) = corpus.validation["validation"].shards
     documents = np.split(shard.data, shard.ends[:-1].astype(int))
     engine = Table({tuple(documents[number].tolist()): value for number, value in scores.items()})
-    batches = validation_batches(
-        corpus, "validation", sequence=48, micro_batch=1, max_tokens=10**6, document_mask=True, objective=Labels()
-    )
-    plan = validation_plan(corpus, "validation", 48, 10**6, Labels())
-    return evaluate_labels(engine, batches, corpus, "validation", plan).figures
+    rows = validation_rows(corpus, "validation", sequence=48, document_mask=True, objective=Labels())
+    return evaluate_labels(engine, rows.batches(1), corpus, "validation", rows.plan).figures
 
 
 def test_candidates_of_a_question_meet_across_batches(tmp_path: Path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.data.config import Labels
 from hornbook.data.corpus import Corpus
-from hornbook.data.validation import validation_batches, validation_plan
+from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.labels import LabelScore, evaluate_labels
 from hornbook.parallel.mesh import Mesh
 from hornbook.text.config import SourceConfig, TextConfig, WordPiece
@@ -66,11 +66,8 @@ def held_out(folder: Path, labels: LabelsConfig, rows: list[dict[str, object]]) 
 
 def score(corpus: Corpus, engine: Oracle) -> LabelScore:
     objective = Labels()
-    batches = validation_batches(
-        corpus, "dev", sequence=32, micro_batch=2, max_tokens=10**6, document_mask=True, objective=objective
-    )
-    plan = validation_plan(corpus, "dev", 32, 10**6, objective)
-    return evaluate_labels(engine, batches, corpus, "dev", plan)
+    rows = validation_rows(corpus, "dev", sequence=32, document_mask=True, objective=objective)
+    return evaluate_labels(engine, rows.batches(2), corpus, "dev", rows.plan)
 
 
 def test_classes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hornbook.run import commit as commit_module
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.manifest import MANIFEST, open_inside, read_manifest, verify_folder
+from hornbook.run.manifest import MANIFEST, Figure, open_inside, read_manifest, verify_folder
 from hornbook.run.weights import check_weights, compare_bytes, list_tensors, read_header
 
 FILES = ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", MANIFEST)
@@ -379,7 +379,7 @@ def test_tensors_are_compared_by_their_bits(tmp_path: Path):
 
 def test_keep_policy(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=2, keep_every=4))
-    scores = {1: 9.0, 2: 5.0, 3: 7.0, 5: 6.0}
+    scores = {step: Figure(loss, "some") for step, loss in {1: 9.0, 2: 5.0, 3: 7.0, 5: 6.0}.items()}
     for step in range(1, 11):
         checkpoints.save(Weights(step), score=scores.get(step))
     steps = [int(name[-2:]) for name in names(tmp_path)]
@@ -388,9 +388,15 @@ def test_keep_policy(tmp_path: Path):
     assert (tmp_path / "best").read_text() == "step-00000002\n"
     again = Checkpoints(tmp_path, CheckpointConfig(keep=1))
     assert restored(again) == 10
-    again.save(Weights(11), score=4.0)
+    again.save(Weights(11), score=Figure(4.0, "some"))
     assert (tmp_path / "best").read_text() == "step-00000011\n"
     assert names(tmp_path) == ["step-00000011"]
+    again.save(Weights(12), score=Figure(4.5, "some"))
+    assert (tmp_path / "best").read_text() == "step-00000011\n"
+    again.save(Weights(13), score=Figure(9.0, "other rows"))  # cannot be compared with what was best: it begins anew
+    assert (tmp_path / "best").read_text() == "step-00000013\n"
+    again.save(Weights(14), score=Figure(9.5, "other rows"))
+    assert (tmp_path / "best").read_text() == "step-00000013\n"
 
 
 def test_the_newest_that_verifies_is_never_removed(tmp_path: Path):
@@ -496,8 +502,8 @@ def test_what_goes_wrong_after_the_commit_is_noted_not_raised(tmp_path: Path, mo
 def test_runs_steps_pointers_and_folders_name_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = tmp_path / "checkpoints"
     checkpoints = make(folder)
-    checkpoints.save(Weights(4), score=1.0)
-    checkpoints.save(Weights(5), score=2.0)
+    checkpoints.save(Weights(4), score=Figure(1.0, "some"))
+    checkpoints.save(Weights(5), score=Figure(2.0, "some"))
     assert checkpoint_path(tmp_path) == folder / "step-00000005"
     assert checkpoint_path(str(folder)) == folder / "step-00000005"
     assert checkpoint_path(tmp_path, 2) == folder / "step-00000002"

@@ -30,6 +30,7 @@ from hornbook.model.safetensors_folder import read_header
 from hornbook.run.checkpoint import Checkpoints
 from hornbook.run.commit import read_pointer
 from hornbook.run.config import CheckpointConfig
+from hornbook.run.manifest import Figure
 
 OPERATIONS = (
     "open",
@@ -128,7 +129,7 @@ def begin(folder: Path, again: bool) -> None:
     """Two checkpoints, and for `again` a third of the step that is saved next."""
     checkpoints = Checkpoints(folder, CONFIG)
     for step in range(1, 4 if again else 3):
-        checkpoints.save(Content(step, 100 + step), score=float(step))
+        checkpoints.save(Content(step, 100 + step), score=Figure(float(step), "some"))
 
 
 def save_under(fault: Fault, folder: Path) -> str:
@@ -138,7 +139,7 @@ def save_under(fault: Fault, folder: Path) -> str:
     really = dict(vars(os))
     fault.arm()
     try:
-        checkpoints.save(Content(3, 203), score=0.5)
+        checkpoints.save(Content(3, 203), score=Figure(0.5, "some"))
         result = "saved"
     except StorageError:
         result = "refused"
@@ -228,7 +229,7 @@ def trace(folder: Path, call: str, fault: str, when: int) -> tuple[str, bool]:
             checkpoints.restore(Content())
             theirs.send(b"ready")
             theirs.recv(1)
-            checkpoints.save(Content(3, 203), score=0.5)
+            checkpoints.save(Content(3, 203), score=Figure(0.5, "some"))
             code = 0
         except StorageError:
             code = 1

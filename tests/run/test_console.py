@@ -48,13 +48,13 @@ def test_notes_and_skips_are_shown_at_once():
     stream = io.StringIO()
     with Console(HEADER, every=10, stream=stream) as console:
         console(step(3, skipped=True))
-        console.scored(1.25)
+        console.scored(1.25, "5 of 9 tokens")
         console.note("saved\ncheckpoint")
         console(step(10))
     text = stream.getvalue()
     assert "step 3: a non-finite gradient, update skipped" in text
     assert "saved checkpoint" in text
-    assert "bpb=1.2500" in text
+    assert "bpb=1.2500 (5 of 9 tokens)" in text
 
 
 def test_the_live_panel_is_small_and_carries_the_figures():
@@ -64,13 +64,13 @@ def test_the_live_panel_is_small_and_carries_the_figures():
             console(step(number, loss=5 - number / 50))
         for number in range(20):
             console.note(f"event {number}")
-        console.scored(1.5)
+        console.scored(1.5, "5 of 9 tokens")
     lines = stream.getvalue().rstrip().splitlines()
     assert len(lines) <= 14
     text = "\n".join(lines)
     assert "step 50 / 250" in text
     assert "20.0%" in text
-    assert "bpb 1.5000 (best 1.5000)" in text
+    assert "bpb 1.5000 (5 of 9 tokens, best 1.5000)" in text
     assert "event 19" in text
     assert "event 3" not in text
 

@@ -33,7 +33,10 @@ def evaluate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Loss and bits-per-byte, per source and in all, over every held-out token."""
+    """Loss and bits-per-byte, per source and in all, over every held-out token.
+
+    Of a run's last checkpoint it is the figure that the run ended with.
+    """
     from hornbook.evals import corpus as scoring
     from hornbook.model.load import load_model
     from hornbook.parallel.config import ParallelConfig
@@ -53,17 +56,10 @@ def evaluate(
             raise IntegrityError(f"{corpus.root} was tokenized with another tokenizer than {folder}: give --data FILES")
         if not corpus.validation:
             raise UsageError(f"{corpus.root} holds no validation tokens: set text.validation, or give --data FILES")
-        scores = scoring.score_sources(
-            engine,
-            corpus,
-            loaded.tokenizer.token_bytes(),
-            sequence=sequence,
-            micro_batch=recipe.train.micro_batch,
-            document_mask=recipe.data.document_mask,
-            objective=recipe.data.objective,
-            seed=recipe.seed,
-        )
-        figures: dict[str, Any] = {"checkpoint": str(folder)} | scoring.report(scores)
+        rows = scoring.validation_rows(corpus, recipe, sequence)
+        token_bytes, micro_batch = loaded.tokenizer.token_bytes(), recipe.train.micro_batch
+        report = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch).report()
+        figures: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
         if baselines:
             figures["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
     if as_json:
@@ -112,10 +108,12 @@ def _show(figures: dict[str, Any]) -> None:
     """Print the figures as a table for people."""
     from rich.table import Table
 
+    from hornbook.runstatus import coverage
+
     if "labels" in figures:
         _show_labels(figures)
         return
-    table = Table(title=figures["checkpoint"])
+    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
     for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == "source" else "right")
     rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
@@ -132,9 +130,11 @@ def _show_labels(figures: dict[str, Any]) -> None:
     """Print the figures of labels as a table for people."""
     from rich.table import Table
 
+    from hornbook.runstatus import coverage
+
     rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
     names = [name for name, value in rows[0][1].items() if isinstance(value, float)]
-    table = Table(title=figures["checkpoint"])
+    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
     for column in ("source", *(name.replace("_", " ") for name in names), "labels"):
         table.add_column(column, justify="left" if column == "source" else "right")
     for name, score in rows:

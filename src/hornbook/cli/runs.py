@@ -1,7 +1,7 @@
 """`hornbook runs ls | show | compare`: what runs did and do, read from their directories."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, add
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 EVENTS_SHOWN = 12
+_HEADER = ("run", "status", "step", "tokens", "done", "loss", "heartbeat", "held out")
 
 
 @app.command("ls")
@@ -36,8 +37,7 @@ def list_runs(
         raise UsageError(f"{folder}: no such folder")
     rows = [summarize(run) for run in find_runs(place)]
     value = {"runs": [asdict(row) for row in rows]}
-    header = ("run", "status", "step", "tokens", "done", "loss", "bits/byte", "heartbeat")
-    text = columns([header, *(_row(row) for row in rows)]) if rows else f"no runs in {place}"
+    text = columns([_HEADER, *(_row(row) for row in rows)]) if rows else f"no runs in {place}"
     answer(value, text, as_json=as_json)
 
 
@@ -46,7 +46,7 @@ def show(run: Run, as_json: Json = False) -> None:
     """One run: where it is, how it went, what happened to it."""
     from hornbook.run.commit import list_checkpoints
     from hornbook.run.console import sparkline
-    from hornbook.runstatus import evaluations, events, steps_that_count, summarize
+    from hornbook.runstatus import coverage, evaluations, events, figures_of, fullest, steps_that_count, summarize
 
     directory = existing_run(run)
     summary, steps = summarize(directory), steps_that_count(directory)
@@ -63,11 +63,10 @@ def show(run: Run, as_json: Json = False) -> None:
         lines.append(f"loss        {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
     if value["evaluations"]:
         last = value["evaluations"][-1]
-        for source, score in [*last["sources"].items(), ("all", last["all"])]:
-            lines.append(
-                f"held out    {source}: loss {score['loss']:.4f}, {score['bits_per_byte']:.4f} bits per byte "
-                f"(step {last['step']:,})"
-            )
+        found = fullest(last)
+        for source, score in [*found["sources"].items(), ("all", found["all"])]:
+            on = f" on {coverage(score)}" if coverage(score) else ""
+            lines.append(f"held out    {source}: {_named(figures_of(score))}{on} (step {last['step']:,})")
     lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
     lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
     answer(value, "\n".join(lines), as_json=as_json)
@@ -87,12 +86,14 @@ def compare(
     directories = [existing_run(path) for path in runs]
     settings = different_settings([_settings(directory) for directory in directories])
     figures = [_figures(directory) for directory in directories]
+    held_out, note = _held_out(directories)
+    figures = [figure | held for figure, held in zip(figures, held_out, strict=True)]
     names = [str(path) for path in runs]
-    value = {"runs": names, "settings": settings, "figures": figures}
+    value = {"runs": names, "settings": settings, "figures": figures, "note": note}
     table = [("setting", *names), *((key, *map(_text, values)) for key, values in settings.items())]
     lines = [columns(table) if settings else "the settings are equal", ""]
-    rows = [(key, *(_text(figure[key]) for figure in figures)) for key in figures[0]]
-    lines += [columns([("figure", *names), *rows]), ""]
+    rows = [(key, *(_text(figure.get(key)) for figure in figures)) for key in figures[0]]
+    lines += [columns([("figure", *names), *rows]), *([note] if note else []), ""]
     for directory, name in zip(directories, names, strict=True):
         lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
     answer(value, "\n".join(lines), as_json=as_json)
@@ -128,22 +129,64 @@ def existing_run(path: Path) -> "RunDir":
 def _row(row: "Summary") -> tuple[str, ...]:
     done = f"{row.tokens / row.total_tokens:.0%}" if row.total_tokens else "-"
     age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"
-    return (
-        row.name,
-        row.status,
-        f"{row.step:,}",
-        f"{row.tokens:,}",
-        done,
-        _text(row.loss),
-        _text(row.bits_per_byte),
-        age,
-    )
+    if row.problem:
+        return (row.name, row.status, "-", "-", "-", "-", "-", row.problem)
+    figures = {name: value for name, value in row.held_out.items() if name != "loss"} or row.held_out
+    held_out = f"{_named(figures)}{' on ' * bool(row.coverage)}{row.coverage}" if figures else "-"
+    return (row.name, row.status, f"{row.step:,}", f"{row.tokens:,}", done, _text(row.loss), age, held_out)
+
+
+def _named(figures: Mapping[str, float]) -> str:
+    """`2.1320 bits per byte`, or the figures of labels."""
+    words = []
+    for name, value in figures.items():
+        spaced = name.replace("_", " ")
+        words.append(f"{_text(value)} {spaced}" if name == "bits_per_byte" else f"{spaced} {_text(value)}")
+    return ", ".join(words)
 
 
 def _facts(row: "Summary") -> list[str]:
-    names = ("run", "status", "step", "tokens", "done", "loss", "bits/byte", "heartbeat")
-    facts = [f"{name:<10}  {word}" for name, word in zip(names, _row(row), strict=True)]
+    facts = [f"{name:<10}  {word}" for name, word in zip(_HEADER, _row(row), strict=True)]
     return [*facts, f"attempt     {row.attempt}"]
+
+
+def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
+    """Validation figures of each run on rows that all of them scored, and a note where there are none.
+
+    The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
+    """
+    from hornbook.runstatus import coverage, evaluations, figures_of
+
+    scored = [_by_rows(evaluations(run)) for run in runs]
+    common = [rows for rows in scored[0] if rows is not None and all(rows in each for each in scored)]
+    if not common:
+        empty = {"lowest validation loss": None, "last validation loss": None}
+        note = "the runs scored no validation rows in common: `hornbook eval RUN --data FILES` scores each on one text"
+        return [dict(empty) for _ in runs], note if any(scored) else ""
+    widest = max(common, key=lambda rows: scored[0][rows][-1]["read"])
+    along = max(common, key=lambda rows: len(scored[0][rows]))
+    found = []
+    for each in scored:
+        last = figures_of(each[widest][-1])
+        figures: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
+        figures["lowest of"] = coverage(each[along][-1])
+        figures |= {f"last {_label(name)}": value for name, value in last.items()}
+        found.append(figures | {"last of": coverage(each[widest][-1])})
+    return found, ""
+
+
+def _label(name: str) -> str:
+    return "validation loss" if name == "loss" else name.replace("_", " ")
+
+
+def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
+    """The scores of all sources together, by the rows they are on, in the order of steps."""
+    found: dict[str | None, list[dict[str, Any]]] = {}
+    for evaluation in evaluated:
+        for each in (evaluation, evaluation.get("whole")):
+            if each is not None:
+                found.setdefault(each.get("rows"), []).append(each["all"])
+    return found
 
 
 def _event(record: dict[str, Any]) -> str:
@@ -160,23 +203,22 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         manifest = read_manifest(path)
     except IntegrityError as error:
         return {"name": path.name, "bytes": 0, "score": None, "best": best, "mark": f"  DAMAGED: {error}"}
-    mark = f"  validation loss {manifest.score:.4f}" if manifest.score is not None else ""
+    loss = manifest.score.loss if manifest.score is not None else None
+    mark = f"  validation loss {loss:.4f}" if loss is not None else ""
     mark += "  best" if best else ""
-    return {"name": path.name, "bytes": manifest.total_bytes, "score": manifest.score, "best": best, "mark": mark}
+    return {"name": path.name, "bytes": manifest.total_bytes, "score": loss, "best": best, "mark": mark}
 
 
 def _figures(run: "RunDir") -> dict[str, Any]:
-    from hornbook.runstatus import evaluations, steps_that_count, summarize
+    from hornbook.runstatus import steps_that_count, summarize
 
-    steps, held_out = steps_that_count(run), evaluations(run)
+    steps = steps_that_count(run)
     rates = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second")]
     return {
         "status": summarize(run).status,
         "steps": len(steps),
         "tokens": steps[-1]["tokens"] if steps else 0,
         "last loss": steps[-1]["loss"] if steps else None,
-        "lowest validation loss": min((e["all"]["loss"] for e in held_out), default=None),
-        "last bits per byte": held_out[-1]["all"]["bits_per_byte"] if held_out else None,
         "tokens per second (median)": sorted(rates)[len(rates) // 2] if rates else None,
         "attempts": max((step["attempt"] for step in steps), default=0),
         "skipped steps": sum(bool(step.get("skipped")) for step in steps),

@@ -105,6 +105,7 @@ def _train(data: Path, out: Path, seed: int) -> float:
     from hornbook.resolve import resolve
     from hornbook.run.launch import Start, launch
     from hornbook.rundir import RunDir
+    from hornbook.runstatus import fullest, newest_evaluation
 
     settings = (*MODEL, *TRAINING, *QUIETLY, f"seed={seed}", f"data.path={json.dumps(str(data))}")
     resolved, run = resolve("tiny", settings, environ={}), RunDir(out)
@@ -113,7 +114,9 @@ def _train(data: Path, out: Path, seed: int) -> float:
         stopped = HornbookError("the training of the small model was stopped")
         stopped.exit_code = code
         raise stopped
-    score = json.loads(sorted(run.evals.glob("step-*.json"))[-1].read_bytes())["all"]
+    newest = newest_evaluation(run)
+    assert newest is not None
+    score = fullest(newest)["all"]
     shutil.rmtree(run.checkpoints)
     return score["loss"] * score["tokens"] / math.log(2)
 

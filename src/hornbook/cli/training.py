@@ -1,6 +1,5 @@
 """What train, resume and fork share: the summary of `-n`, and the answer when the run has ended."""
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.cli.shell import answer, forget, people, reader_has_gone, say
 from hornbook.errors import Exit
 from hornbook.rundir import RunDir
+from hornbook.runstatus import fullest, newest_evaluation
 
 if TYPE_CHECKING:
     from hornbook.resolve import Resolved
@@ -123,9 +123,8 @@ def describe_result(run: RunDir) -> dict[str, Any]:
     """Where the run stands: state.json, and the newest evaluation."""
     state: dict[str, Any] = dict(run.read_state() or {})
     keys = ("status", "attempt", "step", "tokens", "total_tokens", "loss")
-    evaluations = sorted(run.evals.glob("step-*.json"))
-    newest = json.loads(evaluations[-1].read_bytes()) if evaluations else None
+    newest = newest_evaluation(run)
     result = {"run": str(run.path)} | {key: state.get(key) for key in keys}
     if newest is not None:
-        result["evaluation"] = {"step": newest["step"], **newest["all"]}
+        result["evaluation"] = {"step": newest["step"], **fullest(newest)["all"]}
     return result

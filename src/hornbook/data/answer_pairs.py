@@ -21,9 +21,7 @@ from hornbook.data.shard_table import ShardTable
 from hornbook.data.vocabulary import Vocabulary
 
 
-def answer_plan(
-    stream: Stream, sequence: int, around: int, key: np.uint64 | None, *, limit: int | None = None
-) -> TablePlan:
+def answer_plan(stream: Stream, sequence: int, around: int, key: np.uint64 | None) -> TablePlan:
     """Plan of rows whose prompts, and whose answers, are at most `sequence` tokens; each side has `around` more."""
     ends = stream_ends(stream)
     begins = np.concatenate([[0], ends[:-1]])
@@ -40,7 +38,7 @@ def answer_plan(
             rows.append(row)
         return np.stack([np.array(rows, np.int64), np.arange(len(chosen))])
 
-    table, digest = document_plan(stream, key, pack, f"seq2seq {sequence} {around}", limit=limit)
+    table, digest = document_plan(stream, key, pack, f"seq2seq {sequence} {around}")
     kept = np.searchsorted(ends, table[1], side="right")
     return TablePlan(table, sequence, int(prompts[kept].sum()), digest)
 

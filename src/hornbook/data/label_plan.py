@@ -22,17 +22,16 @@ Pack = Callable[[Documents], Int64[np.ndarray, "2 pieces"]]
 
 
 def document_plan(
-    stream: Stream, key: np.uint64 | None, pack: Pack, name: str, *, limit: int | None = None, balance: bool = False
+    stream: Stream, key: np.uint64 | None, pack: Pack, name: str, *, balance: bool = False
 ) -> tuple[Int64[np.ndarray, "3 pieces"], str]:
     """Table of pieces (row, first token, length of the whole document) and its digest.
 
-    `key`: draws the order, None keeps that of the stream. `pack`: see `Pack`. `limit`: only documents within the
-    first so many tokens, and at least one. `balance`: each label as often as the commonest; for one label per text.
+    `key`: draws the order, None keeps that of the stream. `pack`: see `Pack`. `balance`: each label as often as the
+    commonest; for one label per text.
     """
     ends = stream_ends(stream)
     begins = np.concatenate([[0], ends[:-1]])
-    most = stream.tokens if limit is None or not len(ends) else max(limit, int(ends[0]))
-    chosen = np.flatnonzero(ends <= most)
+    chosen = np.arange(len(ends))
     state = np.uint64(0) if key is None else key
     if balance:
         chosen, state = _balanced(LabelTable([stream]).at(np.zeros_like(chosen), begins[chosen])[:, 0], chosen, state)
@@ -54,9 +53,7 @@ def _balanced(labels: np.ndarray, chosen: Documents, state: np.uint64) -> tuple[
     return np.concatenate([np.resize(group, most) for group in groups] or [chosen]), state
 
 
-def row_plan(
-    stream: Stream, sequence: int, key: np.uint64 | None, *, limit: int | None = None, balance: bool = False
-) -> TablePlan:
+def row_plan(stream: Stream, sequence: int, key: np.uint64 | None, *, balance: bool = False) -> TablePlan:
     """Plan of rows of `sequence` tokens, filled by best fit with documents of at most as many."""
     sizes = np.diff(stream_ends(stream), prepend=0)
 
@@ -65,6 +62,6 @@ def row_plan(
         rows, begins, _ = best_fit(ends, sequence)
         return np.stack([rows, np.searchsorted(ends, begins, side="right")])
 
-    table, digest = document_plan(stream, key, pack, f"labels {sequence}", limit=limit, balance=balance)
+    table, digest = document_plan(stream, key, pack, f"labels {sequence}", balance=balance)
     table[2] = np.minimum(table[2], sequence)
     return TablePlan(table, sequence, int(table[2].sum()), digest)

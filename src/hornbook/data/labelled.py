@@ -33,8 +33,7 @@ def _rows(setting: Setting, objective: OnLabels) -> Maker:
     corpus, streams, sequence = setting.corpus, setting.streams, setting.sequence
     balance = isinstance(objective, Labels) and objective.balance and not setting.evaluation
     plans = [
-        row_plan(stream, sequence, key, limit=setting.limit, balance=balance)
-        for stream, key in zip(streams, _keys(setting), strict=True)
+        row_plan(stream, sequence, key, balance=balance) for stream, key in zip(streams, _keys(setting), strict=True)
     ]
     between = load_vocabulary(corpus).tokenizer.ends_between
     assert not isinstance(objective, Seq2Seq)
@@ -45,10 +44,7 @@ def _pairs(setting: Setting, objective: Seq2Seq) -> Maker:
     corpus, streams, sequence = setting.corpus, setting.streams, setting.sequence
     vocabulary = load_vocabulary(corpus)
     around = 1 + (vocabulary.begin_id is not None)
-    plans = [
-        answer_plan(stream, sequence, around, key, limit=setting.limit)
-        for stream, key in zip(streams, _keys(setting), strict=True)
-    ]
+    plans = [answer_plan(stream, sequence, around, key) for stream, key in zip(streams, _keys(setting), strict=True)]
     start = vocabulary.pad_id if objective.start == "pad" else vocabulary.end_id
     return AnswerPairs(corpus, streams, plans, vocabulary, sequence=sequence, start=start)
 

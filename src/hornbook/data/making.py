@@ -23,8 +23,6 @@ class Setting(NamedTuple):
     seed: int
     evaluation: bool = False
     """Other draws than in training, masks at their evaluation rate, always `concat`."""
-    limit: int | None = None
-    """Only the first so many tokens of each stream."""
 
 
 class Draws(NamedTuple):

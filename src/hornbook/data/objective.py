@@ -50,7 +50,7 @@ def _text_rows(setting: Setting, changes: Changes | None) -> TextRows:
 
 def _text_plan(setting: Setting, stream: Stream) -> Plan:
     if setting.evaluation:
-        return ConcatPlan(stream, setting.sequence, setting.limit)
+        return ConcatPlan(stream, setting.sequence)
     return build_plan(stream, setting.sequence, setting.config.packing, setting.corpus.root / "plans")
 
 
@@ -61,7 +61,7 @@ def _change(part: Part, setting: Setting) -> Change | None:
 
 
 def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
-    corpus, streams, config, sequence, seed, evaluation, limit = setting
+    corpus, streams, config, sequence, seed, evaluation = setting
     if config.packing != "concat":
         raise UsageError(
             f'data.packing: "{config.packing}" packs plain text, and {parts[0].key} fills rows by what text becomes: '
@@ -74,9 +74,7 @@ def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
 
     def plan(stream: int, epoch: int) -> TablePlan:
         key, kept = epoch_key(keys, stream, epoch), None if epoch else cache
-        return build_pair_plan(
-            streams[stream], sequence, columns, roles, key, document_mask=mask, cache=kept, limit=limit
-        )
+        return build_pair_plan(streams[stream], sequence, columns, roles, key, document_mask=mask, cache=kept)
 
     plans = PairPlans(plan, len(streams), vary=len(parts) > 1)
     if not evaluation:  # what is held out may be short

@@ -89,18 +89,16 @@ def build_pair_plan(
     *,
     document_mask: bool,
     cache: Path | None = None,
-    limit: int | None = None,
 ) -> TablePlan:
     """Plan of one stream; neither side of a row is longer than `sequence`.
 
     `key` chooses the part of each row. Without `document_mask` documents are taken for one text, delimiters and all.
-    `limit`: only the first so many tokens of the stream. `cache`: the folder where the table is kept, if writable.
+    `cache`: the folder where the table is kept, if writable.
     """
     ends = stream_ends(stream) if document_mask else np.array([stream.tokens], np.int64)
-    ends = np.minimum(ends, stream.tokens if limit is None else limit)
     head = int(document_mask)
     tail = int(document_mask and roles.begin >= 0)
-    name = _name(stream, sequence, parts, roles, key, head, tail, limit)
+    name = _name(stream, sequence, parts, roles, key, head, tail, None)  # None: names of kept tables stay
 
     def make() -> Int64[np.ndarray, "3 pieces"]:
         counting = np.empty((3, 0), np.int64)

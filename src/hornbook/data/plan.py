@@ -37,10 +37,10 @@ class Plan(Protocol):
 
 
 class ConcatPlan:
-    """The stream, or its first `limit` tokens, cut every `sequence` tokens; only the last row is shorter."""
+    """The stream cut every `sequence` tokens; only the last row is shorter."""
 
-    def __init__(self, stream: Stream, sequence: int, limit: int | None = None) -> None:
-        self.sequence, self.tokens = sequence, stream.tokens if limit is None else min(limit, stream.tokens)
+    def __init__(self, stream: Stream, sequence: int) -> None:
+        self.sequence, self.tokens = sequence, stream.tokens
         self.rows = -(-self.tokens // sequence)
         self.padding = self.rows * sequence - self.tokens
         self.digest = xxhash.xxh3_128_hexdigest(f"concat {sequence} {stream.digest}".encode())

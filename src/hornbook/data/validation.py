@@ -1,43 +1,93 @@
-"""Batches for evaluation: the held-out stream of a source from its start, every token read once."""
+"""The validation rows of a source: all of them, or some that are spread over all of its documents by hash.
+
+Which rows are drawn follows from the source's name and its number of rows, not from the seed, the step, the number of
+ranks or the microbatch: the figures of one run are over the same rows at every step, and so are those of two runs on
+the same data. The drawn rows are rows of the whole, with the same windows and the same masks.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import xxhash
+from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Causal, DataConfig, ObjectiveConfig
+from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Labels, Masked, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.making import Draws, Setting
+from hornbook.data.making import Draws, Maker, Setting
 from hornbook.data.objective import build_maker
+from hornbook.data.permutation import key_of, permute
 from hornbook.data.plan import Plan
 from hornbook.errors import UsageError
 
 _CAUSAL = Causal()
 
 
-def validation_plan(corpus: Corpus, source: str, sequence: int, max_tokens: int, objective: ObjectiveConfig) -> Plan:
-    """Which documents the rows of `validation_batches` hold; `Batch.samples` are its rows."""
-    config = DataConfig(objective=objective)
-    stream = corpus.validation[source]
-    return build_maker(Setting(corpus, [stream], config, sequence, 0, evaluation=True, limit=max_tokens)).plans[0]
+@dataclass(frozen=True)
+class HeldOut:
+    """Validation rows of one source; `held_out` makes one."""
+
+    source: str
+    maker: Maker
+    sizes: Int64[np.ndarray, " all"]
+    """Tokens of text in each row there is."""
+    rows: Int64[np.ndarray, " rows"]
+    """Numbers of the rows to score, ascending."""
+    asked: str
+    """What a figure depends on besides the rows' text: the objective, and whether attention stays inside documents."""
+    labelled: bool
+    """Labels are predicted, not tokens."""
+
+    @property
+    def plan(self) -> Plan:
+        """Which documents the rows hold; `Batch.samples` are its rows."""
+        return self.maker.plans[0]
+
+    @property
+    def read(self) -> int:
+        """Tokens of text in the rows to score."""
+        return int(self.sizes[self.rows].sum())
+
+    @property
+    def of(self) -> int:
+        """Tokens of text in all rows."""
+        return int(self.sizes.sum())
+
+    @property
+    def whole(self) -> "HeldOut":
+        """The same with every row."""
+        return replace(self, rows=np.arange(len(self.sizes)))
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the rows: figures with equal digests can be compared."""
+        rows = xxhash.xxh3_64_hexdigest(self.rows.tobytes())
+        return xxhash.xxh3_64_hexdigest(f"{self.source} {self.plan.digest} {rows} {self.asked}".encode())
+
+    def batches(self, micro_batch: int) -> Iterator[Batch]:
+        """Microbatches of the rows in their order. `samples` are row numbers, `sources` are 0; padding has weight 0."""
+        for first in range(0, len(self.rows), micro_batch):
+            numbers = self.rows[first : first + micro_batch]
+            none = np.zeros_like(numbers)
+            yield self.maker.make(Draws(numbers, none, numbers, none), micro_batch).microbatch(0)
 
 
-def validation_batches(
+def held_out(
     corpus: Corpus,
     source: str,
     *,
     sequence: int,
-    micro_batch: int,
-    max_tokens: int,
     document_mask: bool,
+    max_tokens: int | None = None,
     objective: ObjectiveConfig = _CAUSAL,
     seed: int = 0,
-) -> Iterator[Batch]:
-    """Microbatches over the validation shards of `source`, in order.
+) -> HeldOut:
+    """The validation rows of `source`: all, or as many as hold at most `max_tokens` tokens, and at least one.
 
-    The first `max_tokens` tokens are read once each; what pads a row has weight 0. Under `document_mask` a window that
-    begins inside a document sees nothing before the window. `samples` are row numbers, `sources` are 0. What an
-    objective draws follows from `seed` and the row, never from the step.
+    Under `document_mask` a window that begins inside a document sees nothing before the window. What an objective draws
+    (masks, spans) follows from `seed` and the row.
 
     Raises:
         UsageError: the source has no validation shards, or the tokenizer lacks tokens that the objective needs.
@@ -46,10 +96,30 @@ def validation_batches(
         known = ", ".join(corpus.validation) or "none"
         raise UsageError(f"there is no validation data for source {source!r} (there is for: {known})")
     config = DataConfig(document_mask=document_mask, objective=objective)
-    stream = corpus.validation[source]
-    maker = build_maker(Setting(corpus, [stream], config, sequence, seed, evaluation=True, limit=max_tokens))
-    rows = maker.plans[0].rows
-    for first in range(0, rows, micro_batch):
-        numbers = np.arange(first, min(first + micro_batch, rows), dtype=np.int64)
-        none = np.zeros_like(numbers)
-        yield maker.make(Draws(numbers, none, numbers, none), micro_batch).microbatch(0)
+    maker = build_maker(Setting(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True))
+    sizes = _sizes(maker.plans[0])
+    rows = np.arange(len(sizes)) if max_tokens is None else _drawn(source, sizes, max_tokens)
+    return HeldOut(source, maker, sizes, rows, f"{document_mask} {_asked(objective)}", isinstance(objective, Labels))
+
+
+def _sizes(plan: Plan) -> Int64[np.ndarray, " rows"]:
+    offsets, _, sizes = plan.segments(np.arange(plan.rows))
+    sums = np.concatenate([[0], np.cumsum(sizes)])
+    return np.diff(sums[offsets])
+
+
+def _drawn(source: str, sizes: Int64[np.ndarray, " all"], max_tokens: int) -> Int64[np.ndarray, " rows"]:
+    """The first rows of a permutation that depends on nothing but the source's name and the number of its rows."""
+    order = permute(np.arange(len(sizes)), len(sizes), key_of("held out", source))
+    count = int(np.searchsorted(np.cumsum(sizes[order]), max_tokens, side="right"))
+    return np.sort(order[: max(count, 1)])
+
+
+def _asked(objective: ObjectiveConfig) -> str:
+    """The part of an objective that evaluation depends on."""
+    match objective:
+        case FillInTheMiddle():
+            return _CAUSAL.model_dump_json()  # evaluated on text as it is
+        case Masked(rate=rate, eval_rate=evaluated, whole_word=words):
+            return f"masked {rate if evaluated is None else evaluated} {words}"
+    return objective.model_dump_json()

@@ -11,7 +11,10 @@ class EvalConfig(Config):
     every: Count = Field(default=250, ge=0)
     """Steps between evaluations; 0 evaluates only at the end."""
     tokens: Count = Field(default=262_144, gt=0)
-    """Validation tokens per source and evaluation, at most."""
+    """Validation tokens per source and evaluation, at most: rows spread over all documents, always the same ones.
+
+    After the last step all are scored.
+    """
     sample_every: Count = Field(default=0, ge=0)
     """Steps between samples of `prompt`; 0 means with each evaluation."""
     prompt: str = "The"

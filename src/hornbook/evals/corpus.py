@@ -1,82 +1,106 @@
 """Scores and baselines of the held-out part of a corpus, source by source."""
 
 import functools
+import itertools
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import xxhash
 
-from hornbook.data.config import Causal, Labels, ObjectiveConfig
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.validation import validation_batches, validation_plan
+from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
 from hornbook.evals.labels import LabelScore, evaluate_labels
 from hornbook.evals.loss import Score, evaluate
 from hornbook.parallel.engine import Engine
+from hornbook.recipe import Recipe
+from hornbook.runstatus import coverage
 from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.prepare import prepare
 from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
 
-_CAUSAL = Causal()
 AnyScore = Score | LabelScore
 
 
-def score_sources(
-    engine: Engine,
-    corpus: Corpus,
-    token_bytes: np.ndarray,
-    *,
-    sequence: int,
-    micro_batch: int,
-    document_mask: bool,
-    max_tokens: int | None = None,
-    objective: ObjectiveConfig = _CAUSAL,
-    seed: int = 0,
-) -> dict[str, AnyScore]:
-    """Score of each source's validation tokens, the first `max_tokens` of each (None: all).
+@dataclass(frozen=True)
+class Scores:
+    """The score of each source, and of how much of its validation text it is."""
 
-    `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows of `sequence` tokens are disjoint, and
-    each token but a document's delimiter is predicted once. Of labels, each is scored once.
-    """
-    sizes = torch.from_numpy(token_bytes).long()
-    scores: dict[str, AnyScore] = {}
-    for source, stream in corpus.validation.items():
-        most = stream.tokens if max_tokens is None else max_tokens
-        batches = validation_batches(
+    by_source: dict[str, AnyScore]
+    held_out: dict[str, HeldOut]
+
+    @property
+    def total(self) -> AnyScore:
+        """The score of all sources together; they are of one kind."""
+        first, *rest = self.by_source.values()
+        return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
+
+    @property
+    def coverage(self) -> str:
+        """`32,768 of 85,732 tokens`."""
+        return coverage(self._read(self.held_out.values()))
+
+    def report(self) -> dict[str, Any]:
+        """Figures of each source under `sources`, of all together under `all`; `rows` names the rows they are of."""
+        rows = xxhash.xxh3_64_hexdigest(" ".join(part.digest for part in self.held_out.values()).encode())
+        sources = {name: score.as_dict() | self._read([self.held_out[name]]) for name, score in self.by_source.items()}
+        return {"rows": rows, "sources": sources, "all": self.total.as_dict() | self._read(self.held_out.values())}
+
+    @staticmethod
+    def _read(parts: Iterable[HeldOut]) -> dict[str, int]:
+        """Tokens of text that were read, of how many there are."""
+        parts = list(parts)
+        return {"read": sum(part.read for part in parts), "of": sum(part.of for part in parts)}
+
+
+def validation_rows(corpus: Corpus, recipe: Recipe, sequence: int, max_tokens: int | None = None) -> dict[str, HeldOut]:
+    """The validation rows of each source as `recipe` asks for them, of at most `max_tokens` tokens each (None: all)."""
+    return {
+        source: held_out(
             corpus,
             source,
             sequence=sequence,
-            micro_batch=micro_batch,
-            max_tokens=most,
-            document_mask=document_mask,
-            objective=objective,
-            seed=seed,
+            max_tokens=max_tokens,
+            document_mask=recipe.data.document_mask,
+            objective=recipe.data.objective,
+            seed=recipe.seed,
         )
-        if isinstance(objective, Labels):
-            plan = validation_plan(corpus, source, sequence, most, objective)
-            scores[source] = evaluate_labels(engine, batches, corpus, source, plan)
+        for source in corpus.validation
+    }
+
+
+def score_rows(
+    engine: Engine,
+    corpus: Corpus,
+    rows: Mapping[str, HeldOut],
+    token_bytes: np.ndarray,
+    *,
+    micro_batch: int,
+    going: Callable[[], bool] = lambda: True,
+) -> Scores:
+    """Score of the rows of each source.
+
+    `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows are disjoint, and each token of the rows but a
+    document's delimiter is predicted once. Of labels, each is scored once. When `going` says no, the rest is left out.
+    """
+    sizes = torch.from_numpy(token_bytes).long()
+    scores: dict[str, AnyScore] = {}
+    for source, part in rows.items():
+        batches = itertools.takewhile(lambda _: going(), part.batches(micro_batch))
+        if part.labelled:
+            scores[source] = evaluate_labels(engine, batches, corpus, source, part.plan)
         else:
             scores[source] = evaluate(engine, batches, sizes)
-    return scores
-
-
-def in_all(scores: Iterable[AnyScore]) -> AnyScore:
-    """The score of all parts together; they are of one kind."""
-    first, *rest = scores
-    return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
-
-
-def report(scores: Mapping[str, AnyScore]) -> dict[str, Any]:
-    """Figures of all sources together, and of each under `sources`."""
-    total = in_all(scores.values())
-    return total.as_dict() | {"sources": {source: score.as_dict() for source, score in scores.items()}}
+    return Scores(scores, dict(rows))
 
 
 def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:

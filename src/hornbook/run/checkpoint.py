@@ -31,7 +31,7 @@ from hornbook.run.commit import (
 )
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.exchange import Exchange, Fillable, SharedSave
-from hornbook.run.manifest import Manifest, read_manifest, verify_folder
+from hornbook.run.manifest import Figure, Manifest, read_manifest, verify_folder
 
 _NEEDED = {
     "*.safetensors": "the weights",
@@ -89,12 +89,12 @@ class Checkpoints:
         self,
         state: Fillable,
         final: bool = False,
-        score: float | None = None,
+        score: Figure | None = None,
         ledger: tuple[str, str] | None = None,
     ) -> Path:
         """Commit a checkpoint of the state; when this returns it survives a power cut. Every rank calls it.
 
-        `score` is the validation loss measured at this very step; the lowest becomes `best`. `ledger`: of which run it
+        `score` was measured at this very step; the lowest of the same rows becomes `best`. `ledger`: of which run it
         is (`Ledger.ends`). Raises StorageError
         (disk full, failing, read-only) on every rank: older checkpoints are then untouched, training may go on and
         try again. RankLostError after `leave`, if it waits for another rank.
@@ -112,7 +112,7 @@ class Checkpoints:
         return folder
 
     def _commit(
-        self, shared: SharedSave, state: Fillable, final: bool, score: float | None, ledger: tuple[str, str] | None
+        self, shared: SharedSave, state: Fillable, final: bool, score: Figure | None, ledger: tuple[str, str] | None
     ) -> Path:
         try:
             self._directory.mkdir(exist_ok=True)  # without its parents: a run that was moved away is not made anew
@@ -130,7 +130,7 @@ class Checkpoints:
             self._notes.append(Note("tidying_failed", str(folder), f"saved, but: {error}"))
         return folder
 
-    def _tidy(self, folder: Path, score: float | None) -> None:
+    def _tidy(self, folder: Path, score: Figure | None) -> None:
         """Move the pointers and remove what the keep-policy does not protect; the save itself is done."""
         write_atomic(self._directory / LATEST, folder.name + "\n")
         if score is not None and self._config.best and self._beats_best(score, folder):
@@ -255,17 +255,16 @@ class Checkpoints:
                 text += f" (it could not be set aside: {error.strerror})"
             self._notes.append(Note("checkpoint_damaged", str(folder), text))
 
-    def _beats_best(self, score: float, folder: Path) -> bool:
-        if not math.isfinite(score):
-            return False
+    def _beats_best(self, score: Figure, folder: Path) -> bool:
+        """Whether the checkpoint becomes `best`; where figures of other rows stand before it, best begins anew."""
         best = read_pointer(self._directory, BEST)
         if best is None or best == folder:
-            return True
+            return math.isfinite(score.loss)
         try:
             held = read_manifest(best).score
         except IntegrityError:
-            return True
-        return held is None or score < held
+            held = None
+        return score.beats(held)
 
 
 def _size(folder: Path) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.filesystem import exists, is_folder, list_folder
-from hornbook.run.manifest import Manifest, write_manifest
+from hornbook.run.manifest import Figure, Manifest, write_manifest
 
 LATEST = "latest"
 BEST = "best"
@@ -51,7 +51,7 @@ def commit(
     *,
     step: int,
     tokens: int,
-    score: float | None = None,
+    score: Figure | None = None,
     final: bool = False,
     ledger: tuple[str, str] | None = None,
 ) -> tuple[Path, Manifest]:

@@ -105,6 +105,7 @@ class Console:
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
         self._bits_per_byte: float | None = None
         self._best: float | None = None
+        self._coverage = ""
         self._notes: deque[str] = deque(maxlen=_NOTES_SHOWN)
         self._last: Step | None = None
         use_live = self._terminal.is_terminal if live is None else live
@@ -136,11 +137,12 @@ class Console:
         elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
             self._print(self._line(step))
 
-    def scored(self, bits_per_byte: float) -> None:
-        """Take the newest validation figure."""
-        self._bits_per_byte = bits_per_byte
+    def scored(self, bits_per_byte: float, coverage: str) -> None:
+        """Take the newest validation figure; `coverage` says of how much of the text. Only equal ones are compared."""
+        before = self._best if coverage == self._coverage else None
+        self._bits_per_byte, self._best, self._coverage = bits_per_byte, before, coverage
         if math.isfinite(bits_per_byte):
-            self._best = min(bits_per_byte, self._best if self._best is not None else bits_per_byte)
+            self._best = bits_per_byte if before is None else min(bits_per_byte, before)
 
     def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
         """The run has become shorter after step `step`."""
@@ -179,7 +181,7 @@ class Console:
         )
 
     def _line(self, step: Step) -> str:
-        bits = "" if self._bits_per_byte is None else f" bpb={self._bits_per_byte:.4f}"
+        bits = "" if self._bits_per_byte is None else f" bpb={self._bits_per_byte:.4f} ({self._coverage})"
         batch = f" batch={step.step_tokens}" if self._header.ramp else ""
         return (
             f"step={step.step} loss={step.loss:.4f}{bits} grad={step.grad_norm:.3g} lr={step.lr:.3g} "
@@ -193,8 +195,13 @@ class Console:
         lines += [Text(f"● {note}", no_wrap=True, overflow="ellipsis") for note in self._notes]
         return Group(*lines)
 
+    def _compared(self) -> str:
+        """What the validation figure is of, and the best one of the same."""
+        best = "" if self._best is None else f", best {self._best:.4f}"
+        return f"({self._coverage}{best})"
+
     def _figures(self, step: Step) -> list[Text]:
-        bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} (best {self._best:.4f})"
+        bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} {self._compared()}"
         batch = f"   batch {step.step_tokens:,}" if self._header.ramp else ""
         share = min(step.tokens / self._header.total_tokens, 1.0)
         filled = int(share * _BAR_WIDTH)

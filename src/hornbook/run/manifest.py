@@ -6,11 +6,12 @@ Names in a manifest are input like any other: only regular files inside the dire
 """
 
 import json
+import math
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -27,14 +28,28 @@ _CHUNK = 4 << 20
 _SELF = "xxh3_128"
 
 
+class Figure(NamedTuple):
+    """Validation loss at a step, by which checkpoints are compared."""
+
+    loss: float
+    rows: str | None
+    """Names the rows it was measured on; figures of other rows cannot be compared. None: they are not recorded."""
+
+    def beats(self, other: "Figure | None") -> bool:
+        """Whether this is the better one. One of other rows is no measure: the newer one counts."""
+        if not math.isfinite(self.loss):
+            return False
+        return other is None or other.rows != self.rows or self.loss < other.loss
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Contents of a checkpoint."""
 
     step: int
     tokens: int
-    score: float | None
-    """Validation loss at this step (lower is better) where it was measured."""
+    score: Figure | None
+    """What was measured at this step."""
     final: bool
     """Whether the run was complete."""
     files: dict[str, tuple[int, str]]
@@ -58,7 +73,7 @@ def write_manifest(
     *,
     step: int,
     tokens: int,
-    score: float | None = None,
+    score: Figure | None = None,
     final: bool = False,
     ledger: tuple[str, str] | None = None,
 ) -> Manifest:
@@ -86,7 +101,8 @@ def read_manifest(folder: Path) -> Manifest:
         files = {name: (int(entry["size"]), str(entry["xxh3_128"])) for name, entry in data["files"].items()}
         first, last = data.get("ledger") or ("", "")
         ledger = (str(first), str(last)) if first else None
-        manifest = Manifest(int(data["step"]), int(data["tokens"]), data["score"], bool(data["final"]), files, ledger)
+        score = None if data["score"] is None else Figure(data["score"], data.get("scored_rows"))
+        manifest = Manifest(int(data["step"]), int(data["tokens"]), score, bool(data["final"]), files, ledger)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{folder}: {MANIFEST} cannot be read ({type(error).__name__})") from error
     if raw != _encode(manifest):
@@ -196,10 +212,12 @@ def _body(manifest: Manifest) -> dict[str, Any]:
         "version": VERSION,
         "step": manifest.step,
         "tokens": manifest.tokens,
-        "score": manifest.score,
+        "score": None if manifest.score is None else manifest.score.loss,
         "final": manifest.final,
         "files": files,
     }
+    if manifest.score is not None and manifest.score.rows is not None:
+        data["scored_rows"] = manifest.score.rows
     return data if manifest.ledger is None else {**data, "ledger": list(manifest.ledger)}
 
 

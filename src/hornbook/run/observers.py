@@ -5,21 +5,18 @@ same bits (a test holds them to it).
 """
 
 import contextlib
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
-import torch
-
-from hornbook.data.config import Infill, Labels
-from hornbook.data.validation import validation_batches, validation_plan
+from hornbook.data.config import Infill
+from hornbook.data.validation import HeldOut
 from hornbook.errors import StorageError
-from hornbook.evals.corpus import AnyScore, in_all
-from hornbook.evals.labels import evaluate_labels
-from hornbook.evals.loss import Score, evaluate
+from hornbook.evals.corpus import Scores, score_rows, validation_rows
+from hornbook.evals.loss import Score
 from hornbook.journal import Appender
 from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.generate import generate
@@ -30,9 +27,11 @@ from hornbook.run.console import Console, Header
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
+from hornbook.run.manifest import Figure
 from hornbook.run.precision import describe_precision
 from hornbook.run.step import Step
 from hornbook.rundir import StateRecord, Status
+from hornbook.runstatus import evaluations, fullest
 from hornbook.text.tokenizer import Tokenizer
 
 Observer = Callable[[Step], None]
@@ -120,64 +119,95 @@ class Heartbeat:
 
 
 class Evaluation:
-    """Validation loss and bits-per-byte per source, every `eval.every` steps and at the end."""
+    """Validation loss and bits-per-byte per source, every `eval.every` steps and at the end.
+
+    Each evaluation is over the same rows, `eval.tokens` of each source, so that its figures can be compared along the
+    run: `checkpoint.best` rests on them. After the last step, once it is saved, all rows are scored too.
+    """
 
     def __init__(self, job: Job, engine: Engine, show: Sequence[Console]) -> None:
         self._job, self._engine, self._show = job, engine, show
-        self._token_bytes = torch.from_numpy(job.inputs.tokenizer.token_bytes()).long()
-        self.newest: tuple[int, float] | None = None
-        """(step, validation loss) of the newest evaluation of this attempt."""
+        self._token_bytes = job.inputs.tokenizer.token_bytes()
+        self.newest: tuple[int, Figure] | None = None
+        """(step, figure) of the newest evaluation of this attempt."""
 
     def __call__(self, step: Step) -> None:
         if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
             self._evaluate(step)
 
+    @cached_property
+    def _rows(self) -> dict[str, HeldOut]:
+        recipe = self._job.recipe
+        return validation_rows(self._job.inputs.corpus, recipe, recipe.train.sequence, recipe.eval.tokens)
+
     def _evaluate(self, step: Step) -> None:
         started = time.monotonic()
-        scores = {source: self._score(source, step) for source in self._job.inputs.corpus.validation}
-        if self._gives_way(step):
+        scores = self._score(self._rows, step, last=step.final)
+        if self._gives_way(step, last=step.final):
             return
-        total = in_all(scores.values())
-        self.newest = (step.step, total.loss)
-        result = {
-            "attempt": step.attempt,
-            "step": step.step,
-            "tokens": step.tokens,
-            "seconds": round(time.monotonic() - started, 3),
-            "sources": {source: score.as_dict() for source, score in scores.items()},
-            "all": total.as_dict(),
-        }
-        self._job.write(self._job.run.evals / f"step-{step.step:08d}.json", json.dumps(result, indent=2) + "\n")
-        self._job.ledger.note("evaluation", step, all=result["all"], sources=result["sources"])
+        report = scores.report()
+        self.newest = (step.step, Figure(scores.total.loss, report["rows"]))
+        position = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens}
+        self._write(step.step, position | {"seconds": round(time.monotonic() - started, 3)} | report)
+        self._job.ledger.note("evaluation", step, **report)
+        self._tell(scores)
+
+    def score_all(self, at: Position) -> None:
+        """Score every validation token at the end of the run, unless that was done; someone who interrupts ends it."""
+        if not self._job.inputs.corpus.validation or self._has_all(at.step):
+            return
+        started = time.monotonic()
+        scores = self._score({name: part.whole for name, part in self._rows.items()}, at)
+        if self._gives_way(at):
+            self._say(f"not all validation text was scored; `hornbook eval {self._job.run.path}` does it")
+            return
+        report = scores.report()
+        position = {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
+        before = self._record(at.step) or position | report
+        whole = {"seconds": round(time.monotonic() - started, 3)} | report
+        self._write(at.step, before | {"whole": whole})
+        self._job.ledger.note("evaluation", at, whole=report)
+        self._tell(scores)
+
+    def _has_all(self, step: int) -> bool:
+        """Whether the figures of this step are over all rows; all ranks take it from the one that leads."""
+        record = self._record(step) if self._job.place.leads else None
+        done = record is not None and fullest(record)["all"].get("read") == sum(part.of for part in self._rows.values())
+        return bool(self._engine.mesh.agree([done])[0])
+
+    def _record(self, step: int) -> dict[str, Any] | None:
+        return next((each for each in evaluations(self._job.run) if each.get("step") == step), None)
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        self._job.write(self._job.run.evals / f"step-{step:08d}.json", json.dumps(record, indent=2) + "\n")
+
+    def _tell(self, scores: Scores) -> None:
+        total = scores.total
         for console in self._show:
             if isinstance(total, Score):
-                console.scored(total.bits_per_byte)
-            console.note(f"validation loss {total.loss:.4f}, {total.summary}")
+                console.scored(total.bits_per_byte, scores.coverage)
+        self._say(f"validation loss {total.loss:.4f}, {total.summary}, on {scores.coverage}")
 
-    def _gives_way(self, step: Step) -> bool:
-        """Whether someone waits for the run to stop: half an evaluation is dropped, the last one is not."""
-        self._job.pulse.enter("evaluate", step)
+    def _say(self, text: str) -> None:
+        for console in self._show:
+            console.note(text)
+
+    def _gives_way(self, at: Position, *, last: bool = False) -> bool:
+        """Whether someone waits for the run to stop: half an evaluation is dropped, the last step's is not."""
+        self._job.pulse.enter("evaluate", at)
         (interrupted,) = self._engine.mesh.agree([self._job.inbox.interrupted])
-        return bool(interrupted) and not step.final
+        return bool(interrupted) and not last
 
-    def _score(self, source: str, step: Step) -> AnyScore:
-        recipe = self._job.recipe
-        batches = validation_batches(
+    def _score(self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False) -> Scores:
+        micro_batch = self._job.recipe.train.micro_batch
+        return score_rows(
+            self._engine,
             self._job.inputs.corpus,
-            source,
-            sequence=recipe.train.sequence,
-            micro_batch=recipe.train.micro_batch,
-            max_tokens=recipe.eval.tokens,
-            document_mask=recipe.data.document_mask,
-            objective=recipe.data.objective,
-            seed=recipe.seed,
+            rows,
+            self._token_bytes,
+            micro_batch=micro_batch,
+            going=lambda: not self._gives_way(at, last=last),
         )
-        wanted = itertools.takewhile(lambda _: not self._gives_way(step), batches)
-        if isinstance(recipe.data.objective, Labels):
-            corpus, most = self._job.inputs.corpus, recipe.eval.tokens
-            plan = validation_plan(corpus, source, recipe.train.sequence, most, recipe.data.objective)
-            return evaluate_labels(self._engine, wanted, corpus, source, plan)
-        return evaluate(self._engine, wanted, self._token_bytes)
 
 
 class Samples:
@@ -275,8 +305,8 @@ class Observers:
         for console in self.consoles:
             console.shorten(step, horizon.steps_from(0), horizon.tokens)
 
-    def score(self, step: int) -> float | None:
-        """Validation loss measured at this very step, if one was."""
+    def score(self, step: int) -> Figure | None:
+        """What was measured at this very step, if something was."""
         newest = self.evaluation.newest
         return newest[1] if newest is not None and newest[0] == step else None
 

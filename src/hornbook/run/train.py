@@ -76,6 +76,7 @@ def train(job: Job) -> Exit:
                 _allow_time(job, mesh, step, horizon, state.step - first)
             job.pulse.enter("save", state)
             saves.save(state, final=True)
+            observers.evaluation.score_all(state)  # every validation token, now that the last step is safe
             job.pulse.enter("end", state)
             job.inbox.refuse_rest(state)
             job.ledger.note("finish", state)
