@@ -106,6 +106,7 @@ def test_a_classifier_and_unreadable_runs_stand_beside_the_others(runs: Path, ou
     for name in ("classes", "cut", "odd", "strange"):
         shutil.copytree(runs / "slow", tmp_path / name)
     (tmp_path / "classes" / "evals" / "step-00000012.json").write_text(json.dumps(record))
+    (tmp_path / "classes" / "evals" / "step-00000006.json").unlink()
     (tmp_path / "cut" / "evals" / "step-00000012.json").write_text("{")
     (tmp_path / "odd" / "evals" / "step-00000012.json").write_text("[]")
     (tmp_path / "strange" / "state.json").write_text(json.dumps({"status": "running", "step": "many"}))

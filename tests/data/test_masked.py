@@ -1,6 +1,8 @@
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import UsageError
+from hornbook.text.config import BPE, SourceConfig, TextConfig
+from hornbook.text.prepare import prepare
+from hornbook.text.tokenize import tokenize
 from tests.data.conftest import VOCAB, Raw, spelling, write_tokenizer
 
 SEQUENCE = 128
@@ -138,6 +143,26 @@ def test_whole_words_are_chosen_or_none_of_it(raw: Raw) -> None:
         exact += weights.sum() == wanted
     assert exact > 390
     assert all(lengths[size] > 50 for size in (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("vocab", [300, 2000])
+def test_rows_of_chinese_and_japanese_are_masked_at_the_rate(tmp_path: Path, vocab: int) -> None:
+    """Sentences without a blank: each character is a word, so no row is far from 15 %, as no row of English is."""
+    rng = np.random.default_rng(3)
+    letters = [chr(point) for point in (*range(0x4E00, 0x4E60), *range(0x3042, 0x3080))]
+    sentences = ["".join(rng.choice(letters, 30)) + "\u3002" for _ in range(3000)]
+    rows = [json.dumps({"text": "".join(sentences[first : first + 20])}) for first in range(0, 3000, 20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    tokenizer = BPE(vocab=vocab, objectives=["masked"])
+    config = TextConfig(sources={"a": SourceConfig(paths=[str(tmp_path / "a.jsonl")])}, tokenizer=tokenizer)
+    prepare(config, tmp_path / "data", workers=1)
+    tokenize(tmp_path / "data", config, workers=1)
+    data = DataConfig(objective=Masked(whole_word=True))
+    found = build_loader(data, tmp_path / "data", sequence=256, micro_batch=8, seed=1, prefetch=False)
+    read = whole(found, 64)
+    chosen, ordinary = read["weights"] > 0, read["targets"] != found.corpus.delimiter_id
+    shares = chosen.sum(1) / ordinary.sum(1)
+    assert 0.14 <= shares.min() <= shares.max() <= 0.16
 
 
 def evaluation(raw: Raw, **options: Any) -> list[Batch]:

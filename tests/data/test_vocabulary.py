@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,44 @@ def test_words_and_sentences_of_every_kind_of_tokenizer(tmp_path: Path, kind: st
     assert vocabulary.special.mask == tokenizer.token_to_id("<mask>")
     assert vocabulary.pad_id == vocabulary.end_id
     assert vocabulary.begin_id is None
+
+
+MIXED = (
+    "\u7121\u5b57 \u3068\u3001\u30ab\u30ca\u3002abc\u4e2d1"
+    " \u0e44\u0e17\u0e22 \u043c\u0438\u0440, e\u0301t \u2014 \uff0cx\u20ac \uc11c\uc6b8"
+)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_a_character_of_a_script_without_blanks_is_a_word_and_punctuation_is_no_letter(
+    tmp_path: Path, kind: str
+) -> None:
+    """Of bytes alone: three tokens to a character, which are one word and no part of the next."""
+    tokenizer = train(kind)
+    if kind != "bpe":
+        names = {
+            token: number for number, token in enumerate([*SPECIALS, *sorted({*MIXED} - {" "}), "##b", "##\u5b57"])
+        }
+        model: Any = tokenizers.models.WordLevel(names, unk_token="[UNK]")  # pyright: ignore
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")  # pyright: ignore
+        tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if kind == "wordpiece":  # the marks of such a file, whose text is cut into characters here
+        data = json.loads((tmp_path / "tokenizer.json").read_text())
+        data["model"]["continuing_subword_prefix"] = "##"
+        (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    vocabulary = Vocabulary(tmp_path, tokenizer.get_vocab_size())
+    if kind == "wordpiece":
+        inside = {token for token, number in vocabulary.spellings.items() if vocabulary.begins_inside[number]}
+        assert inside == {"##b"}  # of ideographs each is a word, marked or not
+        return
+    ids = tokenizer.encode(MIXED, add_special_tokens=False).ids
+    found = ["".join(tokenizer.decode(part).split()) for part in words(vocabulary, ids)]
+    expected = ["\u7121", "\u5b57", "\u3068", "\u3001", "\u30ab", "\u30ca", "\u3002", "abc", "\u4e2d", "1"]
+    expected += ["\u0e44", "\u0e17", "\u0e22", "\u043c\u0438\u0440", ",", "e\u0301t", "\u2014", "\uff0c", "x", "\u20ac"]
+    if kind == "bpe":
+        # a last byte does not tell of what: letters that follow it without a blank go on
+        expected[6:10] = ["\u3002abc", "\u4e2d1"]
+        expected[-3:] = ["\uff0cx", "\u20ac"]
+    assert [word for word in found if word] == [*expected, "\uc11c\uc6b8"]

@@ -50,7 +50,12 @@ def test_a_run_grows_as_it_should_and_counts_intervals_in_steps(
     assert [step["first_sample"] for step in steps] == [sum(SIZES[:k]) // 32 for k in range(len(SIZES))]
     assert [step["lr"] for step in steps[:3]] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])  # a warm-up of three steps
     assert [record["step"] for record in events(tmp_path / "run", "save")] == [3, 6, 9, 11]
-    assert [record["step"] for record in events(tmp_path / "run", "evaluation")] == [4, 8, 11]
+    assert [record["step"] for record in events(tmp_path / "run", "evaluation")] == [
+        4,
+        8,
+        11,
+        11,
+    ]  # the last, then all rows
     log = RunDir(tmp_path / "run").log.read_text(encoding="utf-8")
     assert "up to 256 tokens/step · 11 steps" in log
     assert "tokens=64 batch=64 eta" in log

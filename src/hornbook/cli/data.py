@@ -1,8 +1,9 @@
-"""`hornbook data RUN@STEP | where | remove`: data and training joined, in both directions."""
+"""`hornbook data RUN@STEP | where | affected`: data and training joined, in both directions."""
 
-import math
+import json
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
@@ -12,12 +13,12 @@ import typer
 from typer.core import TyperGroup
 
 from hornbook.cli.runs import columns, existing_run
-from hornbook.cli.shell import Json, answer
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.cli.shell import Json, answer, say
+from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from hornbook.data.loader import Loader
-    from hornbook.data.tracing import Found, Learned
+    from hornbook.run.exposure import Exposure
     from hornbook.rundir import RunDir
 
 
@@ -33,7 +34,7 @@ class _ByPlace(TyperGroup):
 
 app = typer.Typer(
     cls=_ByPlace,
-    help="`hornbook data RUN@STEP` names the documents that a step learned from; `where` and `remove` go back.",
+    help="`hornbook data RUN@STEP` names the documents a step learned from; `where` and `affected` ask in reverse.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -49,6 +50,7 @@ def documents(
     as_json: Json = False,
 ) -> None:
     """Name the documents that a step learned from."""
+    from hornbook.run.exposure import loader_of, windows_of
     from hornbook.runstatus import steps_that_count
 
     path, _, step = place.rpartition("@")
@@ -58,8 +60,8 @@ def documents(
     record = next((record for record in steps_that_count(run) if record["step"] == int(step)), None)
     if record is None:
         raise UsageError(f"{path} has no step {step} in its metrics")
-    loader = _loader(run)
-    samples = _samples(_windows(run), record)
+    loader = loader_of(run)
+    samples = _samples(windows_of(run), record)
     found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
     if (again := _token_hash(loader, samples)) != record["token_hash"]:
         raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
@@ -77,104 +79,112 @@ def where(
     name: Annotated[str, typer.Argument(metavar="ID", help="Id or origin (path:row) of a document.")],
     runs: Runs = None,
     as_json: Json = False,
-) -> None:
-    """Say which steps of which runs learned from a document."""
-    from hornbook.data.tracing import all_streams, find_documents, positions_of_documents
+) -> Exit:
+    """Say which steps of which runs learned from a document, in the run itself or before it began.
 
-    found: dict[str, Any] = {}
-    for run in _runs(runs):
-        loader = _loader(run)
-        here = find_documents(all_streams(loader.index), name)
-        if here:
-            learned = _learned(run)
-            seen = learned.step_of(positions_of_documents(loader.index, here, learned.end))
-            found[str(run.path)] = {
-                "documents": [asdict(each) for each in here],
-                "steps": sorted({step for step in seen.tolist() if step >= 0}),
-                "runs_on_to": int(learned.steps[-1]) if len(learned.steps) else 0,
-            }
-    if not found:
+    Exit code 3 if a run cannot be read, for then the answer is not complete.
+    """
+    exposures, unread = _exposures(name, runs)
+    found = {run: each for run, each in exposures.items() if each.known}
+    if not found and not unread:
         raise UsageError(f"no run in {_folder(runs)} has a document with the id or origin {name!r} in its data")
-    answer({"name": name, "runs": found}, "\n".join(_where_lines(found)), as_json=as_json)
+    value = {
+        str(run.path): {
+            "documents": [asdict(document) for document in each.documents],
+            "steps": each.steps,
+            "through": [{"run": str(origin.run.path), "steps": origin.steps} for origin in each.through],
+            "unknown": list(each.unknown),
+            "runs_on_to": each.runs_on_to,
+        }
+        for run, each in found.items()
+    }
+    lines = [line for run, each in found.items() for line in _where_lines(run, each)]
+    answer({"name": name, "runs": value, "unreadable": unread}, "\n".join(lines + _unread(unread)), as_json=as_json)
+    return Exit.INTEGRITY if unread else Exit.DONE
 
 
-def _where_lines(found: dict[str, Any]) -> list[str]:
-    lines = []
-    for run, each in found.items():
-        steps = each["steps"]
-        held = {document["split"] for document in each["documents"]} == {"validation"}
-        seen = f"steps {_ranges(steps)}" if steps else "never seen"
-        lines.append(f"{run}: {'held out for validation' if held else seen} (of {each['runs_on_to']:,} steps)")
-        lines += [f"  {d['source']}  {d['id']}  {d['origin']}  {d['split']}" for d in each["documents"]]
-    return lines
+def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
+    held = {document.split for document in each.documents} == {"validation"}
+    seen = ["held out for validation"] if held else [f"steps {_ranges(each.steps)}"] if each.steps else []
+    seen += [f"through {origin.run.path}, {_steps(origin.steps)}" for origin in each.through]
+    words = "; ".join([*(seen or ["not in its steps" if each.unknown else "never seen"]), *_began(each)])
+    lines = [f"{run.path}: {words} (of {each.runs_on_to:,} steps)"]
+    return lines + [f"  {d.source}  {d.id}  {d.origin}  {d.split}" for d in each.documents]
 
 
-@app.command()
-def remove(
+def _began(each: "Exposure") -> list[str]:
+    return [f"it began from {text}" for text in each.unknown]
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"{'step' if len(steps) == 1 else 'steps'} {_ranges(steps)}"
+
+
+def affected(
     name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or id or origin of a document.")],
     runs: Runs = None,
     as_json: Json = False,
-) -> None:
+) -> Exit:
     """Name every checkpoint that learned from a source or a document, those of later runs included.
 
-    Nothing is deleted: what is named has to be trained again without it.
+    Nothing is changed: what is named has to be trained again without it. Exit code 3 if a run cannot be read.
     """
-    firsts: dict[RunDir, int] = {}
-    known, all_runs = False, _runs(runs)
-    for run in all_runs:
-        first, here = _first_step(run, name)
-        known |= here
-        if first is not None:
-            firsts[run] = first
-    if not known:
+    exposures, unread = _exposures(name, runs)
+    if not unread and not any(each.known for each in exposures.values()):
         raise UsageError(f"no run in {_folder(runs)} has a source or a document {name!r} in its data")
-    _add_descendants(firsts, all_runs)
-    touched = {str(run.path): [str(path) for path in _checkpoints(run, first)] for run, first in firsts.items()}
-    value = {"name": name, "runs": [{"run": run, "checkpoints": paths} for run, paths in touched.items()]}
-    lines = [
-        f"{run}: {len(paths)} checkpoints\n" + "\n".join(f"  {path}" for path in paths)
-        for run, paths in touched.items()
-    ]
-    advice = f"train again without it: `--data.weights.{name} 0` for a source, or leave it out of `hornbook prepare`"
-    text = "\n".join([*lines, advice]) if touched else f"no run in {_folder(runs)} has learned from {name}"
-    answer(value, text, as_json=as_json)
+    touched = {run: (each, each.first) for run, each in exposures.items() if each.first is not None}
+    rows = [(str(run.path), [str(path) for path in _checkpoints(run, first)]) for run, (_, first) in touched.items()]
+    value = {"name": name, "runs": [{"run": run, "checkpoints": paths} for run, paths in rows], "unreadable": unread}
+    lines = [f"{run}: {len(paths)} checkpoints\n" + "\n".join(f"  {path}" for path in paths) for run, paths in rows]
+    began = [f"{run.path}: {text}" for run, each in exposures.items() if each.first is None for text in _began(each)]
+    text = (
+        "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} has learned from {name}"
+    )
+    answer(value, "\n".join([text, *began, *_unread(unread)]), as_json=as_json)
+    return Exit.INTEGRITY if unread else Exit.DONE
 
 
-def _first_step(run: "RunDir", name: str) -> tuple[int | None, bool]:
-    """(the first step that learned from a source or document, or None; whether the run's data knows it)."""
-    from hornbook.data.tracing import all_streams, find_documents, first_step, positions_of_documents
+app.command()(affected)
 
-    loader, learned = _loader(run), _learned(run)
-    if name in loader.corpus.train:
-        return first_step(loader.index, name, learned), True
-    here: list[Found] = find_documents(all_streams(loader.index), name)
-    steps = learned.step_of(positions_of_documents(loader.index, here, learned.end))
-    return next((step for step in steps.tolist() if step >= 0), None), bool(here)
+
+@app.command(hidden=True)
+def remove(name: str, runs: Runs = None, as_json: Json = False) -> Exit:
+    """The former name of `affected`."""
+    say("[yellow]note[/] `data remove` removes nothing and is called `data affected` now")
+    return affected(name, runs, as_json)
+
+
+def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
+    documents = [document for each in exposures.values() for document in each.documents]
+    if not documents:
+        return f"train again without it: `--data.weights.{name} 0`, beside weights of the other sources"
+    ids = sorted({document.id for document in documents})
+    word = shlex.quote(json.dumps(ids) if len(ids) > 1 or any(mark in ids[0] for mark in ',"[]') else ids[0])
+    return f"prepare again without it, into a new folder: `--text.exclude {word}`; then tokenize and train on that"
+
+
+def _unread(unread: Mapping[str, str]) -> list[str]:
+    return [f"{run}: not known, it cannot be read: {problem}" for run, problem in unread.items()]
+
+
+def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure], dict[str, str]]":
+    """(what each run knows of a document or source; of runs that cannot be read why)."""
+    from hornbook.run.exposure import Tracer
+
+    runs = _runs(folder)
+    tracer, found, unread = Tracer(name, runs), {}, {}
+    for run in runs:
+        try:
+            found[run] = tracer.exposure(run)
+        except (HornbookError, OSError, LookupError, TypeError, ValueError) as error:
+            unread[str(run.path)] = str(error) if isinstance(error, HornbookError | OSError) else repr(error)
+    return found, unread
 
 
 def _checkpoints(run: "RunDir", first: int) -> list[Path]:
     from hornbook.run.commit import list_checkpoints, step_of
 
     return [path for path in reversed(list_checkpoints(run.checkpoints)) if (step_of(path) or 0) >= first]
-
-
-def _add_descendants(firsts: "dict[RunDir, int]", runs: "Sequence[RunDir]") -> None:
-    """Runs that began from a checkpoint that is touched, also one that is gone since, are so from the first on."""
-    from hornbook.run.commit import step_of
-    from hornbook.run.ledger import replay
-    from hornbook.runstatus import events
-
-    origins = {run: Path(origin["checkpoint"]) for run in runs if (origin := replay(events(run)).origin) is not None}
-    grew = True
-    while grew:
-        begun = {run.checkpoints.resolve(): first for run, first in firsts.items()}
-        new = {
-            run: 0
-            for run, origin in origins.items()
-            if firsts.get(run) != 0 and (step_of(origin) or 0) >= begun.get(origin.parent, math.inf)
-        }
-        firsts.update(new)
-        grew = bool(new)
 
 
 def _folder(runs: Path | None) -> Path:
@@ -190,52 +200,11 @@ def _runs(runs: Path | None) -> "list[RunDir]":
     return found
 
 
-def _learned(run: "RunDir") -> "Learned":
-    """Which positions a run learned from, in which steps."""
-    import numpy as np
-
-    from hornbook.data.tracing import Learned, end_of
-    from hornbook.journal import current_branch, read_records
-
-    keys = ("attempt", "step", "first_sample", "num_samples")
-    windows = _windows(run)
-    records = current_branch({key: record[key] for key in keys} for record, _ in read_records(run.metrics))
-    spans = ((each["step"], each["first_sample"], each["num_samples"]) for each in records)
-    rows = [(step, first, end_of(windows, first, count)) for step, first, count in spans if count]
-    steps, firsts, ends = np.array(rows, np.int64).reshape(-1, 3).T
-    return Learned(steps, firsts, ends, windows)
-
-
 def _ranges(steps: Sequence[int]) -> str:
     """`1-3, 7`."""
     starts = [step for number, step in enumerate(steps) if not number or steps[number - 1] != step - 1]
     ends = [step for number, step in enumerate(steps) if number + 1 == len(steps) or steps[number + 1] != step + 1]
     return ", ".join(f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in zip(starts, ends, strict=True))
-
-
-def _loader(run: "RunDir") -> "Loader":
-    from hornbook.data.loader import build_loader
-    from hornbook.run.bound import recipe_in_force
-
-    recipe = recipe_in_force(run)
-    if recipe.data.path is None:
-        raise UsageError(f"{run.recipe} names no data")
-    train = recipe.train
-    return build_loader(
-        recipe.data,
-        recipe.data.path,
-        sequence=train.sequence,
-        micro_batch=train.micro_batch,
-        seed=recipe.seed,
-        prefetch=False,
-    )
-
-
-def _windows(run: "RunDir") -> Sequence[tuple[int, int]]:
-    from hornbook.run.ledger import replay
-    from hornbook.runstatus import events
-
-    return replay(events(run)).windows
 
 
 def _samples(windows: Sequence[tuple[int, int]], record: dict[str, Any]) -> list[int]:

@@ -43,6 +43,7 @@ def export(
     from hornbook.model.hf_tokenizer import begin_texts
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.run.lineage import write_lineage
 
     if to not in ("hf", "peft"):
         raise UsageError(f"--to {to}: choose hf or peft")
@@ -71,6 +72,7 @@ def export(
         if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
             begin_texts(partial)
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
+        write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     answer(report, report_text(out, report["files"], found.summary() if found else note), as_json=as_json)

@@ -12,6 +12,7 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
     from hornbook.cli.out_folder import appearing, file_sizes, report_text
     from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
+    from hornbook.run.lineage import write_lineage
 
     if not is_adapter(folder):
         raise UsageError(f"{folder} holds no adapter: --to peft is for what surgery with lora, dora or prompt trained")
@@ -25,6 +26,7 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
     spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
     with appearing(out) as partial:
         write_adapter(partial, spec, found.added or {}, folder if (folder / "tokenizer.json").exists() else None)
+        write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
     answer(report, report_text(out, report["files"], last), as_json=as_json)
@@ -37,6 +39,7 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
     from hornbook.model.surgery.build import fill
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.quantize import parse_format, quantize_model, write_quantized
+    from hornbook.run.lineage import write_lineage
 
     step = parse_format(form)
     config, vocab, stream, tokenizer = read_merged(folder)
@@ -59,5 +62,6 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
     with appearing(out) as partial:
         with_tokenizer = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_quantized(partial, model, config, vocab, step, with_tokenizer, decoder_start_of(folder))
+        write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     answer(report, report_text(out, report["files"], last), as_json=as_json)

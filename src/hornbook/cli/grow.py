@@ -41,6 +41,7 @@ def grow(
     from hornbook.model.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.run.lineage import write_lineage
 
     if order not in ("stack", "spread"):
         raise UsageError(f"--order {order}: choose stack or spread")
@@ -65,6 +66,7 @@ def grow(
     with appearing(out) as partial:
         beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
+        write_lineage(partial, "grow", folder)
         report["files"] = file_sizes(partial)
     says = "it computes what its origin does" if same else "it computes something else than its origin"
     answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)

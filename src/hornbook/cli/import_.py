@@ -31,6 +31,7 @@ def import_(
     from hornbook.model.certificate import MissingTransformers, certify
     from hornbook.model.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
+    from hornbook.run.lineage import write_lineage
 
     config, vocab, stream = read_hf(source)
     check_free(out)
@@ -54,6 +55,7 @@ def import_(
                 found = certify(partial, reference=source, source=tensors).require()
             except MissingTransformers as error:
                 note = f"imported, but {error}"
+        write_lineage(partial, "import", source)
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     report["left_out"] = left_out(source)
@@ -74,6 +76,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
     from hornbook.model.hf_tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
+    from hornbook.run.lineage import write_lineage
     from hornbook.text.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
@@ -106,5 +109,6 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
             write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        write_lineage(partial, "import", source)
         report["files"] = file_sizes(partial)
     answer(report, report_text(out, report["files"], last), as_json=as_json)

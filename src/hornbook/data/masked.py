@@ -54,16 +54,23 @@ def _find_words(begins_inside, ends_inside, tokens, positions, places, count, fi
 
 @compiled
 def _mark_words(firsts, order, found, wanted, marks, state):
-    """Mark whole words in random order, leaving out those that are too many; at least one. Returns the state."""
+    """Mark whole words in random order, leaving out those that are too many. Returns the state.
+
+    At least one: where each has more tokens than are wanted, the shortest.
+    """
     for w in range(found):
         order[w] = w
     state = shuffle(order, found, state)
-    marked = 0
+    marked, shortest = 0, order[0]
     for k in range(found):
         first, end = firsts[order[k]], firsts[order[k] + 1]
-        if marked == 0 or marked + end - first <= wanted:
+        if end - first < firsts[shortest + 1] - firsts[shortest]:
+            shortest = order[k]
+        if marked + end - first <= wanted:
             marks[first:end] = True
             marked += end - first
+    if marked == 0:
+        marks[firsts[shortest] : firsts[shortest + 1]] = True
     return state
 
 

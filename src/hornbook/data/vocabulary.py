@@ -9,12 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from hornbook.data.corpus import Corpus
+from hornbook.data.word_edges import Edges, edges_of_alphabet, edges_of_text, goes_on
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.special_tokens import find_special_tokens
 from hornbook.text.tokenizer import Tokenizer, read_settings
-
-_BLANKS = range(0x100, 0x122)
-"""How byte-level tokenizers (GPT-2) spell blanks and control characters."""
 
 
 def load_vocabulary(corpus: Corpus) -> "Vocabulary":
@@ -95,15 +93,20 @@ class Vocabulary:
 
     @cached_property
     def begins_inside(self) -> Bool[np.ndarray, " vocab"]:
-        """Ids that continue the word before them, if that ends with a letter or digit (`ends_inside`)."""
-        mark = self._continuation
-        return self._table(lambda token: token.startswith(mark) if mark else _is_letter(token[0], self._byte_level))
+        """Ids that continue the word before them, if that may go on (`ends_inside`)."""
+        return self._table(lambda token: self._edges(token).begins_inside)
 
     @cached_property
     def ends_inside(self) -> Bool[np.ndarray, " vocab"]:
-        """Ids after which a word may go on: all of them where a mark says what continues a word (WordPiece)."""
+        """Ids after which a word may go on."""
+        return self._table(lambda token: self._edges(token).ends_inside)
+
+    def _edges(self, token: str) -> Edges:
         mark = self._continuation
-        return self._table(lambda token: bool(mark) or _is_letter(token[-1], self._byte_level))
+        if not mark:
+            return edges_of_alphabet(token) if self._byte_level else edges_of_text(token)
+        inside, text = token.startswith(mark), token.removeprefix(mark) or mark
+        return Edges(inside and goes_on(text[0]), goes_on(text[-1]))  # the mark says what continues a word (WordPiece)
 
     @property
     def _continuation(self) -> str:
@@ -118,10 +121,3 @@ class Vocabulary:
         for token, number in self.spellings.items():
             table[number] = bool(token) and test(token)
         return table & ~self.is_special
-
-
-def _is_letter(letter: str, byte_level: bool) -> bool:
-    """Whether a character is part of a word; bytes above ASCII are taken for letters."""
-    if byte_level:
-        return letter.isalnum() if letter.isascii() else ord(letter) not in _BLANKS
-    return letter.isalnum()

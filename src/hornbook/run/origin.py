@@ -21,6 +21,7 @@ from hornbook.recipe import Recipe, cross_check
 from hornbook.resolve import Resolved, leaves
 from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.ledger import replay
+from hornbook.run.lineage import describe_source
 from hornbook.run.manifest import verify_folder
 from hornbook.run.state import State
 from hornbook.rundir import RunDir
@@ -43,7 +44,9 @@ class Origin:
 
     def record(self) -> dict[str, Any]:
         """As the ledger holds it."""
-        found: dict[str, Any] = {"kind": self.kind, "checkpoint": str(self.checkpoint.resolve())}
+        checkpoint = self.checkpoint.resolve()
+        found: dict[str, Any] = {"kind": self.kind, "checkpoint": str(checkpoint)}
+        found |= {"source": describe_source(checkpoint)}
         return found | ({"new_head": True} if self.new_head else {})
 
     def give(self, state: State) -> None:

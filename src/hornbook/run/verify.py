@@ -18,9 +18,11 @@ from hornbook.journal import current_branch, read_records
 from hornbook.run.bound import describe_edits, edited_settings, metrics_problem, past_of, recipe_in_force, why_foreign
 from hornbook.run.commit import list_checkpoints, step_of
 from hornbook.run.ledger import Monotone, check_ledger, remedy
+from hornbook.run.lineage import lineage_of
 from hornbook.run.manifest import unlisted, verify_folder
 from hornbook.run.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
 from hornbook.rundir import RunDir
+from hornbook.runstatus import find_runs
 
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
@@ -203,6 +205,7 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
     checkup.try_check("metrics", lambda: _check_metrics(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
+    checkup.try_check("origin", lambda: lineage_of(run, find_runs(run.path.parent)).describe() or "initial values")
     if exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup

@@ -15,7 +15,7 @@ from hornbook.text.config_modules import code_of
 from hornbook.text.config_perplexity import Perplexity
 from hornbook.text.config_quantiles import Quantiles
 from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
-from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig
+from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig, StepConfig
 from hornbook.text.config_vocabulary import Vocabulary
 
 
@@ -70,6 +70,14 @@ class ExactDedup(DecisionConfig):
     """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
+
+
+class Exclude(DecisionConfig):
+    """Decision: drop documents by name. `text.exclude` makes one, behind all others: duplicates of its own are gone."""
+
+    kind: Literal["exclude"] = "exclude"
+    documents: list[str]
+    """Ids or origins."""
 
 
 class PythonStep(EditConfig):
@@ -227,6 +235,8 @@ class TextConfig(Config):
     """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
     steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()], max_length=255)
     """Edits, then decisions, then cuts; each stretch in this order."""
+    exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
+    """Ids or origins (`path:row`) of documents to leave out, with all that fall to them as duplicates."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
     max_document_bytes: Count = Field(default=16 * 2**20, ge=1024)
@@ -241,6 +251,13 @@ class TextConfig(Config):
     """Probability of leaving out a merge when training documents are encoded (BPE-dropout; 0.1 in its paper)."""
     bpe_dropout_seed: Count = Field(default=0, ge=0, lt=2**63, exclude_if=lambda seed: not seed)
     """Other seeds leave out other merges."""
+
+    @property
+    def all_steps(self) -> list[StepConfig]:
+        """The steps, and behind the last decision the one that leaves out what `exclude` names."""
+        cuts = [step for step in self.steps if isinstance(step, CutConfig)]
+        others = [step for step in self.steps if not isinstance(step, CutConfig)]
+        return [*others, *([Exclude(documents=self.exclude)] if self.exclude else []), *cuts]
 
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:

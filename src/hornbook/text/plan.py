@@ -36,7 +36,7 @@ def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> 
     """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
     total = sum(file.size for files in inputs.values() for file in files)
     size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
-    steps, read = tuple(config.steps), digest_of(read_by_steps(config.steps))
+    steps, read = tuple(config.all_steps), digest_of(read_by_steps(config.steps))
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)

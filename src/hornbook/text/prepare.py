@@ -136,7 +136,7 @@ class _Job:
     ) -> None:
         self.config, self.out, self._progress = config, out, progress
         self._on: Where = on
-        self._steps = build(config.steps)  # what is wrong with one is said before anything is written or deleted
+        self._steps = build(config.all_steps)  # what is wrong with one is said before anything is written or deleted
         self.tasks = plan(config, inputs, out / WORK)
         self.total = sum(task.size for task in self.tasks)
         self._workers = workers_for(workers, self.tasks, self.total)

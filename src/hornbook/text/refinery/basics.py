@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -58,6 +59,35 @@ class DropEmpty(Decision):
     def decide(self, columns: Columns) -> np.ndarray:
         """1 where nothing is to be seen."""
         return (~columns["text.visible"]).astype(np.uint8)
+
+
+class _Named:
+    """Whether a document is one of those that are named."""
+
+    name = "exclude"
+    columns = {"named": "bool"}  # noqa: RUF012 - read only
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """By id or origin."""
+        return {"named": np.array([not self._names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
+
+
+class ExcludeStep(Decision):
+    """Documents that someone wants left out."""
+
+    reasons = ("excluded",)
+    needs = ("exclude.named",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.measurers = (_Named(config.documents),)
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """1 where it is named."""
+        return columns["exclude.named"].astype(np.uint8)
 
 
 class ExactDedup(GlobalDecision):

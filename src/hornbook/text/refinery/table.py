@@ -18,6 +18,7 @@ STEPS = {
     "word_edits": ".augment:WordEdits",
     "drop_empty": ".basics:DropEmpty",
     "exact_dedup": ".basics:ExactDedup",
+    "exclude": ".basics:ExcludeStep",
     "classifier": ".classifier:ClassifierStep",
     "perplexity": ".perplexity:PerplexityStep",
     "quantiles": ".quantiles:QuantilesStep",

@@ -1,0 +1,144 @@
+"""What weights were made from: the one answer for `data where`, `data affected`, `verify`, forks, `--from` and imports.
+
+A run learned from the steps it did itself and from those that its origin had done: a run up to a step, whose own origin
+counts in turn. The ledger names the origin. Folders made of other models (export, import, grow) name theirs in
+`lineage.json`, by the name and the first ledger record of a run and never by a path, for such folders are given away.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hornbook.durable import storage_error
+from hornbook.errors import IntegrityError
+from hornbook.journal import read_records
+from hornbook.model.safetensors_folder import read_json, write_json
+from hornbook.run.commit import step_of
+from hornbook.run.ledger import replay
+from hornbook.rundir import RunDir
+
+FILE = "lineage.json"
+MOST_STEPS = 100
+"""Of the way back that a folder may claim."""
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A run whose steps, up to one of them, stand behind some weights."""
+
+    run: RunDir
+    step: int
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Everything that some weights were made from before they were trained further."""
+
+    ancestors: tuple[Ancestor, ...] = ()
+    """The nearest first."""
+    unknown: tuple[str, ...] = ()
+    """What is not known, in words; empty where the ancestors are all there is."""
+
+    def describe(self) -> str:
+        """One line."""
+        words = [f"{each.run.path}, step {each.step:,}" for each in self.ancestors]
+        return "; ".join([*words, *self.unknown])
+
+
+def describe_source(folder: Path) -> dict[str, Any]:
+    """What a record says of a checkpoint or model folder: a run and a step, or what the folder says of itself.
+
+    What came before is in it, so that the record stays true when runs in between are deleted.
+    """
+    run = _run_of(folder)
+    if run is not None:
+        source: dict[str, Any] = {"run": _identity(run), "name": run.name, "step": step_of(folder) or 0}
+        before = _origin(run)
+        return source | ({"from": before} if before is not None else {})
+    said = _checked(read_json(folder / FILE)) if (folder / FILE).is_file() else None
+    return {"folder": folder.name} if said is None else said
+
+
+def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
+    """Of what a folder says of itself no more than a record has; None where it is none."""
+    if not isinstance(source, dict) or depth > MOST_STEPS:
+        return None
+    names: dict[str, type] = {"run": str, "name": str, "step": int, "made_by": str, "folder": str}
+    found = {key: source[key] for key, kind in names.items() if isinstance(source.get(key), kind)}
+    if not ({"run", "name", "step"} <= found.keys() or {"made_by", "folder"} & found.keys()):
+        return None
+    before = _checked(source.get("from"), depth + 1)
+    return found | ({"from": before} if before is not None else {})
+
+
+def write_lineage(out: Path, verb: str, source: Path) -> None:
+    """Say in a model folder that `verb` made it of `source`. Raises StorageError."""
+    try:
+        write_json(out / FILE, {"made_by": verb, "from": describe_source(source)})
+    except OSError as error:
+        raise storage_error(error, out / FILE) from error
+
+
+def lineage_of(run: RunDir, known: Sequence[RunDir] = ()) -> Lineage:
+    """What a run began from. A run that was moved is looked for among `known`.
+
+    Raises IntegrityError where a ledger on the way is damaged.
+    """
+    before = _origin(run)
+    if before is None:
+        return Lineage()
+    record = replay(record for record, _ in read_records(run.events)).origin or {}
+    hints = [hint for hint in [_run_of(Path(record.get("checkpoint", "")))] if hint is not None]
+    found = list(_walk(before, [*known, *hints], {_identity(run)}))
+    ancestors = tuple(each for each in found if isinstance(each, Ancestor))
+    return Lineage(ancestors, tuple(each for each in found if isinstance(each, str)))
+
+
+def _walk(source: Mapping[str, Any], known: Sequence[RunDir], seen: set[str]) -> Iterator[Ancestor | str]:
+    if "run" in source:
+        identity, step = str(source["run"]), int(source["step"])
+        if identity in seen:
+            return
+        run = next((each for each in known if _identity(each) == identity), None)
+        if run is None:
+            yield f"the run {source['name']} up to step {step:,}, which is not here"
+        else:
+            yield Ancestor(run, step)
+            known = [*known, *_near(run)]
+        seen.add(identity)
+    elif "made_by" not in source:
+        yield f"{source.get('folder', 'a model')}, of whose training nothing is recorded"
+    before = source.get("from")
+    if isinstance(before, Mapping):
+        yield from _walk(before, known, seen)
+
+
+def _near(run: RunDir) -> list[RunDir]:
+    """The run that another began from, where its ledger says."""
+    record = replay(record for record, _ in read_records(run.events)).origin or {}
+    origin = _run_of(Path(record.get("checkpoint", "")))
+    return [origin] if origin is not None else []
+
+
+def _origin(run: RunDir) -> dict[str, Any] | None:
+    """The source of a run's origin; None where it began with initial values."""
+    record = replay(record for record, _ in read_records(run.events)).origin
+    if record is None:
+        return None
+    return record["source"] if "source" in record else describe_source(Path(record["checkpoint"]))
+
+
+def _run_of(folder: Path) -> RunDir | None:
+    """The run that a checkpoint belongs to, also where the checkpoint itself is gone."""
+    run = RunDir(folder.parent.parent)
+    return run if folder.parent == run.checkpoints and run.events.is_file() else None
+
+
+def _identity(run: RunDir) -> str:
+    """The hash of a run's first record: it tells runs apart wherever they lie."""
+    with suppress(IntegrityError, OSError):
+        for record, _ in read_records(run.events):
+            return str(record.get("sha", ""))
+    return ""
