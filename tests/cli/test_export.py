@@ -19,6 +19,7 @@ from hornbook.model import certificate
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
 FILES = {
+    "lineage.json",
     "certificate.json",
     "config.json",
     "generation_config.json",

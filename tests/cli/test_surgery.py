@@ -1,6 +1,7 @@
 """Adapting a model from the command line: train --surgery, generate, export of adapters and codes, new tokens."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,36 @@ def test_a_token_that_is_there_is_refused(tmp_path: Path, checkpoint: Path, caps
     out = ["--out", str(tmp_path / "out")]
     assert main(["import", str(checkpoint), "--add-tokens", str(tmp_path / "new.txt"), *out]) == Exit.USAGE
     assert "new token 2, 'word', is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["int4", "nf4"])
+def test_rows_that_groups_do_not_divide_have_a_way_out(
+    tmp_path: Path, tiny_settings: tuple[str, ...], form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Followed to the letter."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    words = [*tiny_settings, "model.width=24", "model.mlp.hidden=40", "train.tokens=128"]
+    assert main(["train", "--out", str(run), *words]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["export", str(run), "--quantize", form, "--out", str(out)]) == Exit.USAGE
+    found = re.search(r"take --quantize (\S+)", capsys.readouterr().err)
+    assert found is not None
+    assert found[1] == f"{form}-group8"
+    assert main(["export", str(run), "--quantize", found[1], "--out", str(out)]) == Exit.DONE
+    (tmp_path / "text.txt").write_text("a model learns")
+    assert main(["eval", str(out), "--data", str(tmp_path / "text.txt"), "--json"]) == Exit.DONE
+
+
+def test_layers_that_transformers_has_in_one_matrix_are_not_exported_to_peft(
+    tmp_path: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A LoRA of rank 4 on each of three would be one of rank 12, which trains on as another model."""
+    gpt2 = ["model.position.kind=learned", "model.norm.kind=layer", "model.mlp.kind=mlp", "model.mlp.bias=true"]
+    gpt2 += ["model.mlp.activation=gelu_tanh", "model.attention.bias=true", "model.attention.out_bias=true"]
+    run = tmp_path / "run"
+    surgery = 'surgery=[{kind="lora", rank=4}]'
+    assert main(["train", "--out", str(run), *tiny_settings, *gpt2, surgery, "train.tokens=128"]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "out")]) == Exit.USAGE
+    assert "of rank 12 there, computes the same and trains on as another model" in capsys.readouterr().err
+    assert main(["export", str(run), "--out", str(tmp_path / "out"), "--no-certificate"]) == Exit.DONE

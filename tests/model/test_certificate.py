@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hornbook.errors import Exit, IntegrityError
+from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.extras import install_command
 from hornbook.model import certificate
 from hornbook.model.certificate import MissingTransformers, certify
@@ -16,6 +16,8 @@ from hornbook.model.config import FullAttention, LMHead, ModelConfig
 from hornbook.model.config_mlp import GLU, MLP
 from hornbook.model.config_position import Rope
 from hornbook.model.hf import left_out, read_hf, write_hf
+from hornbook.model.hf_config import identify
+from hornbook.model.load import load_model
 from tests.model.likenesses import gpt2_like
 from tests.model.parity import make_pair
 
@@ -91,8 +93,58 @@ def test_a_change_of_any_one_tensor_is_found(config, tmp_path, random_model):
         assert "logits differ by" in found.problems[0]
 
 
-def test_a_failed_certificate_is_an_integrity_error_with_every_problem(tmp_path, random_model):
+@pytest.mark.parametrize(
+    ("differs", "rounds", "passes", "asked"),
+    [
+        (0.9e-5, 0.0, True, 0),
+        (1.2e-5, 0.8e-5, True, 1),
+        (1.2e-5, 0.5e-5, False, 1),
+        (0.9e-4, 1.0, True, 1),
+        (1.1e-4, 1.0, False, 0),
+        (1e-3, 1.0, False, 0),
+        (float("nan"), 1.0, False, 0),
+    ],
+)
+def test_the_bound_follows_the_rounding_of_float32_and_never_lets_a_thousandth_pass(
+    tmp_path, random_model, monkeypatch, differs, rounds, passes, asked
+):
+    """A sound BLOOM of 12 heads and 2,048 positions differs by 1.2e-5, and is off from its own float64 by 0.8e-5."""
+    config, calls = CONFIGS["llama"], []
+    write_hf(tmp_path, random_model(config, VOCAB), config, VOCAB, None)
+    logits = certificate._Logits(differs, 1.0, 10, 10)
+    monkeypatch.setattr(certificate, "_compare_logits", lambda *_: logits)
+    monkeypatch.setattr(certificate, "_rounding", lambda *_: (calls.append(1), rounds)[1])
+    found = certify(tmp_path)
+    assert (found.ok, len(calls)) == (passes, asked)
+    assert found.tolerance == (2 * rounds if asked and passes else 1e-5)
+
+
+def test_the_rounding_of_their_float32_is_measured(config, tmp_path, random_model):
+    write_hf(tmp_path, random_model(config, VOCAB, 1), config, VOCAB, None)
+    ours, architecture = load_model(tmp_path), identify(json.loads((tmp_path / "config.json").read_text()))
+    assert architecture is not None
+    with certificate._quiet_transformers() as transformers:
+        theirs = certificate._load_theirs(transformers, tmp_path, ours.config, [])
+        before = {name: tensor.clone() for name, tensor in theirs.named_parameters()}
+        assert 1e-9 < certificate._rounding(theirs, ours, architecture, 0) < 1e-5
+        assert all(torch.equal(tensor, before[name]) for name, tensor in theirs.named_parameters())
+
+
+def test_what_transformers_itself_cannot_run_is_said(tmp_path, random_model, monkeypatch):
     config = CONFIGS["llama"]
+    write_hf(tmp_path, random_model(config, VOCAB), config, VOCAB, None)
+
+    def broken(*_: object) -> None:
+        raise KeyError("sliding_attention")
+
+    monkeypatch.setattr(certificate, "_run_theirs", broken)
+    with pytest.raises(UsageError, match=r"transformers cannot run LlamaForCausalLM as config\.json has it"):
+        certify(tmp_path)
+
+
+def test_a_failed_certificate_is_an_integrity_error_with_every_problem(tmp_path, random_model, monkeypatch):
+    config = CONFIGS["llama"]
+    monkeypatch.setattr(certificate, "_rounding", lambda *_: 0.0)
     model = random_model(config, VOCAB)
     write_hf(tmp_path, model, config, VOCAB, None)
     source = dict(model.named_parameters())
@@ -190,3 +242,47 @@ def test_tensors_of_other_heads_are_left_out_by_both(tmp_path):
     save_file(tensors | more, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert certify(tmp_path).ok
     assert left_out(tmp_path) == sorted(more)
+
+
+def test_yarn_with_an_attention_factor_is_theirs(tmp_path):
+    """It was accepted and ignored where it was 1.0, and the logits were off by a quarter."""
+    import transformers
+
+    scaling = {"rope_type": "yarn", "factor": 6.0, "original_max_position_embeddings": 12, "rope_theta": 100.0}
+    for factor in (1.0, 1.7):
+        torch.manual_seed(1)
+        config = transformers.LlamaConfig(
+            hidden_size=48,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            head_dim=24,
+            vocab_size=VOCAB,
+            max_position_embeddings=72,
+            initializer_range=0.2,
+            rope_parameters=scaling | {"attention_factor": factor},
+        )
+        folder = tmp_path / str(factor)
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+        assert certify(folder).ok
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "bart"])
+def test_untied_embeddings_are_refused_in_right_words(architecture, tmp_path):
+    pair = make_pair(architecture, 0, tmp_path)
+    del pair
+    keys = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    keys.pop("hornbook", None)
+    names = {"bert": "cls.predictions.decoder.bias", "roberta": "lm_head.decoder.bias"}
+    vocab = next(
+        tensor for name, tensor in tensors.items() if name.endswith(("word_embeddings.weight", "shared.weight"))
+    )
+    heads = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight", "bart": "lm_head.weight"}
+    tensors[heads[architecture]] = torch.ones_like(vocab)
+    extra = names.get(architecture, "model.encoder.embed_tokens.weight")
+    tensors[extra] = torch.ones(len(vocab)) if architecture in names else torch.ones_like(vocab)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(keys | {"tie_word_embeddings": False}))
+    with pytest.raises(UsageError, match=r"tie_word_embeddings is false\): only models that share them are supported"):
+        read_hf(tmp_path)

@@ -286,3 +286,38 @@ def test_the_reason_for_our_own_names_is_given():
 def test_the_nearest_says_labels_of_the_same_kind(kind, head, text):
     base = bert_like(length=24, layers=1, width=16, heads=2) if kind == "encoder" else ModelConfig()
     assert f"nearest is {text}" in why_native(base.model_copy(update={"head": head}))
+
+
+LAYERS = ["full_attention", "sliding_attention"]
+SIZES = {key: value for key, value in LLAMA_KEYS.items() if key != "architectures"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (LLAMA_KEYS | {"rope_parameters": YARN | {"new_factor": 1.0}}, "{'new_factor': 1.0} are not understood"),
+        (LLAMA_KEYS | {"rope_parameters": YARN | {"truncate": False}}, "{'truncate': False} are not understood"),
+        (LLAMA_KEYS | {"rope_parameters": {"rope_type": "linear", "attention_factor": 1.0}}, "attention_factor"),
+        (SIZES | {"architectures": ["Qwen2ForCausalLM"], "layer_types": LAYERS}, "use_sliding_window is false"),
+        (SIZES | {"architectures": ["Gemma2ForCausalLM"], "layer_types": LAYERS, "sliding_window": None}, "is null"),
+        (SIZES | {"architectures": ["ModernBertForMaskedLM"], "local_attention": 1}, "at least 2 tokens"),
+        (SIZES | {"architectures": ["RobertaForMaskedLM"], "pad_token_id": None}, "pad_token_id is null"),
+        (SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "n_shared_experts": 0}, "there is at least one"),
+    ],
+)
+def test_what_the_reader_does_not_understand_is_refused_without_a_certificate_too(keys, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        from_json(keys)
+
+
+def test_fields_without_effect_are_read():
+    for scaling in ({"rope_type": "default", "factor": 1.0}, YARN | {"truncate": True, "attention_factor": None}):
+        assert isinstance(from_json(LLAMA_KEYS | {"rope_parameters": scaling})[0].position, Rope)
+
+
+def test_the_bias_of_bart_is_a_constant_and_others_are_learned(random_model):
+    bart = ModelConfig(kind="encoder_decoder", encoder_layers=1, layers=1, width=16, heads=2, head=LMHead(bias=True))
+    assert not random_model(bart, 64).head.bias.requires_grad
+    gptj = ModelConfig(layers=1, width=16, heads=2, head=LMHead(bias=True))
+    assert random_model(gptj, 64).head.bias.requires_grad

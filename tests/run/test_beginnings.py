@@ -12,6 +12,7 @@ import pytest
 from hornbook.errors import Exit, IntegrityError, StorageError
 from hornbook.resolve import resolve
 from hornbook.run.console import Console, Header
+from hornbook.run.manifest import Figure
 from hornbook.run.origin import fork_origin
 from hornbook.run.requests import Request, write_request
 from hornbook.rundir import RunDir
@@ -113,7 +114,7 @@ def test_a_console_without_a_reader_falls_silent(live: bool) -> None:
 def test_a_score_that_is_no_number_never_becomes_best(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hornbook.run.observers.Observers.score", lambda *_: float("nan"))
+    monkeypatch.setattr("hornbook.run.observers.Observers.score", lambda *_: Figure(float("nan"), "rows"))
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
     assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"

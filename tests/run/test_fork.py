@@ -69,6 +69,7 @@ def test_a_fork_names_its_parent_and_needs_it_no_more(
     assert events(child.path, "start")[0]["origin"] == {
         "kind": "fork",
         "checkpoint": str(parent.checkpoints / "step-00000004"),
+        "source": {"run": events(parent.path, "start")[0]["sha"], "name": "parent", "step": 4},
     }
     assert events(child.path, "save")[0]["step"] == 4
     shutil.rmtree(parent.path)

@@ -10,20 +10,26 @@ from hornbook.errors import UsageError
 def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
     from hornbook.cli.out_folder import appearing, file_sizes, report_text
-    from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.adapter_files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
     from hornbook.run.lineage import write_lineage
 
     if not is_adapter(folder):
         raise UsageError(f"{folder} holds no adapter: --to peft is for what surgery with lora, dora or prompt trained")
     found = read_operated(folder)
+    digest = read_meta(folder).base_digest or ""
+    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
+    if fused := adapter_config(spec).get("rank_pattern"):
+        raise UsageError(
+            f"{folder}: transformers has several of the adapted layers in one matrix ({', '.join(fused)}). A LoRA "
+            f"of rank {max(fused.values())} there computes the same and trains on as another model: leave out "
+            "--to peft, which merges the adapter"
+        )
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "base": str(found.base_folder)}
     if dry_run:
         text = f"would write the adapter of {folder} to {out}; nothing written"
         answer(report | {"dry_run": True}, text, as_json=as_json)
         return
-    digest = read_meta(folder).base_digest or ""
-    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
     with appearing(out) as partial:
         write_adapter(partial, spec, found.added or {}, folder if (folder / "tokenizer.json").exists() else None)
         write_lineage(partial, "export", folder)

@@ -144,7 +144,10 @@ def _head(cfg: config.ModelConfig, vocab: int, embedding: Embedding) -> Head:
     before = Scaled(part.scale) if part.scale != 1 else None
     if cfg.embedding.width:
         before = Linear(cfg.width, width, bias=False)
-    return Head(vocab, width, tied_to, before, part.bias, part.softcap)
+    head = Head(vocab, width, tied_to, before, part.bias, part.softcap)
+    if head.bias is not None and cfg.kind == "encoder_decoder":  # BART's final_logits_bias, a constant in transformers
+        head.bias.requires_grad_(False)
+    return head
 
 
 def _label_head(cfg: config.ModelConfig, part: config_head.LabelHeadConfig) -> LabelHead:

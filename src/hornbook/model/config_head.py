@@ -23,7 +23,7 @@ class LMHead(Config):
     tied: bool = True
     """Share the matrix with the token embedding."""
     bias: bool = False
-    """A learned shift of each token's logit (BART)."""
+    """A shift of each token's logit: learned; of encoder-decoders fixed (BART's `final_logits_bias`)."""
     scale: Number = 1.0
     """Factor of the hidden states before it (T5 v1.0: 1 / sqrt(width))."""
     softcap: Number | None = Field(default=None, gt=0)

@@ -57,6 +57,8 @@ class YaRN(Config):
     """DeepSeek's weight of the attention factor; None takes 0.1 ln(factor) + 1."""
     mscale_all_dim: Number | None = None
     """DeepSeek's second weight, which its attention scale takes up as well."""
+    attention_factor: Number | None = Field(default=None, gt=0)
+    """By how much cosines and sines grow; None: as the weights above say."""
 
 
 class Llama3Scaling(Config):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.durable import storage_error
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
 from hornbook.model.config_mlp import Experts
 from hornbook.model.hf_config import choose_architecture, from_json, identify, to_json
@@ -175,7 +175,7 @@ def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor,
     _check_theirs(folder, matched, layout)
     where = places(layout)
     originals = {theirs: where[ours][0][0] for theirs, ours in _copies(architecture).items() if ours in where}
-    _check_copies(folder, reader, matched, copies, originals)
+    _check_copies(folder, reader, matched, copies, originals, getattr(config.head, "tied", None))
     return config, vocab, _views(reader, matched, layout)
 
 
@@ -272,11 +272,18 @@ def _check_theirs(folder: Path, entries: Stored, layout: Layout) -> None:
         raise IntegrityError(f"{folder}: the tensors do not match config.json:\n  " + "\n  ".join(shown))
 
 
-def _check_copies(folder: Path, reader: Reader, entries: Stored, copies: Stored, originals: Mapping[str, str]) -> None:
-    """A tensor stored although it is tied may only repeat the other."""
+def _check_copies(
+    folder: Path, reader: Reader, entries: Stored, copies: Stored, originals: Mapping[str, str], tied: bool | None
+) -> None:
+    """A tensor stored although it is tied may only repeat the other. `tied`: what config.json says of the head."""
     for theirs, stored in copies.items():
         original = originals[theirs]
         if not torch.equal(reader.read(*stored), reader.read(*entries[original])):
+            if tied is False:
+                raise UsageError(
+                    f"{folder}: {theirs} differs from {original} (tie_word_embeddings is false): "
+                    "only models that share them are supported"
+                )
             raise IntegrityError(f"{folder}: config.json ties {theirs} to {original}, but it differs from that")
 
 

@@ -26,6 +26,8 @@ def attention_factor(scaling: config_position.RopeScaling) -> float:
     """By how much rotated queries and keys grow, each: YaRN sharpens the scores that way."""
     if not isinstance(scaling, config_position.YaRN):
         return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
         return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all_dim)
     return yarn_mscale(scaling.factor)

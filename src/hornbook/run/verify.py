@@ -6,6 +6,7 @@ the clock, the weights and the moments. Equal means equal bits, not close number
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,9 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
     checkup.try_check("metrics", lambda: _check_metrics(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
-    checkup.try_check("origin", lambda: lineage_of(run, find_runs(run.path.parent)).describe() or "initial values")
+    with suppress(HornbookError):  # of a damaged ledger more was said above
+        if text := lineage_of(run, find_runs(run.path.parent)).describe():
+            checkup.findings.append(Finding("origin", True, text))
     if exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup

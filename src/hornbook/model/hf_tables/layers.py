@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import FullAttention, ModelConfig
 from hornbook.model.config_mlp import Experts
 from hornbook.model.config_position import Rope
@@ -67,6 +67,9 @@ def windows(listed: Listed, size: int, *, switch: bool) -> Codec:
     def read(keys: Json, tree: Json) -> None:
         window = keys.get("sliding_window", size)
         on = window is not None and (not switch or bool(keys.get("use_sliding_window")))
+        if not on and SLIDING in (keys.get("layer_types") or ()):
+            off = "use_sliding_window is false" if switch and window is not None else "sliding_window is null"
+            raise UsageError(f"config.json: layer_types name {SLIDING}, and {off}: transformers cannot run it either")
         types = _types(keys, _depth(tree), listed) if on else [FULL]
         attention = tree.setdefault("attention", {})
         if set(types) == {SLIDING}:
@@ -162,7 +165,10 @@ def _read_alternation(keys: Json, tree: Json) -> None:
         rotation = dict((keys.get("rope_parameters") or {}).get(kind) or keys.get("rope_scaling") or {})
         old, default = _THETA[kind]
         theta = rotation.pop("rope_theta", None) or keys.get(old, default)
-        window = None if kind == FULL else 2 * (keys.get("local_attention", 128) // 2)
+        size = keys.get("local_attention", 128)
+        if size < 2:
+            raise UsageError(f"config.json: local_attention {size!r} is not supported: a window has at least 2 tokens")
+        window = None if kind == FULL else 2 * (size // 2)
         position = {"kind": "rope", "theta": theta, "length": length, "scaling": read_scaling(rotation, length)}
         parts[kind] = {"attention": {**attention, "window": window}, "position": position}
     base = parts[FULL]

@@ -22,9 +22,12 @@ _FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
         "beta_slow": ("beta_slow", 1.0),
         "mscale": ("mscale", None),
         "mscale_all_dim": ("mscale_all_dim", None),
+        "attention_factor": ("attention_factor", None),
     },
 }
 """Their kind of scaling, which is also ours -> their field -> (ours, its default)."""
+_WITHOUT_EFFECT: dict[str, dict[str, Any]] = {"default": {"factor": 1.0}, "yarn": {"truncate": True}}
+"""Their kind -> fields that change nothing at that value."""
 _THEIRS = (
     "rope_theta",
     "rope_parameters",
@@ -73,7 +76,12 @@ def read_scaling(parameters: Json, length: int | None) -> Json:
         known = ", ".join(["default", *_FIELDS])
         raise UsageError(f"config.json: rope_parameters with rope_type {kind!r} are not supported; known are {known}")
     fields = _FIELDS.get(kind, {})
-    strange = {key: value for key, value in parameters.items() if key not in fields and value not in (None, 1.0)}
+    idle = _WITHOUT_EFFECT.get(kind, {})
+    strange = {
+        key: value
+        for key, value in parameters.items()
+        if key not in fields and value is not None and (key not in idle or value != idle[key])
+    }
     if strange:
         raise UsageError(f"config.json: rope_parameters {strange} are not understood for rope_type {kind!r}")
     if kind == "default":

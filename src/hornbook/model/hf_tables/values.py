@@ -69,6 +69,10 @@ QUERY_SCALAR = Codec(("query_pre_attn_scalar",), _read_scalar, _write_scalar)
 def _read_shifted(keys: Json, tree: Json) -> None:
     offset = keys.get("pad_token_id", 1)
     rows = keys.get("max_position_embeddings", 512)
+    if offset is None:
+        raise UsageError(
+            "config.json: pad_token_id is null, and positions count from behind it: say which id it is, such as 1"
+        )
     if type(offset) is not int or type(rows) is not int or not 0 <= offset < rows - 1:
         raise IntegrityError(f"config.json: pad_token_id {offset!r} leaves no room in {rows!r} positions")
     tree.setdefault("position", {}).update(offset=offset + 1, length=rows - offset - 1)
@@ -104,7 +108,9 @@ def _read_shared(keys: Json, tree: Json) -> None:
     count, hidden = keys.get("n_shared_experts", 1), tree["mlp"]["hidden"]
     if type(count) is not int or type(hidden) is not int:
         raise IntegrityError(f"config.json: n_shared_experts {count!r} of width {hidden!r} are no numbers")
-    tree["mlp"]["shared_hidden"] = count * hidden or None
+    if count < 1:
+        raise UsageError(f"config.json: n_shared_experts {count!r} is not supported: there is at least one")
+    tree["mlp"]["shared_hidden"] = count * hidden
 
 
 def _write_shared(config: ModelConfig) -> Json:

@@ -5,8 +5,9 @@ stand for, so a model takes less memory and computes no faster. A folder has con
 quantized.safetensors with codes and all that is not quantized, under our names.
 """
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +24,16 @@ from hornbook.model.hf_tokenizer import copy_tokenizer
 from hornbook.model.safetensors_folder import Reader, named, read_header, read_json, write_json
 from hornbook.model.surgery.config import Grid, Integers, Nf4
 from hornbook.model.surgery.fake_quant import drop_weight, put_code
-from hornbook.model.surgery.integers import IntegerCode, check_group, quantize
+from hornbook.model.surgery.integers import IntegerCode, quantize
 from hornbook.model.surgery.names import matching_linears
 from hornbook.model.surgery.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
 
 QUANTIZED = "quantized.safetensors"
 _FORMAT = re.compile(r"int([2-8])(?:-(tensor|channel|group([1-9]\d*)))?")
+_NF4 = re.compile(r"nf4(?:-group([1-9]\d*))?")
+LEAST_GROUP, MOST_GROUP = 8, 256
+"""Of the sizes that are proposed."""
 _STEP = TypeAdapter(Integers | Nf4)
 
 
@@ -46,12 +50,12 @@ class Figures:
 
 
 def parse_format(text: str) -> Integers | Nf4:
-    """`int8` (a scale for each output), `int4` (for each 32 of a row), `int8-tensor`, `int4-group64`, `nf4`.
+    """`int8` (a scale for each output), `int4` (for each 32 of a row), `int8-tensor`, `int4-group64`, `nf4-group32`.
 
     Raises UsageError that lists the forms.
     """
-    if text == "nf4":
-        return Nf4()
+    if nf4 := _NF4.fullmatch(text):
+        return _nf4(text, nf4[1])
     match = _FORMAT.fullmatch(text)
     if match is None:
         raise UsageError(f"--quantize {text}: write int8, int4, nf4, or bits and shares as int8-tensor, int4-group64")
@@ -65,16 +69,39 @@ def parse_format(text: str) -> Integers | Nf4:
     )
 
 
+def _nf4(text: str, block: str | None) -> Nf4:
+    try:
+        return Nf4() if block is None else Nf4(block=int(block))
+    except ValidationError as error:
+        raise UsageError(f"--quantize {text}: {error.errors()[0]['msg']}") from error
+
+
+def _check_rows(rows: Mapping[str, int], step: Integers | Nf4) -> None:
+    """UsageError unless groups fill the rows of all layers (name -> values in a row); it names a form that does."""
+    group = step.block if isinstance(step, Nf4) else step.group if step.per == "group" else 1
+    odd = next((name for name, size in rows.items() if size % group), None)
+    if odd is None:
+        return
+    form, common = "nf4" if isinstance(step, Nf4) else f"int{step.bits}", math.gcd(*rows.values())
+    fitting = [size for size in range(MOST_GROUP, LEAST_GROUP - 1, -2) if common % size == 0]
+    smaller = [size for size in fitting if size <= group]
+    remedy = f"{form}-group{(smaller or fitting[::-1])[0]}" if fitting else "int4-channel or int8"
+    raise UsageError(
+        f"--quantize {form}: {odd} has rows of {rows[odd]} values, which groups of {group} do not divide: "
+        f"take --quantize {remedy}"
+    )
+
+
 @torch.no_grad()
 def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
     """Let codes stand for the weights of the layers the step names, in place. UsageError for shares that do not fit."""
     layers = matching_linears(model, step.targets, "--quantize targets")
+    _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
     before = after = 0
     apart = size = 0.0
     for name, layer in layers.items():
         weight = layer.weight.detach()
         if isinstance(step, Nf4):
-            check_group(weight.shape[1], step.block, name, "--quantize nf4")
             code = Nf4Code((weight.shape[0], weight.shape[1]), step.block)
             code.take(weight)
             drop_weight(layer)
