@@ -93,14 +93,7 @@ def find_runs(folder: Path) -> list[RunDir]:
     if RunDir(folder).exists():
         return [RunDir(folder)]
     inside = [path for path in list_folder(folder) if is_folder(path)] if is_folder(folder) else []
-    return [run for path in inside if _is_run(run := RunDir(path))]
-
-
-def _is_run(run: RunDir) -> bool:
-    try:
-        return run.exists()
-    except OSError:  # it may be one, and whoever reads it says why it cannot be
-        return True
+    return [run for path in inside if (run := RunDir(path)).exists()]
 
 
 def steps_that_count(run: RunDir) -> list[dict[str, Any]]:

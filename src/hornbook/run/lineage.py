@@ -13,6 +13,7 @@ from typing import Any
 
 from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
+from hornbook.filesystem import is_file
 from hornbook.journal import read_records
 from hornbook.model.safetensors_folder import read_json, write_json
 from hornbook.run.commit import step_of
@@ -57,7 +58,7 @@ def describe_source(folder: Path) -> dict[str, Any]:
         source: dict[str, Any] = {"run": _identity(run), "name": run.name, "step": step_of(folder) or 0}
         before = _origin(run)
         return source | ({"from": before} if before is not None else {})
-    said = _checked(read_json(folder / FILE)) if (folder / FILE).is_file() else None
+    said = _checked(read_json(folder / FILE)) if is_file(folder / FILE) else None
     return {"folder": folder.name} if said is None else said
 
 
@@ -133,7 +134,7 @@ def _origin(run: RunDir) -> dict[str, Any] | None:
 def _run_of(folder: Path) -> RunDir | None:
     """The run that a checkpoint belongs to, also where the checkpoint itself is gone."""
     run = RunDir(folder.parent.parent)
-    return run if folder.parent == run.checkpoints and run.events.is_file() else None
+    return run if folder.parent == run.checkpoints and is_file(run.events) else None
 
 
 def _identity(run: RunDir) -> str:
