@@ -1,5 +1,6 @@
 """Arrow as datasets keep it on disk, nested fields, and the way of licence, url and date into every document."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hornbook.text.document import Document, Rejected
 from hornbook.text.inputs import list_inputs
 from hornbook.text.readers import read_file
 from hornbook.text.rows import ReadOptions
+from hornbook.text.sources.page_sizes import parquet_pages
 
 ROWS = [
     {"text": "a", "id": "x", "meta": {"url": "https://a", "licences": ["MIT", "BSD"]}, "date": "2020"},
@@ -185,3 +187,11 @@ def test_an_absurd_length_is_damage_of_the_file(read_bytes: Any):
     data[4:8] = (2**31 - 1).to_bytes(4, "little")
     (row,) = read_bytes("a.arrow", bytes(data))
     assert row.kind == "damaged arrow"
+
+
+@pytest.mark.parametrize(
+    "header", [b"\x15\x00\x15\x02\x15\x02\x25\x02\x00", b"\x1c" * 40, b"\x19\xff" * 20, b"\x15\x00\x00", b""]
+)
+def test_a_damaged_header_of_a_page_is_a_value_error(header: bytes):
+    with pytest.raises(ValueError, match=r"header|nested|unknown"):
+        list(parquet_pages(io.BytesIO(header), 0, 100))

@@ -92,7 +92,8 @@ def read_arrow(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
             problem = column_problem(table.schema, options.text_field)
         except (*DAMAGE, Excess) as error:
-            problem = f"damaged arrow: {short(error)}"
+            yield Rejected(file.name, 0, f"damaged arrow: {short(error)}", file.source)
+            return
         if problem:
             yield Rejected(file.name, 0, problem, file.source)
             return

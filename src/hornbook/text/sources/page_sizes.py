@@ -85,6 +85,8 @@ def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page
         if not (isinstance(expanded, int) and isinstance(size, int) and expanded >= 0 and size >= 0):
             raise ValueError("a page's header lacks its sizes")
         data = header.get(5) or header.get(8) or {}
+        if not isinstance(data, dict):
+            raise ValueError("a page's header holds a number where it describes the page")
         encoding = data.get(2 if 5 in header else 4)
         yield Page(size, expanded, kind == _DICTIONARY or encoding == _DELTA_BYTE_ARRAY)
         place += length + size
