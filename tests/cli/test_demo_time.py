@@ -55,6 +55,7 @@ def test_time_that_is_gone_makes_the_demo_smaller(monkeypatch: pytest.MonkeyPatc
     """The text took longer than estimated: the size is chosen anew by what is left, and never grows."""
     now = [50.0]
     monkeypatch.setattr(demo_time.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(demo_time, "process_start", lambda: 3.0)
     budget = Budget(180, IDLE, elapsed=10)
     first = budget.first_size(refuse=True)
     assert budget.left == 170
@@ -67,6 +68,15 @@ def test_time_that_is_gone_makes_the_demo_smaller(monkeypatch: pytest.MonkeyPatc
     assert SLACK * IDLE.training(plan.size) <= plan.train_seconds
     now[0] -= 99
     assert budget.plan(SIZES[0]).size == SIZES[0]
+
+
+def test_a_first_start_from_a_cold_disk_does_not_take_the_time_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_time, "process_start", lambda: 4.0)
+    plan = Budget(180, machine(start=23, compiling=19, xs=1.8e-4), elapsed=83).plan(SIZES[0])
+    assert plan.size.steps > LEAST_STEPS
+    monkeypatch.setattr(demo_time, "process_start", lambda: 30.0)
+    plan = Budget(180, machine(start=23, compiling=19, xs=1.8e-4), elapsed=83).plan(SIZES[0])
+    assert plan.train_seconds == pytest.approx(0.35 * 97, abs=1)
 
 
 def test_too_little_time_is_refused_with_what_is_needed() -> None:

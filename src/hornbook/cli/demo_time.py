@@ -20,6 +20,8 @@ PROBED = (SIZES[0], SIZES[2])
 PROBE_SECONDS = 2.0
 LEAST_STEPS = 120
 """A demo of fewer has learned nothing worth seeing."""
+LEAST_SHARE = 0.35
+"""Of the time left that training gets at least, whatever is estimated for the rest."""
 SLACK = 1.15
 """Of what is estimated: a neighbour may come, and noise should not shorten the run."""
 SHARE_OF_RATE = 0.85  # a run trains at this share of the probed rate: batches, metrics, console
@@ -121,10 +123,11 @@ class Budget:
 
     def plan(self, largest: Size) -> Plan:
         """What is trained on the text of the size `largest`, now that it is there."""
+        self.machine = replace(self.machine, start=min(self.machine.start, process_start()))
         sizes = [size for size in SIZES if size.parameters <= largest.parameters]
         left = self.left
         size = replace(choose_size(left, self.machine, sizes), corpus_bytes=largest.corpus_bytes)
-        train_seconds = max(left - SLACK * self.machine.beside(size), 1.0)
+        train_seconds = max(left - SLACK * self.machine.beside(size), LEAST_SHARE * left)
         whole = size.steps == next(each.steps for each in SIZES if each.name == size.name)
         speed = f"{self.machine.precision}, {1 / self.machine.token(size):,.0f} tokens/s"
         found = "the largest" if whole else f"cut to {size.steps} steps"
@@ -152,6 +155,13 @@ def choose_size(left: float, machine: Machine, sizes: Sequence[Size] = SIZES, *,
         (size for number in reversed(steps) if needed(size := replace(smallest, steps=number)) <= left),
         replace(smallest, steps=LEAST_STEPS),
     )
+
+
+def process_start() -> float:
+    """Seconds until a process has imported what training needs, now: the first of all had to read it from the disk."""
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import hornbook.run.launch"], check=True)
+    return time.monotonic() - begun
 
 
 def probe() -> Machine:
