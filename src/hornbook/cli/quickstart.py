@@ -143,18 +143,18 @@ def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict
     last = demo.train_and_kill(words, run)
     if last is not None:
         say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
-    demo.hornbook(*_command("resume", run.path))
+        demo.hornbook(*_command("resume", run.path))
     kill, losses = demo.compare_attempts(run), demo.losses(run)
     steps = max(losses)
     figures: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
     figures |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
+    if steps < plan.size.steps:
+        say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     if kill is None:
-        say("The worker was so fast that nothing was left to compute again.")
+        say("The run was at its end before its worker could be killed.")
         return figures
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
-    if steps < plan.size.steps:
-        say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     return figures | {"resumed_loss_equal": kill.before == kill.after}
 
 
