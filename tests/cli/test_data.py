@@ -188,7 +188,7 @@ def test_what_came_before_is_known_through_export_import_grow_and_from(
 def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(runs: Path, output: Output, tmp_path: Path):
     for name in ("fast", "odd"):
         shutil.copytree(runs / "fast", tmp_path / name)
-    (tmp_path / "odd" / "recipe.toml").write_text("seed = [")
+    (tmp_path / "odd" / "events.jsonl").write_text("not json\n{}\n")
     first = json.loads(output(f"{tmp_path / 'fast'}@1", "--json")[1])["documents"][0]
     for verb in ("where", "affected"):
         code, text = output(verb, first["id"], "--runs", tmp_path)
