@@ -41,7 +41,8 @@ def quickstart(
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a closed terminal ends nothing
+            signal.signal(number, _interrupt)
     try:
         figures = _film(folder.resolve(), pinned, seconds, seed)
         _farewell(folder if keep is not None else None)
