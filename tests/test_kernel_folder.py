@@ -44,11 +44,12 @@ def test_a_damaged_kernel_is_as_if_it_were_not_there(home: Path, damage: str):
 def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     own = tmp_path / "temporary" / f"hornbook-{os.getuid()}" / "kernels"
     assert list(kernel_folder.folders()) == [tmp_path / "home" / "kernels", own]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))  # none of what lies elsewhere is read then
+    assert list(kernel_folder.folders()) == [tmp_path / "numba" / "hornbook", own]
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.delenv("HORNBOOK_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert list(kernel_folder.folders()) == [tmp_path / "cache" / "hornbook" / "kernels", own]
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
-    assert next(kernel_folder.folders()) == tmp_path / "numba" / "hornbook"
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path):

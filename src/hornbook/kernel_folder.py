@@ -1,8 +1,9 @@
 """The folder of compiled kernels: one file per kernel and signature, whole or not there; its size is bounded.
 
-It is the first of these that can be written: `$NUMBA_CACHE_DIR/hornbook`, `$HORNBOOK_HOME/kernels`, else
-`$XDG_CACHE_HOME/hornbook/kernels` (`~/.cache/hornbook/kernels`), and the user's own folder among the temporary files.
-Installing hornbook again leaves it as it is. Read are all of them, so that a kernel may come with a read-only image.
+It is `$NUMBA_CACHE_DIR/hornbook` where that is named, else `$HORNBOOK_HOME/kernels` where that is, else
+`$XDG_CACHE_HOME/hornbook/kernels` (`~/.cache/hornbook/kernels`); installing hornbook again leaves it as it is. What
+cannot be written there lies in the user's own folder among the temporary files; read are both, so that kernels may come
+with a read-only image.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ def folders() -> Iterator[Path]:
     """Where kernels may lie, the preferred folder first."""
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(named) / "hornbook"
-    if home := os.environ.get("HORNBOOK_HOME"):
+    elif home := os.environ.get("HORNBOOK_HOME"):
         yield Path(home) / "kernels"
     else:
         with contextlib.suppress(RuntimeError):  # there is no home
