@@ -1,0 +1,97 @@
+"""First weights and dropout masks, pinned: a run begins and goes on with the same ones in every version."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hornbook.model import config, config_head, config_init, config_mlp, config_position
+from hornbook.model.attention_dropout import Drop
+from hornbook.model.build import build_model
+from hornbook.model.config import ModelConfig
+from hornbook.model.context import Context
+from hornbook.model.dropout import Dropout, RowDropout, row_keys, site_keys, uniform
+from hornbook.model.init import initial_values
+from tests.golden import checksum, digest
+from tests.model.likenesses import bert_like, gpt2_like
+
+VOCAB = 50
+SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2}
+FAMILIES: dict[str, tuple[ModelConfig, float]] = {
+    "llama": (ModelConfig(**SIZES, head=config_head.LMHead(tied=False)), 0),
+    "gpt2": (gpt2_like(length=24), 0),
+    "bert": (bert_like(length=24).model_copy(update={"head": config_head.MaskedHead()}), 0),
+    "t5": (
+        ModelConfig(
+            kind="encoder_decoder",
+            encoder_layers=2,
+            position=config_position.RelativeBuckets(),
+            init=config_init.T5(),
+            **SIZES,
+        ),
+        0,
+    ),
+    "mixtral": (ModelConfig(mlp=config_mlp.Experts(count=4, active=2, hidden=24), **SIZES), 0),
+    "deepseek": (ModelConfig(attention=config.LatentAttention(), **SIZES), 0),
+    "deltanet": (ModelConfig(attention=config.DeltaAttention(), position=config_position.NoPositions(), **SIZES), 0),
+}
+"""Configuration, and checksum of its first weights under seed 7."""
+SCHEMES: dict[str, tuple[config_init.InitConfig, float]] = {
+    "normal": (config_init.Normal(), 0),
+    "scaled_normal": (config_init.ScaledNormal(), 0),
+    "megatron": (config_init.Megatron(), 0),
+    "small": (config_init.SmallInit(), 0),
+    "xavier": (config_init.Xavier(), 0),
+    "he": (config_init.He(), 0),
+    "t5": (config_init.T5(), 0),
+    "tfixup": (config_init.TFixup(), 0),
+    "mup": (config_init.MuP(base_width=8, base_layers=1), 0),
+    "lsuv": (config_init.LSUV(), 0),
+}
+"""Scheme, and checksum of the first weights of GPT-2's parts under seed 7."""
+
+
+def weights(cfg: ModelConfig) -> list[Tensor]:
+    """In the order of their names, which is not pinned by itself."""
+    values = dict(initial_values(build_model(cfg, VOCAB, "meta"), cfg, seed=7))
+    return [values[name] for name in sorted(values)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_first_weights_of_families(name: str) -> None:
+    cfg, pinned = FAMILIES[name]
+    assert checksum(weights(cfg)) == pytest.approx(pinned, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_first_weights_by_scheme(name: str) -> None:
+    scheme, pinned = SCHEMES[name]
+    assert checksum(weights(gpt2_like(length=24).model_copy(update={"init": scheme}))) == pytest.approx(
+        pinned, rel=1e-4
+    )
+
+
+KEYS = row_keys(7, 1000, torch.tensor([0, 5, 2**40]))
+MASKS = {0.1: ("", "", ""), 0.5: ("", "", "")}
+"""Rate -> digests of what is kept of features, of attention probabilities and of rows."""
+
+
+@pytest.mark.parametrize("rate", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["kernel", "formula"])
+def test_masks(rate: float, dtype: torch.dtype) -> None:
+    """By the kernels of the CPU and by the formula that all other devices follow."""
+    context = Context(keys=KEYS)
+    features = Dropout(rate, layer=3, site=2)(torch.ones(3, 20, 30, dtype=dtype), context) != 0
+    drop = Drop(site_keys(KEYS, 3, 1), rate)
+    scores = torch.ones(2, 4, 8, 16, dtype=dtype)
+    probabilities = drop(scores, slice(1, 3), range(8, 16), range(16)) != 0
+    rows = torch.arange(400)
+    whole = RowDropout(rate, layer=3, site=4)(
+        torch.ones(400, 1, 1, dtype=dtype), Context(keys=row_keys(7, 1000, rows))
+    )
+    assert (digest([features]), digest([probabilities]), digest([whole != 0])) == MASKS[rate]
+
+
+def test_uniform_draws() -> None:
+    assert digest([uniform(site_keys(KEYS, 1, 0), range(4, 9), range(6), 6)]) == ""
