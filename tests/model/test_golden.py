@@ -45,19 +45,19 @@ FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     ),
 }
 """Configuration, and checksum of its first weights under seed 7."""
-SCHEMES: dict[str, tuple[config_init.InitConfig, float]] = {
-    "normal": (config_init.Normal(), 1.46573148),
-    "scaled_normal": (config_init.ScaledNormal(), 1.31133351),
-    "megatron": (config_init.Megatron(), 0.991740225),
-    "small": (config_init.SmallInit(), 13.5485048),
-    "xavier": (config_init.Xavier(), -6.2628783),
-    "he": (config_init.He(), 20.2191581),
-    "t5": (config_init.T5(), 36.2932979),
-    "tfixup": (config_init.TFixup(), -6.75607279),
-    "mup": (config_init.MuP(base_width=8, base_layers=1), 1.17564151),
-    "lsuv": (config_init.LSUV(), 6.57470735),
+SCHEMES: dict[str, tuple[config_init.InitConfig, float, float]] = {
+    "normal": (config_init.Normal(), 1.46573148, -3.49739497),
+    "scaled_normal": (config_init.ScaledNormal(), 1.31133351, -3.67130735),
+    "megatron": (config_init.Megatron(), 0.991740225, -3.53210852),
+    "small": (config_init.SmallInit(), 13.5485048, -10.2186688),
+    "xavier": (config_init.Xavier(), -6.2628783, 14.2910259),
+    "he": (config_init.He(), 20.2191581, -25.01387),
+    "t5": (config_init.T5(), 36.2932979, -27.4657155),
+    "tfixup": (config_init.TFixup(), -6.75607279, 9.16913483),
+    "mup": (config_init.MuP(base_width=8, base_layers=1), 1.17564151, -3.25033971),
+    "lsuv": (config_init.LSUV(), 6.57470735, -7.09713081),
 }
-"""Scheme, and checksum of the first weights of GPT-2's parts under seed 7."""
+"""Scheme, and checksums of the first weights of GPT-2's parts, alone and as encoder and decoder, under seed 7."""
 
 
 def weights(cfg: ModelConfig) -> list[Tensor]:
@@ -74,9 +74,10 @@ def test_first_weights_of_families(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_first_weights_by_scheme(name: str) -> None:
-    scheme, pinned = SCHEMES[name]
-    cfg = gpt2_like(length=24).model_copy(update={"init": scheme})
-    assert checksum(weights(cfg)) == pytest.approx(pinned, rel=1e-5)
+    scheme, *pinned = SCHEMES[name]
+    alone = gpt2_like(length=24).model_copy(update={"init": scheme})
+    both = alone.model_copy(update={"kind": "encoder_decoder", "encoder_layers": 3})
+    assert [checksum(weights(cfg)) for cfg in (alone, both)] == pytest.approx(pinned, rel=1e-5)
 
 
 KEYS = row_keys(7, 1000, torch.tensor([0, 5, 2**40]))
