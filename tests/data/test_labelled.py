@@ -15,6 +15,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.label_table import only_label
 from hornbook.data.loader import Loader, build_loader
 from hornbook.data.validation import held_out
+from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerConfig, Unigram, WordPiece
 from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
@@ -241,27 +242,63 @@ def test_only_what_is_answered_counts(tmp_path: Path, tokenizer: TokenizerConfig
             assert not weight or piece["targets"][n] == (corpus.end_id if last else tokens[n + 1])
 
 
-def test_prompts_and_answers_as_pairs(tmp_path: Path) -> None:
+SPANS = [Unigram(vocab=400, sentinels=4), WordPiece(vocab=300, objectives=["span"], sentinels=4)]
+"""Tokenizers for pairs: one whose texts begin with the end token, which pairs leave out, and one with its own."""
+
+
+@pytest.mark.parametrize("tokenizer", SPANS, ids=lambda config: config.kind)
+def test_prompts_and_answers_as_pairs(tmp_path: Path, tokenizer: TokenizerConfig) -> None:
     rows: list[dict[str, object]] = [{"prompt": f"{n} cat:", "answer": t} for n, t in enumerate(texts(40))]
-    corpus = make(tmp_path, AnswerLabels(), rows, Unigram(vocab=400, sentinels=4))
+    corpus = make(tmp_path, AnswerLabels(), rows, tokenizer)
+    own_end = corpus.end_id != corpus.delimiter_id
+    begin = [corpus.delimiter_id] if own_end else []
     wanted = set()
     for tokens, labels in stored(corpus):
         place = int(np.argmax(~np.isnan(labels[:, 0])))
         room = SEQUENCE - 1
-        wanted.add((*tokens[1:place][:room], corpus.end_id, *tokens[place:][:room], corpus.end_id))
+        source, target = [*begin, *tokens[1:place]], [*begin, *tokens[place : len(tokens) - own_end]]
+        wanted.add((*source[:room], corpus.end_id, *target[:room], corpus.end_id))
     seen = set()
+    padding = load_vocabulary(corpus).pad_id
     for batch in one_pass(corpus, Seq2Seq()):
         assert batch.source is not None
         for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
             s = t = 0
             for source, target in zip(sources, targets, strict=True):
                 if batch.weights[row, t]:
-                    assert batch.tokens[row, t] == 0  # the padding token
+                    assert batch.tokens[row, t] == padding
                     assert batch.tokens[row, t + 1 : t + target].equal(batch.targets[row, t : t + target - 1])
                     pair = batch.source.tokens[row, s : s + source], batch.targets[row, t : t + target]
                     seen.add(tuple(token for side in pair for token in side.tolist()))
                 s, t = s + source, t + target
     assert seen == wanted
+
+
+@pytest.mark.parametrize("tokenizer", SPANS, ids=lambda config: config.kind)
+def test_rows_of_pairs_hold_as_many_as_fit_with_begin_and_end(tmp_path: Path, tokenizer: TokenizerConfig) -> None:
+    draw = np.random.default_rng(0)
+    rows: list[dict[str, object]] = [
+        {"prompt": f"{n} {' '.join(draw.choice(WORDS, draw.integers(1, 9)))}", "answer": str(draw.choice(WORDS))}
+        for n in range(300)
+    ]
+    corpus = make(tmp_path, AnswerLabels(), rows, tokenizer)
+    around = 1 + (corpus.end_id != corpus.delimiter_id)
+    prompts = [around + int(np.argmax(~np.isnan(labels[:, 0]))) - 1 for _, labels in stored(corpus, "validation")]
+    wanted: list[list[int]] = [[]]  # the prompts' side alone is full here
+    for prompt in prompts:
+        if sum(wanted[-1]) + prompt > SEQUENCE:
+            wanted.append([])
+        wanted[-1].append(prompt)
+    held = held_out(corpus, "set", sequence=SEQUENCE, document_mask=True, objective=Seq2Seq())
+    found = []
+    for batch in held.batches(4):
+        assert batch.source is not None
+        for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
+            begins = np.cumsum([0, *targets[:-1]])
+            found.append([source for source, t in zip(sources, begins, strict=True) if batch.weights[row, t]])
+    assert found == wanted
+    assert any(sum(row) == SEQUENCE for row in found)
+    assert held.plan.padding == len(wanted) * SEQUENCE - sum(prompts)
 
 
 def test_what_does_not_fit_is_refused(classes: Corpus, tmp_path: Path) -> None:

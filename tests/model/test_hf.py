@@ -12,13 +12,16 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.cache import KVCache
 from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_head import LMHead
+from hornbook.model.config_head import LMHead, MaskedHead
 from hornbook.model.config_mlp import GLU, MLP
 from hornbook.model.config_position import LearnedPositions, Rope
 from hornbook.model.hf import read_hf, stored_bytes, write_hf
 from hornbook.model.hf_config import choose_architecture
 from hornbook.model.hf_layout import parameter_shapes
+from hornbook.model.init import initial_values
 from hornbook.model.transformer import Transformer
+from hornbook.text.tokenizer import Tokenizer
+from tests.model.likenesses import bert_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
@@ -216,6 +219,19 @@ def test_the_same_model_gives_the_same_bytes(tmp_path, random_model, tokenizer_f
         write_hf(tmp_path / name, model, config, 320, tokenizer_folder)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("types", [0, 1, 2])
+def test_the_tokenizer_beside_a_model_gives_types_where_there_are_two(tmp_path, tokenizer_folder, types):
+    config = bert_like(length=24)
+    config = config.model_copy(
+        update={"embedding": config.embedding.model_copy(update={"types": types}), "head": MaskedHead()}
+    )
+    write_hf(tmp_path, initial_values(build_model(config, 320), config, seed=0), config, 320, tokenizer_folder)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert ("token_type_ids" in settings.get("model_input_names", [])) == (types == 2)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / name).read_text())["bos_token_id"] == Tokenizer.load(tmp_path).delimiter_id
 
 
 def test_bf16_is_rounded_to_nearest_and_recorded(tmp_path, random_model):

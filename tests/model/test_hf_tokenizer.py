@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from hornbook.errors import IntegrityError
-from hornbook.model.hf_tokenizer import copy_tokenizer
+from hornbook.model.hf_tokenizer import begin_texts, copy_tokenizer
 from hornbook.text.asked import ask_text
 from hornbook.text.config import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer import Tokenizer
@@ -48,6 +48,22 @@ def test_pairs_have_token_types_where_the_model_reads_them(tmp_path, bare):
         asked = ask_text(made, "the page", "a page")
         assert read["input_ids"] == asked.tokens
         assert read.get("token_type_ids") == (asked.types if types else None)
+
+
+@pytest.mark.parametrize("config", [BPE(vocab=300), Unigram(vocab=400), WordPiece(vocab=300)], ids=lambda c: c.kind)
+def test_a_template_of_texts_for_decoders_gives_tokens_and_types_as_ours(tmp_path, config):
+    """Types by their numbers, for a model may be given vectors of token types later; no end token stands last."""
+    import tokenizers
+
+    made = train_tokenizer(config, [["the letters of the page", "a page of letters 12"] * 9])
+    save_tokenizer(made, tmp_path / "out")
+    begin_texts(tmp_path / "out")
+    read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    for pair in (("the page", "a page"), ("the page",)):
+        asked, found = ask_text(made, *pair), read.encode(*pair)
+        last = len(asked.tokens) - (made.end_id != made.delimiter_id)
+        assert (found.ids, found.type_ids) == (asked.tokens[:last], asked.types[:last])
+        assert len({*found.type_ids}) == len(pair)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Going on: bit for bit, after any stop; and what must not change is refused."""
 
+import itertools
 import json
 import os
 import shutil
@@ -11,8 +12,10 @@ import pytest
 
 from hornbook.errors import Exit, IntegrityError, InUseError, UsageError
 from hornbook.journal import read_records, verify_chain
+from hornbook.parallel.mesh import Mesh
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.requests import Request, stop_file, write_request
+from hornbook.run.timekeeper import MEASURED_STEPS
 from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
 
@@ -240,3 +243,28 @@ def test_a_torn_ledger_line_is_cut_and_noted(tmp_path: Path, launch_run: Launch,
     assert events(run.path, "resume")[0]["torn_bytes"] == 21
     with Ledger(run):
         verify_chain(run.events)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("train.ramp=linear", "train.ramp.start_tokens=64", "train.ramp.over_tokens=600")]
+)
+@pytest.mark.parametrize("step", [0, 2, 10])
+def test_how_long_a_rank_is_waited_for_is_known_after_steps_of_this_attempt(
+    tmp_path: Path,
+    launch_run: Launch,
+    branch: Branch,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    words: tuple[str, ...],
+) -> None:
+    """What steps took in an earlier process says nothing; then, before each larger batch."""
+    run = stopped_run(tmp_path / "run", launch_run, step, *words)
+    seen: list[int] = []
+    monkeypatch.setattr(Mesh, "limit", lambda *_: seen.append(max((r["step"] for r in branch(run.path)), default=0)))
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    sizes = [record["step_tokens"] for record in branch(run.path)]
+    grown = [number for number, (size, following) in enumerate(itertools.pairwise(sizes), 1) if following > size]
+    known = step + MEASURED_STEPS
+    assert seen.pop(0) == step  # until it is known: of the start
+    assert seen == ([known] if known <= len(sizes) else []) + [number for number in grown if number > known]
+    assert not words or step == 10 or max(seen) > known

@@ -1,6 +1,7 @@
 """Two runs: equal to the bit, or parted at a named step. One run: whole, or damaged by name."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,13 +29,14 @@ class Trained:
             "b": torch.full((4,), step / 3, dtype=torch.bfloat16),
         }
         self.moments = {"a": torch.arange(6.0) / step}
+        self.state = {"step": step, "clock": step * 8}
         edit(step, self.weights | {"moment": self.moments["a"]})
 
     def create(self, folder: Path) -> None:
         (folder / "trainer").mkdir()
         save_file(self.weights, folder / "model.safetensors")
         save_file(self.moments, folder / "trainer" / "optimizer.safetensors")
-        (folder / "trainer" / "state.json").write_text(json.dumps({"step": self.step, "clock": self.step * 8}))
+        (folder / "trainer" / "state.json").write_text(json.dumps(self.state))
 
     def fill(self, folder: Path) -> None:
         """It is all there."""
@@ -49,6 +51,7 @@ def make(
     edit: Callable[[int, dict[str, torch.Tensor]], None] = keep,
     metrics: Callable[[dict[str, object]], None] = lambda _: None,
     steps: int = STEPS,
+    change: Callable[[Trained], None] = lambda _: None,
 ) -> RunDir:
     run = RunDir(path).create()
     checkpoints = Checkpoints(run.checkpoints, CheckpointConfig.model_validate({"keep": 99}))
@@ -65,7 +68,9 @@ def make(
             lines.append(record)
             if step % 2 == 0:
                 ledger.append({"kind": "save", "attempt": 1, "step": step, "tokens": step * 64})
-                checkpoints.save(Trained(step, edit))
+                trained = Trained(step, edit)
+                change(trained)
+                checkpoints.save(trained)
     return run
 
 
@@ -182,6 +187,44 @@ def test_nothing_to_compare_is_told(tmp_path: Path):
         compare_runs(make(tmp_path / "a"), RunDir(tmp_path / "b").create())
     with pytest.raises(UsageError, match="no run there"):
         compare_runs(RunDir(tmp_path / "a"), RunDir(tmp_path / "absent"))
+    with pytest.raises(UsageError, match="absent: no run there"):
+        compare_runs(RunDir(tmp_path / "absent"), RunDir(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_one_run_lacks_is_a_difference_or_is_not_compared(tmp_path: Path, turned: bool):
+    """Whichever of the two it is that lacks it."""
+
+    def no_hash(record: dict[str, object]) -> None:
+        if record["step"] == 5:
+            del record["token_hash"]
+
+    def less(trained: Trained) -> None:
+        if trained.step == 4:
+            del trained.state["clock"], trained.weights["b"]
+
+    whole, lacking = make(tmp_path / "a"), make(tmp_path / "b", metrics=no_hash, change=less)
+    shutil.rmtree(lacking.checkpoints / "step-00000002")
+    comparison = compare_runs(lacking, whole) if turned else compare_runs(whole, lacking)
+    assert named(comparison) == {
+        "tokens": (6, 1, 5),
+        "losses": (6, 0, None),
+        "clock": (2, 1, 4),
+        "weights": (2, 1, 4),
+        "optimizer": (2, 0, None),
+    }
+    assert comparison.parts[2].detail == ("clock None and 32" if turned else "clock 32 and None")
+    assert comparison.parts[3].detail == "1 tensors are in one only, b first"
+
+
+def test_runs_without_metrics_are_compared_by_their_checkpoints(tmp_path: Path):
+    whole, bare = make(tmp_path / "a"), make(tmp_path / "b")
+    bare.metrics.write_text("")
+    for pair, steps in (((whole, bare), (6, 0)), ((bare, whole), (0, 6))):
+        comparison = compare_runs(*pair)
+        assert comparison.steps == steps
+        assert named(comparison)["tokens"] == (0, 0, None)
+        assert named(comparison)["weights"] == (3, 0, None)
 
 
 def test_damage_is_an_error_not_a_difference(tmp_path: Path):
@@ -211,8 +254,6 @@ def test_a_whole_run_is_whole_and_each_damage_is_named(tmp_path: Path):
 
 
 def test_data_is_compared_with_what_the_run_began_with(tmp_path: Path, tiny_corpus: Path):
-    import shutil
-
     from hornbook.data.corpus import Corpus
 
     data = shutil.copytree(tiny_corpus, tmp_path / "data")

@@ -1,5 +1,6 @@
 """StackExchange dumps: a question with its best answers, joined on disk."""
 
+import gzip
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -56,6 +57,38 @@ def test_what_is_no_thread_is_counted(read_bytes: Any):
         (4, "answer without its question", False),
     ]
     assert sum(isinstance(row, Document) for row in rows) == 1
+
+
+def rejected(rows: list[Document | Rejected]) -> list[tuple[int, str]]:
+    return [(row.line, row.kind) for row in rows if isinstance(row, Rejected)]
+
+
+def test_every_rejection_names_its_line(read_bytes: Any):
+    """Whatever the reason: the line of the file is what a person looks for."""
+    long = post(5, 1, "x" * 300, Title="Long")
+    rows = read_bytes("Posts.xml", posts(QUESTION, "  no post\n", "  <tag/>\n", long, post(6, 3, "a wiki")), 260)
+    assert rejected(rows) == [
+        (4, "not a post"),
+        (5, "not a post"),
+        (6, "row longer than the limit"),
+        (7, "neither question nor answer"),
+    ]
+    assert [row.origin.rpartition(":")[2] for row in rows if isinstance(row, Document)] == ["3"]
+
+
+def test_a_thread_that_is_too_long_is_at_the_line_of_its_question(read_bytes: Any):
+    answers = [post(n, 2, f"<p>{'word ' * 30}</p>", ParentId=4, Score=1) for n in (5, 6)]
+    rows = read_bytes("Posts.xml", posts(post(3, 5, "a wiki"), *answers, QUESTION), 260)
+    assert rejected(rows) == [(3, "neither question nor answer"), (6, "row longer than the limit")]
+
+
+def test_damage_is_behind_the_last_line_that_was_read(read_bytes: Any):
+    lines = [post(n, 1, f"<p>{n}</p>", Title=str(n)) for n in range(2000)]
+    rows = read_bytes("Posts.xml.gz", gzip.compress(posts(*lines))[:-4000])
+    read = [row for row in rows if isinstance(row, Document)]
+    ((line, _),) = rejected(rows)
+    assert 100 < len(read) < 2000
+    assert line == 2 + len(read) + 1
 
 
 def test_an_endless_row_is_passed_over(read_bytes: Any):
