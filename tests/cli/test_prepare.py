@@ -41,7 +41,7 @@ def test_people_see_the_funnel_on_stderr(run: Run, notes: Path, tmp_path: Path):
     words = err.split()
     for word in ("notes", "read", "kept", "duplicate", "empty", "damaged:"):
         assert word in words
-    assert "1 damaged rows are named in" in err
+    assert "1 skipped rows are listed in" in err
     assert f"hornbook tokenize {tmp_path / 'data'}" in err
 
 
@@ -120,6 +120,38 @@ def test_usage_errors_are_exit_code_2(
     assert (code, out) == (Exit.USAGE, "")
     assert message in err
     assert not Path("data").exists()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_column_of_another_name_is_found_at_the_second_try(run: Run, tmp_path: Path, ending: str):
+    rows = {"csv": "key,body\na7,one text\n", "jsonl": '{"key": "a7", "body": "one text"}\n'}
+    path, data = tmp_path / f"t.{ending}", tmp_path / "data"
+    path.write_text(rows[ending])
+    code, _, err = run(path, "--out", data)
+    assert code == Exit.INTEGRITY
+    for words in ("key, body", "--text-field NAME", str(data / "quarantine.jsonl")):
+        assert words in err
+    code, _, err = run(path, "--out", data, "--text-field", "body", "--id-field", "key")
+    assert code == Exit.DONE, err
+    stored = json.loads((data / "manifest.json").read_text())["text"]["sources"]["t"]
+    assert (stored["text_field"], stored["id_field"]) == ("body", "key")
+    assert [path.name for path in data.glob("un*")] == []
+
+
+def test_rows_without_the_column_name_the_option(run: Run, tmp_path: Path):
+    (tmp_path / "t.jsonl").write_text('{"text": "one"}\n{"body": "two"}\n')
+    assert "--text-field NAME" in run(tmp_path / "t.jsonl", "--out", tmp_path / "data")[2]
+
+
+def test_a_text_field_is_of_paths(run: Run, tmp_path: Path):
+    code, _, err = run("tiny", "--out", tmp_path / "data", "--text-field", "body")
+    assert (code, "text.sources.NAME.text_field" in err) == (Exit.USAGE, True)
+
+
+def test_settings_of_a_source_that_is_a_path(run: Run, tmp_path: Path):
+    (tmp_path / "a.b.csv").write_text("body\none text\n")
+    words = ('text.sources."a.b".text_field=body', tmp_path / "a.b.csv")
+    assert run(*words, "--out", tmp_path / "data")[0] == Exit.DONE
 
 
 def test_out_is_required(run: Run, notes: Path):

@@ -1,7 +1,7 @@
 """`hornbook prepare`: raw text to clean, deduplicated documents."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,12 @@ def prepare(
     ] = None,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Folder to write.")],
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", metavar="NAME", help="Column or key with the text, of the PATHs.")
+    ] = None,
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", metavar="NAME", help="Column or key with the document's name.")
+    ] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row (exit code 3).")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier prepare wrote there.")] = False,
@@ -48,14 +54,14 @@ def prepare(
 ) -> None:
     """Read text, normalise it, drop empty documents and duplicates, and count every row.
 
-    A killed run goes on where it was. Any number of workers writes the same bytes. Damaged rows are named in
-    DATA/quarantine.jsonl.
+    A killed run goes on where it was. Any number of workers writes the same bytes. Rows that cannot be
+    read are listed in DATA/quarantine.jsonl.
     """
     from hornbook.cli.progress import progress_bar
     from hornbook.text.prepare import prepare as run
     from hornbook.text.prepare import prepare_share
 
-    config = text_config(words or [], strict)
+    config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
     place = _one_of("--on", on, "here", "ray")
     if phase:
         if dry_run or overwrite:
@@ -100,26 +106,43 @@ def _share(words: str) -> "Share":
     return Share(int(index) - 1, int(count))
 
 
-def text_config(words: Sequence[str], strict: bool) -> "TextConfig":
-    """The [text] section that the words make: a recipe's, with a source for each path that is named."""
+def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> "TextConfig":
+    """The [text] section that the words make: a recipe's, with a source for each path that is named.
+
+    fields: settings of the sources that are named by a path, None where nobody gave one.
+    """
     from hornbook.cli.shell import split_targets
     from hornbook.resolve import resolve
-    from hornbook.text.config import SourceConfig
 
     targets, overrides = split_targets(words)
     recipe = targets.pop(0) if targets and is_recipe(targets[0]) else None
+    given = {field: value for field, value in fields.items() if value is not None}
+    if given and not targets:
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise UsageError(f"{option} is for paths on the command line; in a recipe write text.sources.NAME.text_field")
     if strict:
         overrides = [*overrides, "text.strict=true"]
+    named = name_sources(targets)
+    for name, path in named.items():
+        overrides += source_settings(name, {"paths": [path], **given})
     config = resolve(recipe, overrides).recipe.text
-    if targets:
-        sources = {name: SourceConfig(paths=[path]) for name, path in name_sources(targets).items()}
-        config = config.model_copy(update={"sources": sources})
+    if named:
+        config = config.model_copy(update={"sources": {name: config.sources[name] for name in named}})
     if not config.sources:
         where = f"recipe {recipe} has no text.sources" if recipe else "no path and no recipe is named"
         raise UsageError(
             f"there is nothing to prepare: {where}; name files or folders: hornbook prepare PATH... --out DATA"
         )
     return config
+
+
+def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
+    """Settings of one source, as on the command line."""
+    from hornbook.listing import toml_value
+    from hornbook.schema import dotted
+
+    shown = {field: toml_value(value) if isinstance(value, list) else value for field, value in values.items()}
+    return [f"{dotted(('text', 'sources', name, field))}={value}" for field, value in shown.items()]
 
 
 def is_recipe(word: str) -> bool:
@@ -172,9 +195,11 @@ def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
 
 
 def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
-    """The funnel for people: a table, where the damaged rows are, and what to do next."""
+    """The funnel for people: a table, where the skipped rows are, and what to do next."""
     from rich import box
     from rich.table import Table
+
+    from hornbook.text.folder import MISSING_TEXT
 
     table = Table(box=box.SIMPLE_HEAD, title="From raw text to clean documents", title_justify="left", pad_edge=False)
     table.add_column("source")
@@ -188,8 +213,11 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
         for row in _funnel_rows(name, source):
             table.add_row(*row)
         table.add_section()
-    damaged = sum(tally.rows for tally in funnel.total().quarantined.values())
-    notes = f"{damaged:,} damaged rows are named in {out / 'quarantine.jsonl'}\n" if damaged else ""
+    quarantined = funnel.total().quarantined
+    skipped = sum(tally.rows for tally in quarantined.values())
+    notes = f"{skipped:,} skipped rows are listed in {out / 'quarantine.jsonl'}\n" if skipped else ""
+    if MISSING_TEXT in quarantined:
+        notes += "if the text is in another column: --text-field NAME\n"
     return [table, f"{notes}next: hornbook tokenize {out}"]
 
 

@@ -1,7 +1,7 @@
 """The folder that prepare writes: what is in it, whether it is finished, and how it becomes so."""
 
 import shutil
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
     "work",
 )
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
+MISSING_TEXT = "missing text"
+"""Reason of rows without the column or key that holds the text."""
 PAGE, CARD = "report.html", "DATA_CARD.md"
 OURS = (
     "documents",
@@ -171,16 +173,34 @@ def forget_work(out: Path) -> None:
 
 
 def require_documents(funnel: Funnel, out: Path) -> None:
-    """Raises UsageError where there was no row, IntegrityError where none is left."""
+    """Raises UsageError where there was no row, IntegrityError where none is left.
+
+    The folder is then free for other settings: only what says which rows were skipped, and why, is left in it.
+    """
     total = funnel.total()
     if total.kept.rows:
         return
+    forget_work(out)
     if not total.read.rows:
         raise UsageError("the input files hold no rows at all: they are empty")
     tables = (*total.quarantined.items(), *total.dropped.items())
     reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
-    damage = f"; damaged rows are named in {out / QUARANTINE}" if total.quarantined else ""
-    raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}")
+    damage = f"; skipped rows are listed in {out / QUARANTINE}" if total.quarantined else ""
+    remedy = _column_remedy(out) if MISSING_TEXT in total.quarantined else ""
+    raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}{remedy}")
+
+
+def _column_remedy(out: Path) -> str:
+    """The first row without text, which names the columns there are, and the option for another one."""
+    with (out / QUARANTINE).open(encoding="utf-8") as file:
+        for line in file:
+            row = loads(line)
+            if row["reason"].startswith(MISSING_TEXT):
+                return (
+                    f"\n{row['file']}:{row['line']}: {row['reason']}\n"
+                    "name the column that has the text: --text-field NAME (text.sources.SOURCE.text_field in a recipe)"
+                )
+    return ""
 
 
 def read_manifest(data: Path) -> dict[str, Any] | None:
