@@ -470,7 +470,8 @@ def test_a_target_that_is_not_there() -> None:
     ((key, text, origin, hint),) = problems(target="tinny")
     assert (key, text) == ("", "there is no recipe tinny: no such file, and no shipped recipe of that name")
     assert (origin, hint) == ("", "did you mean tiny?")
-    assert problems(target="zzz.toml")[0][3] == "`hornbook recipes ls` lists the shipped ones"
+    assert problems(target="zzz.toml")[0][1] == "there is no file zzz.toml"
+    assert problems(target="zzz")[0][3] == "`hornbook recipes ls` lists the shipped ones"
     write("mine.toml", '\nextends = "other.toml"')
     assert problems(target="mine.toml")[0][2] == "mine.toml:2"
     Path("empty").mkdir()

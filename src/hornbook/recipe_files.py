@@ -67,6 +67,9 @@ def _read_file(name: str, path: Path) -> tuple[str, str, str] | Problem:
             return Problem("", f"{name} is a folder without a recipe.toml: give a recipe or a run directory")
     if not path.exists():
         close = difflib.get_close_matches(Path(name).stem, shipped_recipes(), n=1, cutoff=0.5)
+        if name.endswith(".toml") or "/" in name:
+            copied = "`hornbook recipes copy RECIPE` makes one from a shipped recipe"
+            return Problem("", f"there is no file {path}", hint=copied)
         hint = f"did you mean {close[0]}?" if close else "`hornbook recipes ls` lists the shipped ones"
         return Problem("", f"there is no recipe {name}: no such file, and no shipped recipe of that name", hint=hint)
     return str(path.resolve()), str(path), path.read_text(encoding="utf-8-sig")

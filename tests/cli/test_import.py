@@ -92,8 +92,8 @@ def test_what_is_not_understood_is_refused(theirs, tmp_path, capsys):
 
 
 def test_a_folder_that_is_none(tmp_path, capsys):
-    assert main(["import", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == Exit.INTEGRITY
-    assert "config.json: cannot be read: No such file" in capsys.readouterr().err
+    assert main(["import", str(tmp_path), "--out", str(tmp_path / "out")]) == Exit.USAGE
+    assert "it has no config.json" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="session")
@@ -140,3 +140,13 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out)["left_out"] == ["bert.pooler.dense.bias"]
     assert "bert.pooler.dense.bias: of other heads" in " ".join(captured.err.split())
+
+
+def test_the_name_of_a_model_is_answered_with_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", "gpt2", "--out", "base"]) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert "gpt2: no such folder" in error
+    assert "hf download OWNER/NAME --local-dir FOLDER" in error
+    assert main(["train", "tiny", "--from", "gpt2", "--data", "d"]) == Exit.USAGE
+    assert "hf download OWNER/NAME --local-dir FOLDER" in capsys.readouterr().err

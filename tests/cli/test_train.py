@@ -126,6 +126,7 @@ def test_starting_from_a_checkpoint_takes_its_shape(
         (["resume", "/nowhere"], "holds no run"),
         (["fork", "/nowhere", "--out", "/elsewhere"], "holds no run"),
         (["train", "no-such-recipe"], "there is no recipe no-such-recipe"),
+        (["train", "tinny.toml"], "there is no file tinny.toml\n      `hornbook recipes copy RECIPE`"),
         (["train", "tiny", "--optim.learning_rate", "1"], "did you mean optim.lr"),
     ],
 )

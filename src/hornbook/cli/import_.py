@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.errors import UsageError
 
 
 def import_(
@@ -33,6 +34,7 @@ def import_(
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.run.lineage import write_lineage
 
+    _require_folder(source)
     config, vocab, stream = read_hf(source)
     check_free(out)
     if add_tokens is not None:
@@ -68,10 +70,21 @@ def import_(
         say(f"[yellow]warning[/] {note}")
 
 
+def _require_folder(source: Path) -> None:
+    """UsageError that says how to get a model folder, unless `source` is one."""
+    from hornbook.run.checkpoint_path import HOW_TO_GET
+
+    if not source.is_dir():
+        what = "is a file" if source.exists() else "no such folder"
+        raise UsageError(f"{source}: {what}. import takes a local folder of a Hugging Face model; {HOW_TO_GET}")
+    if not (source / "config.json").exists():
+        raise UsageError(f"{source}: it has no config.json, so it is no folder of a Hugging Face model; {HOW_TO_GET}")
+
+
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
     from hornbook.cli.out_folder import appearing, file_sizes, report_text
-    from hornbook.errors import IntegrityError, UsageError
+    from hornbook.errors import IntegrityError
     from hornbook.model.hf import read_hf, write_hf
     from hornbook.model.hf_tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of

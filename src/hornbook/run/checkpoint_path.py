@@ -12,6 +12,12 @@ from hornbook.run.manifest import MANIFEST, Manifest, verify_folder
 from hornbook.run.weights import check_weights
 from hornbook.rundir import RunDir
 
+HOW_TO_GET = (
+    "get one with `hf download OWNER/NAME --local-dir FOLDER` (pip install huggingface_hub; the original GPT-2 is "
+    "openai-community/gpt2)"
+)
+"""For someone who gave the name of a model on the Hub."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +72,9 @@ def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
     if path.name in (LATEST, BEST) and is_file(path):
         path = read_pointer(path.parent, path.name) or path
     if not exists(path):
-        raise UsageError(f"{path}: no such run or checkpoint")
+        raise UsageError(
+            f"{path}: no such run or checkpoint here. Of a Hugging Face model give a local folder; {HOW_TO_GET}"
+        )
     if not is_folder(path):
         raise UsageError(f"{path} is not a run or checkpoint directory")
     directory = RunDir(path).checkpoints if is_folder(RunDir(path).checkpoints) else path
