@@ -7,6 +7,7 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.resolve import resolve
 from hornbook.resume_rules import RULES, refuse_incompatible, resume_changes, rule_of
+from hornbook.run.origin import refuse_other_shape
 from hornbook.schema import settings
 
 RAMPED = ("train.ramp=linear", "train.ramp.start_tokens=1024", "train.ramp.over_tokens=100k", "train.micro_batch=4")
@@ -86,13 +87,28 @@ def test_another_kind_is_told_setting_by_setting() -> None:
 
 def test_the_refusal_names_values_and_the_way_out() -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_incompatible(resume_changes(recipe(), recipe("model.width=512", "optim.lr=1", "data.order=sequential")))
+        refuse_incompatible(resume_changes(recipe(), recipe("seed=2", "optim.lr=1", "data.order=sequential")))
     assert caught.value.exit_code == Exit.USAGE
     assert str(caught.value) == (
         "this run cannot go on with other settings\n"
+        "  seed 1 -> 2 cannot change on resume: the seed decides the order of the data and every draw since the first "
+        "step\n"
         '  data.order "shuffled" -> "sequential" cannot change on resume: '
         "every sample since the first would be another\n"
-        "  model.width 256 -> 512 cannot change on resume: the weights in the checkpoint have this shape and meaning\n"
         "`hornbook fork RUN --out RUN2` starts a new run from these weights"
     )
     refuse_incompatible(resume_changes(recipe(), recipe("optim.lr=1", "log.every=3")))
+
+
+@pytest.mark.parametrize("setting", ["model.width=512", "model.layers=3", "seed=2", "model.dropout=0.1"])
+def test_a_fork_is_advised_only_where_it_is_possible(setting: str) -> None:
+    old, new = recipe(), recipe(setting)
+    with pytest.raises(UsageError) as caught:
+        refuse_incompatible(resume_changes(old, new))
+    try:
+        refuse_other_shape(old, new)
+    except UsageError:
+        assert "hornbook fork" not in str(caught.value)
+        assert "--from RUN" in str(caught.value)
+    else:
+        assert "`hornbook fork RUN --out RUN2`" in str(caught.value)

@@ -18,6 +18,9 @@ from hornbook.schema import dotted, leaves
 
 Policy = Literal["free", "journaled", "refused"]
 
+TRAINING_ONLY = ("dropout", "init")
+"""Parts of a model's configuration that its weights say nothing about."""
+
 RULES: tuple[tuple[str, Policy, str], ...] = (
     ("name", "free", "the run keeps its directory"),
     ("seed", "refused", "the seed decides the order of the data and every draw since the first step"),
@@ -87,10 +90,29 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
                 [
                     "this run cannot go on with other settings",
                     *lines,
-                    "`hornbook fork RUN --out RUN2` starts a new run from these weights",
+                    *_ways_out(refused),
                 ]
             )
         )
+
+
+def _ways_out(refused: Sequence[Change]) -> list[str]:
+    """What can be done instead: a fork, unless it would refuse the same changes."""
+    if any(change.key == "surgery" for change in refused):
+        return ["`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"]
+    if any(changes_shape(change.key) for change in refused):
+        return [
+            "these weights fit no other shape: without model.* settings `hornbook train RECIPE --data DATA --from RUN` "
+            "starts a new run from them as they are; `hornbook grow RUN --out BASE` makes weights with more or fewer "
+            "layers, or with experts, for `train --from BASE`"
+        ]
+    return ["`hornbook fork RUN --out RUN2` starts a new run from these weights"]
+
+
+def changes_shape(key: str) -> bool:
+    """Whether weights depend on a setting: a fork refuses another value too."""
+    parts = key.split(".")
+    return parts[0] == "model" and parts[1] not in TRAINING_ONLY
 
 
 def _arrow(change: Change) -> str:

@@ -63,7 +63,7 @@ def test_schema(run) -> None:
 def test_check(run) -> None:
     code, text, err = run("check", "tiny")
     assert (code, err) == (Exit.DONE, "")
-    assert text.startswith("tiny is in order: ")
+    assert text.startswith("tiny is valid; ")
     assert json.loads(run("check", "tiny", "--json")[1])["ok"] is True
     assert run("check")[0] == Exit.USAGE
 

@@ -14,11 +14,13 @@ import pytest
 import typer
 
 from hornbook.cli import main as frame
+from hornbook.cli.examples import EXAMPLES
 from hornbook.cli.main import VERBS, build_command, main
 from hornbook.cli.settings_help import FREQUENT, setting_rows
 from hornbook.cli.shell import DryRun, Words, guard, split_target
 from hornbook.errors import EXIT_MEANING, Exit
 from hornbook.schema import settings
+from tests.test_documents import missing_words
 
 DESIGN_VERBS = (
     "quickstart doctor fetch prepare tokenize train resume fork verify eval generate predict import grow export data "
@@ -52,6 +54,36 @@ def test_help_lists_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == text * 2
 
 
+@pytest.mark.parametrize("words", [[], ["train"], ["runs", "ls"], ["prepare", "report"]])
+def test_help_is_a_command_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *words]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert main([*words, "--help"]) == Exit.DONE
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_ends_with_examples_that_are_right(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]))
+    assert list(missing_words("```\n" + "\n".join(EXAMPLES[name]) + "\n```")) == []
+
+
+@pytest.mark.parametrize("name", ["resume", "fork"])
+def test_resume_and_fork_take_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert f"hornbook {name} [OPTIONS] RUN [--section.key value]..." in text
+    assert "RECIPE" not in text.partition("Examples:")[0]
+
+
+def test_no_help_speaks_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ["", *VERBS]:
+        assert main([*name.split(), "--help"]) == Exit.DONE
+        assert re.search(r"\bverbs?\b", capsys.readouterr().out, re.IGNORECASE) is None
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == Exit.DONE
     text = capsys.readouterr().out
@@ -62,9 +94,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trian"], "error there is no verb 'trian': did you mean train?\n"),
-        (["exprot", "x"], "error there is no verb 'exprot': did you mean export or import?\n"),
-        (["zzzz"], "error there is no verb 'zzzz': `hornbook --help` lists them\n"),
+        (["trian"], "error there is no command 'trian': did you mean train?\n"),
+        (["exprot", "x"], "error there is no command 'exprot': did you mean export or import?\n"),
+        (["zzzz"], "error there is no command 'zzzz': `hornbook --help` lists them\n"),
         (["--bogus"], "error No such option: --bogus\n`hornbook --help` lists what there is\n"),
         (
             ["config", "shwo"],

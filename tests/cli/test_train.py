@@ -112,7 +112,7 @@ def test_starting_from_a_checkpoint_takes_its_shape(
     command = ["train", "--data", str(tiny_corpus), "--from", str(tmp_path / "a")]
     assert main([*command, "--out", str(tmp_path / "b"), *without_shape]) == Exit.DONE
     assert "width = 16" in RunDir(tmp_path / "b").recipe.read_text()
-    capsys.readouterr()
+    assert "learning rate 0.01 (command line)\n" in capsys.readouterr().err
     assert main([*command, "--out", str(tmp_path / "c"), *without_shape, "--model.layers", "2"]) == Exit.USAGE
     assert "model.layers is 2 (command line), the checkpoint has 1" in capsys.readouterr().err
 
@@ -120,7 +120,7 @@ def test_starting_from_a_checkpoint_takes_its_shape(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["train", "train.tokens=1000"], "give --data DATA"),
+        (["train", "train.tokens=1000"], "missing --data DATA"),
         (["train", "train.tokens=1000", "--data", "/nowhere"], "/nowhere does not exist"),
         (["resume"], "which run?"),
         (["resume", "/nowhere"], "holds no run"),

@@ -196,7 +196,7 @@ def test_any_number_of_workers_and_a_second_call(
         assert (again.notes, again.shares) == (first.notes, first.shares)
     assert len([name for name in trees[0] if name.startswith("tokens/validation/news@later/")]) >= 8
     assert trees[0] == trees[1]
-    with pytest.raises(UsageError, match="tokenized otherwise"):
+    with pytest.raises(UsageError, match="already has tokens with other settings"):
         tokenize(data, config.model_copy(update={"sources": {"news": SourceConfig(paths=source.paths)}}))
 
 

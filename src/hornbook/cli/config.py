@@ -60,6 +60,6 @@ def check(words: Words = None, as_json: Json = False) -> Exit:
         answer({"ok": False, "problems": [vars(problem) for problem in error.problems]}, as_json=True)
         return error.exit_code
     given = sum(origin != "default" for origin in resolved.origins.values())
-    text = f"{target} is in order: {given} of {len(resolved.origins)} settings differ in origin from the default"
+    text = f"{target} is valid; {given} of {len(resolved.origins)} settings are not at their default"
     answer({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text, as_json=as_json)
     return Exit.DONE

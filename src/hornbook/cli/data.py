@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _ByPlace(TyperGroup):
-    """A first word that is no verb of the group, but has an @ in it, is a place in a run."""
+    """A first word that is no command of the group, but has an @ in it, is a place in a run."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """`RUN@STEP` stands for `documents RUN@STEP`."""
@@ -34,7 +34,7 @@ class _ByPlace(TyperGroup):
 
 app = typer.Typer(
     cls=_ByPlace,
-    help="`hornbook data RUN@STEP` names the documents a step learned from; `where` and `affected` ask in reverse.",
+    help="`hornbook data RUN@STEP` names the documents of a step; `where` and `affected` answer the reverse question.",
     no_args_is_help=True,
     add_completion=False,
 )

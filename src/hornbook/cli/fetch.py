@@ -31,7 +31,7 @@ def fetch(
 ) -> None:
     """Fetch a public corpus, or a part of it, and print the settings with which prepare reads it.
 
-    A transfer that broke goes on where it stopped; published digests are checked. -n prints every address and size.
+    Interrupted downloads resume; published digests are checked. -n prints every address and size.
     """
     from hornbook.text.corpora import CORPORA, corpus_of
 

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, Words, split_target
+from hornbook.cli.shell import DryRun, Json, RunWords, split_target
 from hornbook.cli.training import run_job
 from hornbook.errors import Exit, UsageError
 
 
 def fork(
-    words: Words = None,
+    words: RunWords = None,
     *,
     out: Annotated[Path, typer.Option(metavar="RUN2", help="The new run directory.")],
     at: Annotated[

@@ -31,7 +31,7 @@ def generate(
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Below 1 bolder, above 1 wilder; 0 is greedy.")
+        float, typer.Option("--temperature", help="Below 1 safer and more alike, above 1 more varied; 0 is greedy.")
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")] = 50,
     top_p: Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")] = 1.0,

@@ -1,4 +1,4 @@
-"""The command `hornbook`: a table of verbs, each imported only when it is used."""
+"""The program `hornbook`: a table of commands, each imported only when it is used."""
 
 import atexit
 import difflib
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hornbook.cli.examples import ExampleCommand
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.compile_ahead import announce_late_compiling
 from hornbook.errors import EXIT_MEANING, UsageError
@@ -52,7 +53,7 @@ VERBS = {
     "eval": Verb("evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
     "generate": Verb("generate", "generate", "Continue a prompt", "Model"),
     "predict": Verb("predict", "predict", "Labels, tags, numbers, answers for lines of text", "Model"),
-    "import": Verb("import_", "import_", "A Hugging Face checkpoint to a checkpoint of ours", "Model"),
+    "import": Verb("import_", "import_", "Convert a Hugging Face model for training", "Model"),
     "grow": Verb("grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
     "export": Verb("export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
     "data": Verb("data", "app", "Which documents a step saw, which steps saw a document", "Look"),
@@ -60,7 +61,7 @@ VERBS = {
     "recipes": Verb("recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
     "config": Verb("config", "app", "Show, explain and check settings", "Look"),
 }
-"""Every verb, in the order of `--help`."""
+"""Every command, in the order of `--help`."""
 
 
 class VerbGroup(TyperGroup):
@@ -75,18 +76,18 @@ class VerbGroup(TyperGroup):
         return load_verb(cmd_name) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As usual, with verbs of two words and a did-you-mean for a mistyped one. Raises UsageError."""
+        """As usual, with commands of two words and a did-you-mean for a mistyped one. Raises UsageError."""
         if (pair := " ".join(args[:2])) in VERBS:
             args = [pair, *args[2:]]
         if args[0] not in VERBS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook --help` lists them"
-            raise UsageError(f"there is no verb {args[0]!r}: {hint}")
+            raise UsageError(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the verbs from the table, and the exit codes."""
-        formatter.write_usage("hornbook", "VERB [ARGUMENTS]")
+        formatter.write_usage("hornbook", "COMMAND [ARGUMENTS]")
         formatter.write_paragraph()
         formatter.write_text("Train language models from scratch: raw text to a trained, evaluated, exported model.")
         for section in dict.fromkeys(verb.section for verb in VERBS.values()):
@@ -95,11 +96,11 @@ class VerbGroup(TyperGroup):
         with formatter.section("Options"):
             formatter.write_dl(
                 [
-                    ("-h, --help", "Of hornbook, or of a verb"),
+                    ("-h, --help", "Of hornbook, or of a command; so does `hornbook help COMMAND`"),
                     ("-v, --verbose", "Say more; show whole tracebacks"),
                     ("-q, --quiet", "Say nothing but problems"),
                     ("--version", "Print the version"),
-                    ("--install-completion", "Let the shell complete verbs and options"),
+                    ("--install-completion", "Let the shell complete commands and options"),
                 ]
             )
         with formatter.section("Exit codes"):
@@ -125,7 +126,7 @@ def build_command(function: Any, name: str, *, words: bool) -> Any:
     """A command of one function."""
     single = typer.Typer(add_completion=False)
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-    kind: type[TyperCommand] = TyperCommand
+    kind: type[TyperCommand] = ExampleCommand
     if words:
         from hornbook.cli.settings_help import SettingsCommand
 
@@ -184,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> Any:
     """Parse and run; what goes wrong is raised, for `guard` to judge. Typer's own `main` would exit by itself."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     command = typer.main.get_command(app)
     if "_HORNBOOK_COMPLETE" in os.environ:
         return command.main(prog_name="hornbook")

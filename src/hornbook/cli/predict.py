@@ -32,10 +32,10 @@ def predict(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Say what a model with a head for labels says of each line: a label, numbers, tags of words, an answer.
+    """Classify, tag or answer each line with a fine-tuned model.
 
     A line is a text; or a JSON object with text (and text_pair), words, or question and context. A text longer than the
-    model's positions is cut, which is said; words and contexts are read in windows that overlap, so nothing is lost.
+    model's positions is cut, and a note says so; words and contexts are read in overlapping windows: nothing is lost.
     --json prints one object per line, with the probability of every label.
     """
     from hornbook.model.config_head import LabelHeadConfig

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from hornbook.cli.shell import DryRun, Json, Words, split_target
+from hornbook.cli.shell import DryRun, Json, RunWords, split_target
 from hornbook.cli.training import run_job
 from hornbook.errors import Exit, UsageError
 
 
-def resume(words: Words = None, dry_run: DryRun = False, as_json: Json = False) -> Exit:
+def resume(words: RunWords = None, dry_run: DryRun = False, as_json: Json = False) -> Exit:
     """Go on with a run exactly where its newest checkpoint is; settings that may change can be given."""
     from hornbook.resolve import resolve
     from hornbook.run.launch import Start, check_directory

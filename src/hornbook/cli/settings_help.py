@@ -1,8 +1,8 @@
-"""`--help` of verbs that take settings: the ones people change most, from the schema; `--help-all` shows all."""
+"""`--help` of commands that take settings: the ones people change most, from the schema; `--help-all` shows all."""
 
 from typing import Any
 
-from typer.core import TyperCommand
+from hornbook.cli.examples import ExampleCommand
 
 _TEXT = [
     "text.steps",
@@ -43,13 +43,13 @@ _RESUME = [
     "log.every",
 ]
 FREQUENT = {"prepare": _TEXT, "tokenize": _TEXT, "train": _TRAIN, "fork": _TRAIN, "resume": _RESUME}
-"""Settings that `hornbook VERB --help` shows."""
+"""Settings that `hornbook COMMAND --help` shows."""
 
 _ALL = "hornbook.help_all"
 
 
-class SettingsCommand(TyperCommand):
-    """A verb that takes `--section.key value` in any place."""
+class SettingsCommand(ExampleCommand):
+    """A command that takes `--section.key value` in any place."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Understand `--help-all` and `--help all` before the ordinary parsing."""
@@ -64,9 +64,8 @@ class SettingsCommand(TyperCommand):
         free = [str(param.metavar) for param in self.params if param.param_type_name == "argument" and param.metavar]
         return ["[OPTIONS]", *free]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, then settings."""
-        super().format_help(ctx, formatter)
+    def format_more(self, ctx: Any, formatter: Any) -> None:
+        """The settings."""
         every = ctx.meta.get(_ALL, False)
         rows = setting_rows(None if every else FREQUENT.get(ctx.info_name or "", _TRAIN))
         with formatter.section("Settings" if every else "Settings people change most (--help-all shows every one)"):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Context settings of a verb that takes `--section.key value` in any place."""
 
+RunWords = Annotated[
+    list[str] | None, typer.Argument(metavar="RUN [--section.key value]...", help="Run directory, then settings.")
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="RECIPE|RUN [--section.key value]...", help="Recipe or run directory, then settings."),

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, Words, resolve_words
+from hornbook.cli.shell import DryRun, Json, Words, resolve_words, say
 from hornbook.cli.training import run_job
 from hornbook.errors import Exit, UsageError
+from hornbook.layers import COMMAND_LINE
 
 if TYPE_CHECKING:
     from hornbook.recipe import Recipe
+    from hornbook.resolve import Resolved
 
 
 def train(
@@ -44,7 +46,16 @@ def train(
     if from_ is None:
         return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
     resolved, origin = import_origin(resolved, checkpoint_path(from_))
+    say(rate_text(resolved))
     return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
+
+
+def rate_text(resolved: "Resolved") -> str:
+    """The learning rate with which training goes on from weights of a checkpoint, and who set it."""
+    origin = resolved.origins.get("optim.lr", "default")
+    given = origin in (COMMAND_LINE, "environment HORNBOOK_SET")
+    hint = "" if given else "; it may suit training from scratch only: --optim.lr VALUE sets another"
+    return f"learning rate {resolved.recipe.optim.lr:g} ({origin}){hint}"
 
 
 def default_folder(recipe: "Recipe") -> Path:

@@ -32,7 +32,7 @@ _REMEDIES = {
     "device": "take machines of one kind, or set train.device",
     "cpu": "take machines of one kind",
     "run directory": "give every rank the same --out, on a file system that all machines share",
-    "verb": "start every rank with the same command line, once the last of the ranks before has ended",
+    "command": "start every rank with the same command line, once the last of the ranks before has ended",
     "train.precision": "machines of several kinds: set train.precision",
     "threads": "set train.threads or OMP_NUM_THREADS alike on every machine",
 }

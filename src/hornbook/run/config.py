@@ -28,7 +28,7 @@ class TrainConfig(Config):
     """Time in which the run must end, from its first step to its last save, over all attempts; while it lies still does
     not count. Where the steps turn out too slow it is shortened on its way, schedule included, and never lengthened."""
     batch_tokens: Count = Field(default=524_288, ge=1)
-    """Tokens per optimizer step; with a ramp, of the steps behind it."""
+    """Tokens per optimizer step; with a ramp, once it has ended."""
     ramp: Ramp = NoRamp()
     """How the batch grows to `batch_tokens`. What happens every so many steps counts steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)

@@ -134,7 +134,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     does not fit the model.
     """
     if recipe.data.path is None:
-        raise UsageError("no data is named: give --data DATA, a folder written by `hornbook tokenize`")
+        raise UsageError("missing --data DATA: a folder made by `hornbook tokenize`")
     train = recipe.train
     loader = build_loader(
         recipe.data, recipe.data.path, sequence=train.sequence, micro_batch=train.micro_batch, seed=recipe.seed

@@ -108,7 +108,7 @@ def _join(recipe: Recipe, run: RunDir, place: Place, *, origins: Mapping[str, st
     assert place.connect is not None
     store, inputs = place.connect(), read_inputs(recipe, start)
     facts = rank_facts(recipe, inputs.corpus.lock())
-    compare_ranks(store, place, facts | {"run directory": str(run.path.resolve()), "verb": start.mode})
+    compare_ranks(store, place, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
     with StopSignals() as signals, contextlib.ExitStack() as stack:
         if place.leads:
             with leading(store, place.size) as told:

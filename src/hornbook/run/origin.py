@@ -19,6 +19,7 @@ from hornbook.model.hf import read_hf
 from hornbook.model.surgery.adapter_files import is_adapter
 from hornbook.recipe import Recipe, cross_check
 from hornbook.resolve import Resolved, leaves
+from hornbook.resume_rules import TRAINING_ONLY
 from hornbook.run.checkpoint_path import checkpoint_path
 from hornbook.run.ledger import replay
 from hornbook.run.lineage import describe_source
@@ -26,9 +27,6 @@ from hornbook.run.manifest import verify_folder
 from hornbook.run.state import State
 from hornbook.rundir import RunDir
 from hornbook.text.tokenizer import Tokenizer
-
-TRAINING_ONLY = ("dropout", "init")
-"""Parts of a model's configuration that its weights say nothing about."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
         raise IntegrityError(f"{checkpoint / 'tokenizer.json'} is not JSON: {error}") from error
     if theirs["model"] != ours["model"]:
         raise UsageError(
-            f"the data is tokenized otherwise than {checkpoint} was trained: make its shards anew with "
+            f"the data has tokens of another tokenizer than {checkpoint}: make them anew with `hornbook tokenize` and "
             f"--text.tokenizer.kind file --text.tokenizer.path {checkpoint / 'tokenizer.json'}"
         )
 

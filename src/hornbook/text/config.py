@@ -234,7 +234,7 @@ class TextConfig(Config):
     labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
     steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()], max_length=255)
-    """Edits, then decisions, then cuts; each stretch in this order."""
+    """Steps of cleaning, in this order: edits of the text first, then decisions on what to drop, then cuts."""
     exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
     """Ids or origins (`path:row`) of documents to leave out, with all that fall to them as duplicates."""
     strict: bool = False

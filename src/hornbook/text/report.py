@@ -94,8 +94,9 @@ def page(receipt: Receipt) -> str:
         f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
         *(_source(name, source) for name, source in _sources(receipt)),
         "<h2>Rules and examples</h2>",
-        f'<p class="note">Up to {EXAMPLES} documents of each rule, drawn by their hashes. Judge them with '
-        f"<code>hornbook prepare review {escape(str(receipt.data))}</code>: their precision stands here then.</p>",
+        f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
+        f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
+        "precision appears here once they are judged.</p>",
         *(_rule(reason, receipt) for reason in _reasons(receipt)),
         curves_page(receipt.data, receipt.config.steps),
         *bias_page(receipt.bias),

@@ -103,7 +103,7 @@ def tokenize(
     Of `config` only `tokenizer`, `validation`, `strict`, `bpe_dropout` and its seed, and of sources `split` and `later`
     matter. `workers` 0 takes one process per core.
 
-    Raises UsageError (not prepared, tokenized otherwise, or `bpe_dropout` without merges), IntegrityError (damaged
+    Raises UsageError (not prepared, tokens of other settings, or `bpe_dropout` without merges), IntegrityError (damaged
     documents; with `strict`, no date where sources are split by time), StorageError, InUseError.
     """
     started = time.monotonic()
@@ -116,7 +116,7 @@ def tokenize(
         if index is not None and index.get("key") != key:
             if not overwrite:
                 raise UsageError(
-                    f"{data} is tokenized otherwise; use --overwrite to replace its tokenizer and tokens "
+                    f"{data} already has tokens with other settings; --overwrite replaces its tokenizer and tokens "
                     "(runs trained on them could not be resumed), or prepare another folder"
                 )
             index = None

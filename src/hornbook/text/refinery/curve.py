@@ -17,7 +17,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config_step import StepConfig
 from hornbook.text.decide import KEPT, NOTHING_LEFT
 from hornbook.text.refinery.step import Decision
-from hornbook.text.refinery.table import Steps, build
+from hornbook.text.refinery.table import STEPS, Steps, build
 from hornbook.text.refinery.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
 
 
@@ -67,7 +67,9 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
     step = next((each for each in steps.decisions if each.name == label), None)
     if not isinstance(step, Decision):
         known = ", ".join(each.name for each in steps.decisions if isinstance(each, Decision))
-        raise UsageError(f"{label!r} is no step of {data} that decides by columns alone: there are {known}")
+        absent = label in STEPS and label not in [config.label for config in configs]
+        remedy = "add it to text.steps and prepare again" if absent else f"there are: {known or 'none'}"
+        raise UsageError(f"{data} has no step {label} with a threshold: {remedy}")
     languages = [name for name in steps.columns() if name.endswith(".language")]
     sample = next((each for each in steps.measurers if isinstance(each, WordSample)), None)
     words = [f"{sample.name}.{column}" for column in (COUNT, SAMPLE)] if sample else []
