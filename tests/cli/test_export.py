@@ -41,7 +41,8 @@ def names(folder: Path) -> set[str]:
 def test_a_run_is_exported_and_certified(run_with_checkpoints, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     assert main(["export", str(run_with_checkpoints), "--to", "hf", "--out", str(out)]) == Exit.DONE
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
+    assert said == f"next: hornbook generate {out} -p TEXT\n"
     assert names(out) == FILES
     assert names(out.parent) == {"out"}
     for path in out.iterdir():

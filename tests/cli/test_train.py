@@ -96,7 +96,9 @@ def test_stop_resume_fork_by_their_exit_codes(
     assert "model.width 16 -> 32 cannot change on resume" in capsys.readouterr().err
     assert main(["resume", str(run.path), "-n", "--json", "--optim.lr", "0.02"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["changes"] == ["optim.lr 0.01 -> 0.02"]
+    capsys.readouterr()
     assert main(["resume", str(run.path)]) == Exit.DONE
+    assert f"\nnext: hornbook generate {run.path} -p TEXT; hornbook export {run.path}" in capsys.readouterr().err
     assert main(["fork", str(run.path), "--at", "5", "--out", str(tmp_path / "fork")]) == Exit.DONE
     assert branch(tmp_path / "fork") == branch(run.path)[5:]
     assert main(["fork", str(run.path), "--at", "6", "--out", str(tmp_path / "fork2")]) == Exit.USAGE

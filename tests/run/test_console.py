@@ -1,10 +1,13 @@
 """The console: whole plain lines off a terminal, a small live panel on one."""
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 
 from hornbook.run.console import Console, Header, clock, si, sparkline
+from hornbook.run.signals import STOPPING
 from hornbook.run.step import Step
 
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")
@@ -57,22 +60,68 @@ def test_notes_and_skips_are_shown_at_once():
     assert "bpb=1.2500 (5 of 9 tokens)" in text
 
 
+class Screen(io.StringIO):
+    """A terminal that keeps what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty columns."""
+    for name, value in (("COLUMNS", "60"), ("LINES", "24"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
 def test_the_live_panel_is_small_and_carries_the_figures():
     stream = io.StringIO()
     with Console(HEADER, every=10, stream=stream, live=True) as console:
         for number in range(1, 51):
             console(step(number, loss=5 - number / 50))
-        for number in range(20):
-            console.note(f"event {number}")
         console.scored(1.5, "5 of 9 tokens")
     lines = stream.getvalue().rstrip().splitlines()
-    assert len(lines) <= 14
+    assert len(lines) <= 5
     text = "\n".join(lines)
     assert "step 50 / 250" in text
     assert "20.0%" in text
     assert "bpb 1.5000 (5 of 9 tokens, best 1.5000)" in text
-    assert "event 19" in text
-    assert "event 3" not in text
+
+
+@pytest.mark.usefixtures("narrow")
+def test_events_stay_above_the_panel():
+    """Each is written once, and followed by a line end: what is drawn again is the panel alone."""
+    screen = Screen()
+    with Console(HEADER, every=10, stream=screen, live=True) as console:
+        console(step(50))
+        for number in range(20):
+            console.note(f"event {number}.")
+            console(step(51 + number))
+    written = screen.getvalue()
+    assert [written.count(f"event {number}.") for number in range(20)] == [1] * 20
+    assert [f"event {number}.\n" in written for number in range(20)] == [True] * 20
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(("steps", "tokens"), [(250, 1_024_000), (1_250_000, 5_120_000_000)])
+def test_the_time_left_is_seen_on_a_narrow_terminal(steps: int, tokens: int):
+    screen = Screen()
+    header = replace(HEADER, total_steps=steps, total_tokens=tokens, ramp=True)
+    with Console(header, every=10, stream=screen, live=True) as console:
+        console(step(steps // 5))
+    (line,) = [line for line in screen.getvalue().splitlines() if "step " in line and "left" in line][-1:]
+    assert re.search(r"left (\d+[dhms])+", line)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_panel_says_that_the_run_will_stop():
+    screen, asked = Screen(), [False]
+    with Console(HEADER, every=10, stream=screen, live=True, stopping=lambda: asked[0]) as console:
+        console(step(50))
+        assert STOPPING[:40] not in screen.getvalue()
+        asked[0] = True
+    assert STOPPING[:40] in screen.getvalue()
 
 
 @pytest.mark.parametrize(

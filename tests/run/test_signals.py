@@ -15,6 +15,7 @@ from hornbook.errors import Exit
 from hornbook.parallel.engine import Engine
 from hornbook.resolve import resolve
 from hornbook.run.launch import Start, launch
+from hornbook.run.signals import STOPPING, StopSignals
 from hornbook.rundir import RunDir
 from tests.processes import wait_until
 
@@ -53,6 +54,19 @@ def test_a_signal_finishes_the_step_saves_and_stops(
     kinds = [(record["kind"], record["step"]) for record in events(tmp_path / "run")]
     assert kinds == [("start", 0), ("save", 4), ("stop_requested", 6), ("save", 6), ("stop", 6)]
     assert events(tmp_path / "run", "stop_requested")[0]["reason"] == name
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_the_first_interrupt_is_answered_at_once(capfd: pytest.CaptureFixture[str], announces: bool) -> None:
+    with StopSignals(announces=announces) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert capfd.readouterr().err == ""
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == "SIGINT"
+        assert capfd.readouterr().err == (f"{STOPPING}\n" if announces else "")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == ""
 
 
 def test_a_second_interrupt_leaves_at_once(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.training import use_command
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,8 +77,11 @@ def export(
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     answer(report, report_text(out, report["files"], found.summary() if found else note), as_json=as_json)
-    if found is None and not as_json:
+    if as_json:
+        return
+    if found is None:
         say(f"[yellow]warning[/] {note}")
+    say(f"next: {use_command(config.head.kind, str(out))}")
 
 
 def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":

@@ -36,6 +36,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
             answer(result, as_json=True)
         else:
             say(f"{result['status']} at step {result['step']:,}: {run.path}")
+            say(next_text(resolved, run, result["status"]))
     except BrokenPipeError:
         if not reader_has_gone():
             raise
@@ -117,6 +118,23 @@ def _beginning(origin: dict[str, Any]) -> str:
 
 def _surgery(step: dict[str, Any]) -> str:
     return ", ".join(str(value) if key == "kind" else f"{key} {value}" for key, value in step.items())
+
+
+def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
+    """A line with the commands that follow."""
+    if status != "finished":
+        return f"next: hornbook resume {run.path}"
+    use = use_command(resolved.recipe.model.head.kind, str(run.path))
+    return f"next: {use}; hornbook export {run.path} --out MODEL"
+
+
+_OF_TOKENS = ("lm", "masked", "none")
+"""Heads that say tokens; the others say labels."""
+
+
+def use_command(head: str, target: str) -> str:
+    """The command that uses a model, by the kind of its head."""
+    return f"hornbook generate {target} -p TEXT" if head in _OF_TOKENS else f"hornbook predict {target} FILE"
 
 
 def describe_result(run: RunDir) -> dict[str, Any]:

@@ -9,22 +9,23 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rich.console import Console as Terminal
-from rich.console import Group, RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from hornbook.run.signals import STOPPING
 from hornbook.run.step import Step
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _BAR_WIDTH = 32
-_NOTES_SHOWN = 6
+_LEAST_BAR = 4
 _REFRESH_PER_SECOND = 5
 _RATE_STEPS = 20
 
@@ -94,10 +95,29 @@ class _Screen(Terminal):
             self.quiet = True
 
 
+@dataclass(frozen=True)
+class _Stopping:
+    """A line once the run is about to stop: asked whenever the panel is drawn, for the step may take long."""
+
+    asked: Callable[[], bool]
+
+    def __rich_console__(self, terminal: Terminal, options: ConsoleOptions) -> RenderResult:
+        if self.asked():
+            yield Text(STOPPING, style="bold")
+
+
 class Console:
     """Observer that shows a run on `stream` (stderr by default)."""
 
-    def __init__(self, header: Header, *, every: int, stream: TextIO | None = None, live: bool | None = None) -> None:
+    def __init__(
+        self,
+        header: Header,
+        *,
+        every: int,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        stopping: Callable[[], bool] = bool,
+    ) -> None:
         self._header = header
         self._every = every
         self._terminal = _Screen(file=stream or sys.stderr, highlight=False, soft_wrap=True)
@@ -106,14 +126,22 @@ class Console:
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
-        self._notes: deque[str] = deque(maxlen=_NOTES_SHOWN)
+        self._stopping = _Stopping(stopping)
         self._last: Step | None = None
         use_live = self._terminal.is_terminal if live is None else live
-        self._live = Live(console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND) if use_live else None
+        self._live = None
+        if use_live:
+            self._live = Live(self._panel(), console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND)
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a panel, which says by itself that the run is about to stop."""
+        return self._live is not None
 
     def __enter__(self) -> "Console":
         if self._live is not None:
-            self._live.start()
+            with self._terminal.surviving():
+                self._live.start(refresh=True)
         else:
             self._print(self._title())
         return self
@@ -152,15 +180,10 @@ class Console:
 
     def note(self, text: str) -> None:
         """Show an event: a save, a score, a sample, a warning."""
-        stamped = f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}"
-        if self._live is None:
-            self._print(stamped)
-            return
-        self._notes.append(stamped)
-        with self._terminal.surviving():
-            self._live.update(self._panel())
+        self._print(f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}")
 
     def _print(self, text: str) -> None:
+        """Print a line: above the panel where there is one, so that it stays in the terminal's history."""
         with self._terminal.surviving():
             self._terminal.print(Text(text))
 
@@ -192,8 +215,7 @@ class Console:
         lines = [Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis")]
         if self._last is not None:
             lines += self._figures(self._last)
-        lines += [Text(f"● {note}", no_wrap=True, overflow="ellipsis") for note in self._notes]
-        return Group(*lines)
+        return Group(*lines, self._stopping)
 
     def _compared(self) -> str:
         """What the validation figure is of, and the best one of the same."""
@@ -202,19 +224,23 @@ class Console:
 
     def _figures(self, step: Step) -> list[Text]:
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} {self._compared()}"
-        batch = f"   batch {step.step_tokens:,}" if self._header.ramp else ""
-        share = min(step.tokens / self._header.total_tokens, 1.0)
-        filled = int(share * _BAR_WIDTH)
-        bar = "█" * filled + "·" * (_BAR_WIDTH - filled)
         return [
             Text(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}", no_wrap=True),
             Text(
                 f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s",
                 no_wrap=True,
             ),
-            Text(
-                f"step {step.step:,} / {self._header.total_steps:,}  {bar}  {100 * share:.1f}%   "
-                f"{si(step.tokens)} tokens{batch}   left {clock(self._seconds_left(step))}",
-                no_wrap=True,
-            ),
+            Text(self._progress(step), no_wrap=True),
         ]
+
+    def _progress(self, step: Step) -> str:
+        """Steps, a bar in the room that is left for it, time left, and last what a narrow terminal may cut off."""
+        share = min(step.tokens / self._header.total_tokens, 1.0)
+        batch = f"   batch {step.step_tokens:,}" if self._header.ramp else ""
+        before = f"step {step.step:,} / {self._header.total_steps:,}  "
+        after = f"{100 * share:.1f}%   left {clock(self._seconds_left(step))}   {si(step.tokens)} tokens{batch}"
+        width = min(_BAR_WIDTH, self._terminal.width - len(before) - len(after) - 2)
+        if width < _LEAST_BAR:
+            return before + after
+        filled = int(share * width)
+        return f"{before}{'█' * filled}{'·' * (width - filled)}  {after}"

@@ -77,7 +77,7 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
     compile_for(inputs)
     if recipe.parallel.data > 1:
         return _supervise(recipe, run, inputs, changes, origins=origins, start=start)
-    with StopSignals() as signals, RunLock(run.create()):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create()):
         check_directory(run, start.mode)  # again: another start may have been faster
         with open_job(run, inputs, signals, start, changes, origins=origins) as job:
             return _train(job)
@@ -97,7 +97,7 @@ def _supervise(
         resumed = dataclasses.replace(start, mode="resume", origin=None)
         return open_job(run, inputs, signals, resumed, changed_settings(run, recipe), origins=origins)
 
-    with StopSignals() as signals, RunLock(run.create(), shared=True):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
         check_directory(run, start.mode)
         supervisor = Supervisor(run, recipe.guard, signals, quiet=start.quiet)
         return supervisor.run(next_job, _train, recipe.parallel.data)
@@ -109,7 +109,8 @@ def _join(recipe: Recipe, run: RunDir, place: Place, *, origins: Mapping[str, st
     store, inputs = place.connect(), read_inputs(recipe, start)
     facts = rank_facts(recipe, inputs.corpus.lock())
     compare_ranks(store, place, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
-    with StopSignals() as signals, contextlib.ExitStack() as stack:
+    announces = place.leads and not start.quiet
+    with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
         if place.leads:
             with leading(store, place.size) as told:
                 changes = check_start(recipe, run, start)

@@ -331,7 +331,10 @@ def _open_consoles(job: Job, engine: Engine, stack: contextlib.ExitStack) -> lis
     log = stack.enter_context(job.run.log.open("a", encoding="utf-8"))
     consoles = [stack.enter_context(Console(header, every=every, stream=log, live=False))]
     if not job.quiet:
-        consoles.append(stack.enter_context(Console(header, every=every)))
+        shown = Console(header, every=every, stopping=lambda: job.inbox.interrupted)
+        if shown.live:
+            job.inbox.show_interrupts()
+        consoles.append(stack.enter_context(shown))
     return consoles
 
 

@@ -82,6 +82,10 @@ class Inbox:
         """Whether a signal asked to stop: what takes long should give way."""
         return self._signals.received is not None
 
+    def show_interrupts(self) -> None:
+        """Someone shows `interrupted` from now on: a line on stderr would be written into a live panel."""
+        self._signals.announces = False
+
     def poll(self, at: Position, agree: Callable[[Sequence[int]], list[int]] = list) -> Orders:
         """Take the requests that are due, acknowledge them in the ledger, and say what they ask for.
 

@@ -1,5 +1,6 @@
 """Signals that ask a run to stop: the step in progress is finished, the state is saved, the exit code is 75.
 
+The first SIGINT is answered at once, for the step may take long.
 SIGTERM (schedulers), SIGHUP (the terminal has gone), SIGUSR1 (Slurm's warning before the end of a job) and the first
 SIGINT only set a flag, so a signal inside a save cannot hurt it. A second SIGINT raises KeyboardInterrupt: leave at
 once (exit code 130). Before there is a run to save, `leave_early` ends the process with code 75 too. SIGHUP stays
@@ -17,6 +18,9 @@ from typing import Self
 from hornbook.errors import Exit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+STOPPING = "stopping after this step and a save; Ctrl-C again to stop now"
 
 
 def leave_early() -> None:
@@ -40,7 +44,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 class StopSignals:
     """Context in which the stop signals are caught; the previous handlers come back after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, announces: bool = True) -> None:
+        self.announces = announces
+        """Whether the first SIGINT is answered on stderr: not where a live panel or another process does it."""
         self.received: str | None = None
         """Name of the first stop signal, once there was one."""
         self.pass_on: Callable[[int], None] | None = None
@@ -64,8 +70,17 @@ class StopSignals:
         del frame
         if number == signal.SIGINT and self.received == "SIGINT" and not self.patient:
             raise KeyboardInterrupt
+        if number == signal.SIGINT and self.received != "SIGINT" and self.announces:
+            _write_stopping()
         self.received = self.received or signal.Signals(number).name
         if number == signal.SIGINT:
             self.received = "SIGINT"
         if self.pass_on is not None:
             self.pass_on(number)
+
+
+def _write_stopping() -> None:
+    """Straight to the descriptor: whoever holds the lock of `sys.stderr` may be what the signal interrupted."""
+    with contextlib.suppress(OSError):
+        start = "\n" if os.isatty(2) else ""  # behind the ^C that the terminal shows
+        os.write(2, f"{start}{STOPPING}\n".encode())

@@ -205,15 +205,17 @@ def running_ranks(
     store = os.memfd_create("store")
     connect = functools.partial(FileStore, f"/proc/self/fd/{store}", size)
     ranks: list[Rank] = []
+    announces = signals.announces
     try:
         with stop_signals_blocked():
             for pulse in shared_pulses(size, incarnation):
                 place = Place(pulse.rank, size, pulse.rank, connect, same_devices=True)
                 ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse, signals)))
             signals.pass_on = pass_on
+            signals.announces = announces and not os.isatty(2)  # on a terminal rank 0 answers, which has the panel
         yield ranks
     finally:
-        signals.pass_on = None
+        signals.pass_on, signals.announces = None, announces
         for rank in ranks:
             rank.kill()
         for rank in ranks:
@@ -222,7 +224,7 @@ def running_ranks(
 
 
 def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Pulse, signals: StopSignals) -> Exit:
-    signals.patient = True
+    signals.patient, signals.announces = True, signals.announces and place.leads and os.isatty(2)
     pulse.enter("setup", At())
     return loop(job.of_rank(place, pulse))
 
