@@ -57,7 +57,7 @@ def missing_paths(text: str) -> Iterator[str]:
     for span in quoted(text):
         words = span.split()
         if words[0] == "make":
-            yield from (f"make {word}" for word in words[1:] if word not in targets)
+            yield from (f"make {word}" for word in words[1:] if word not in targets and "=" not in word)
 
 
 def missing_words(text: str) -> Iterator[str]:
@@ -129,3 +129,18 @@ def test_every_row_of_features_has_a_status_and_a_proof() -> None:
     assert [int(number) for number, _, _ in rows] == list(range(1, 155))
     assert [number for number, status, _ in rows if not re.match(r"(yes|part|not yet)\b", status)] == []
     assert [number for number, status, proof in rows if status.startswith(("yes", "part")) and not proof.strip()] == []
+
+
+def test_every_word_of_the_glossary_has_one_short_meaning() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", (ROOT / "docs/words.md").read_text(), re.MULTILINE)[1:]
+    words = [word for word, _ in rows]
+    assert len(words) >= 40
+    assert words == sorted(set(words))
+    assert [word for word, meaning in rows if not meaning.endswith(".") or len(meaning) > 160] == []
+
+
+def test_every_message_of_troubleshooting_is_one_of_ours() -> None:
+    headings = re.findall(r"^### `(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert len(headings) >= 15
+    assert [text for text in headings if text not in sources] == []
