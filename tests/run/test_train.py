@@ -232,7 +232,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path, launch_run: Launch) -> No
 def test_what_is_missing_is_said(tmp_path: Path, launch_run: Launch) -> None:
     with pytest.raises(UsageError, match=r"give --train\.tokens or --train\.epochs"):
         launch_run(tmp_path / "a", "train.tokens=none")
-    with pytest.raises(UsageError, match="give --data DATA"):
+    with pytest.raises(UsageError, match="missing --data DATA"):
         launch_run(tmp_path / "b", "data.path=none")
     with pytest.raises(UsageError, match=r"the tokenizer has 257 tokens and model\.vocab has room for 256"):
         launch_run(tmp_path / "c", "model.vocab=256")

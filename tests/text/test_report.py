@@ -125,8 +125,10 @@ def test_a_curve_is_what_prepare_would_keep(tmp_path: Path):
     assert np.ptp([point.documents for point in points]) > 0
     with pytest.raises(UsageError, match="has no threshold 'nothing': it has threshold"):
         curve(decision, signals, "nothing", values)
-    with pytest.raises(UsageError, match=r"'exact_dedup' is no step .* there are classifier"):
+    with pytest.raises(UsageError, match=r"has no step exact_dedup with a threshold: there are: classifier"):
         read_signals(tmp_path / "data", [ExactDedup(), step], "exact_dedup")
+    with pytest.raises(UsageError, match=r"has no step gopher_quality .*: add it to text.steps and prepare again"):
+        read_signals(tmp_path / "data", [ExactDedup(), step], "gopher_quality")
 
 
 def test_judgements_outlive_the_folder(data: Path):

@@ -101,7 +101,8 @@ class _Stopping:
 
     asked: Callable[[], bool]
 
-    def __rich_console__(self, terminal: Terminal, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
+        del console, options
         if self.asked():
             yield Text(STOPPING, style="bold")
 
