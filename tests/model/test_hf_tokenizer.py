@@ -59,11 +59,11 @@ def test_a_template_of_texts_for_decoders_gives_tokens_and_types_as_ours(tmp_pat
     save_tokenizer(made, tmp_path / "out")
     begin_texts(tmp_path / "out")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
-    for pair in (("the page", "a page"), ("the page",)):
-        asked, found = ask_text(made, *pair), read.encode(*pair)
+    for second in (None, "a page"):
+        asked, found = ask_text(made, "the page", second), read.encode("the page", second)
         last = len(asked.tokens) - (made.end_id != made.delimiter_id)
         assert (found.ids, found.type_ids) == (asked.tokens[:last], asked.types[:last])
-        assert len({*found.type_ids}) == len(pair)
+        assert max(found.type_ids) == (second is not None)
 
 
 @pytest.mark.parametrize(
