@@ -4,7 +4,7 @@
 
 One change at a time in a copy of `src` that stands first on PYTHONPATH: a number, a comparison or an operator is
 another, a condition is negated, a result is None, a statement is gone. Against each run the tests of its module:
-tests/ROOM/test_NAME.py and a few files more that name the module. A mutant is killed where they fail or last
+tests/ROOM/test_NAME.py, the room's golden pins and a few files more that name the module. A mutant is killed where they fail or last
 `PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that is missing.
 """
 
@@ -144,13 +144,14 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 
 @cache
 def tests_of(path: str) -> tuple[str, ...]:
-    """Test files of a module, its own first."""
+    """Test files of a module: its own, the golden pins of its room, and others that name it."""
     module = Path(path).with_suffix("")
-    own = ROOT / "tests" / module.parent / f"test_{module.name}.py"
+    named = ("tests" / module.parent / f"test_{module.name}.py", Path("tests", module.parts[0], "test_golden.py"))
+    own = [ROOT / file for file in named if (ROOT / file).exists()]
     spelled = "hornbook." + ".".join(module.parts)
     naming = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if f"{spelled} " in file.read_text()]
-    others = sorted((file for file in naming if file != own), key=lambda file: file.stat().st_size)[:OTHERS]
-    return tuple(str(file.relative_to(ROOT)) for file in ([own] if own.exists() else []) + others)
+    others = sorted((file for file in naming if file not in own), key=lambda file: file.stat().st_size)[:OTHERS]
+    return tuple(str(file.relative_to(ROOT)) for file in own + others)
 
 
 def outcome(source: Path, tests: tuple[str, ...], seconds: float) -> tuple[bool, float]:
