@@ -4,8 +4,9 @@
 
 One change at a time in a copy of `src` that stands first on PYTHONPATH: a number, a comparison or an operator is
 another, a condition is negated, a result is None, a statement is gone. Against each run the tests of its module:
-tests/ROOM/test_NAME.py, the room's golden pins and a few files more that name the module. A mutant is killed where they fail or last
-`PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that is missing.
+tests/ROOM/test_NAME.py, the golden pins of its room and a few files more that name it. A mutant is killed where they
+fail or last `PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that
+is missing.
 """
 
 import argparse
