@@ -29,6 +29,7 @@ SESSION = "HORNBOOK_TEST_SESSION"
 """Environment variable: whatever a test starts, and what that starts, is known by it."""
 _WATCHER = """
 import os, select, signal, sys, time
+os.setsid()
 parent, mark = int(sys.argv[1]), sys.argv[2].encode()
 try:
     watched = os.pidfd_open(parent)
@@ -59,7 +60,9 @@ def kill_what_is_left() -> None:
     """
     mark = f"{SESSION}={os.getpid()}-{os.urandom(8).hex()}"
     words = [sys.executable, "-c", _WATCHER, str(os.getpid()), mark]
-    subprocess.Popen(words, start_new_session=True, stdin=subprocess.DEVNULL)
+    os.posix_spawn(
+        sys.executable, words, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    )
     os.environ.update([mark.split("=", 1)])
 
 

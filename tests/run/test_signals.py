@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ def send_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *signals: int) -> N
         return original(self, batches, total_weight, key)
 
     monkeypatch.setattr(Engine, "forward_backward", interrupted)
+
+
+@pytest.fixture(autouse=True)
+def _terminal() -> Iterator[None]:
+    """SIGHUP as it is below a terminal, for these tests and what they start: under nohup it would be ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])

@@ -137,6 +137,11 @@ def _documents(data: Path) -> dict[str, str]:
     return {path: digest for path, digest in outputs.items() if path.startswith("documents/")}
 
 
+def _size_of_documents(data: Path) -> int:
+    """Bytes of all shards that are there; one that is missing is told where it is read."""
+    return sum(path.stat().st_size for path in map(data.joinpath, _documents(data)) if path.exists())
+
+
 def _key(config: TextConfig, documents: dict[str, str], sources: dict[str, SourceConfig]) -> str:
     """Digest of everything the token shards depend on."""
     splits = {name: source.split for name, source in sources.items() if source.split is not None}
@@ -233,11 +238,11 @@ def _make_tokenizer(
 ) -> Tokenizer:
     """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
     folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
-    settings, size = config.tokenizer, sum((data / path).stat().st_size for path in _documents(data))
+    settings = config.tokenizer
     if read_json(done) == {"key": key}:
         return Tokenizer.load(folder)
     if settings.kind == "bpe":
-        compile_for(size)
+        compile_for(_size_of_documents(data))
     shutil.rmtree(folder, ignore_errors=True)
     if isinstance(settings, Trained):
         progress("train the tokenizer", 0, 1)
@@ -252,7 +257,7 @@ def _make_tokenizer(
         path = Path(settings.path)
         tokenizer = Tokenizer.load(path, settings.end_of_text)
         if tokenizer.has_merges:
-            compile_for(size)
+            compile_for(_size_of_documents(data))
         save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
     write_json(done, {"key": key})
     return Tokenizer.load(folder)
