@@ -94,11 +94,13 @@ def _medians(rows: list[Any], verb: str) -> dict[str, float]:
 
 def run(label: str = LABEL, source: Path | None = None, rounds: int = 1, kinds: tuple[str, ...] = ()) -> dict[str, Any]:
     """Measure, print, and write results/cold_start.json beside what other labels have there."""
+    measured = {kind: measure(source, rounds, INSTRUCTIONS[kind]) for kind in kinds or tuple(INSTRUCTIONS)}
+    kernels = {} if source or kinds else {"tokenizer_kernels": compilation()}
     path = RESULTS / "cold_start.json"
-    figures = json.loads(path.read_text())["starts"] if path.exists() else {}
-    held = json.loads(path.read_text()).get("tokenizer_kernels", {}) if path.exists() else {}
-    for kind in kinds or tuple(INSTRUCTIONS):
-        figures.setdefault(kind, {})[label] = measure(source, rounds, INSTRUCTIONS[kind])
+    held = json.loads(path.read_text()) if path.exists() else {"starts": {}}
+    figures = held["starts"]
+    for kind, verbs in measured.items():
+        figures.setdefault(kind, {})[label] = verbs
     rows = [
         (f"{verb}, {kind}", name, *(each[state][unit] for state in ("cold", "warm") for unit in ("seconds", "cpu")))
         for kind, labels in figures.items()
@@ -106,10 +108,8 @@ def run(label: str = LABEL, source: Path | None = None, rounds: int = 1, kinds: 
         for verb, each in verbs.items()
     ]
     print(table(["", "", "cold s", "CPU s", "warm s", "CPU s"], rows))
-    if source is None:
-        held = compilation()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    write("cold_start", {"date": today, "bytes": BYTES, "starts": figures, "tokenizer_kernels": held})
+    write("cold_start", {**held, "date": today, "bytes": BYTES, **kernels, "starts": figures})
     return figures
 
 

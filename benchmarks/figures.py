@@ -236,13 +236,14 @@ def cold_start(found: dict[str, Any]) -> list[str]:
         for label, verbs in labels.items()
         for each in (verbs[verb],)
     ]
-    facts, compiling = found["machine"], found["tokenizer_kernels"]
+    facts, compiling = found["machine"], found.get("tokenizer_kernels")
+    kernels = [f"Compiling the tokenizer's kernels takes {compiling['cpu']:.0f} s of CPU."] if compiling else []
     return section(
         "Cold and warm start",
         f"`python -m benchmarks.cold_start`, {found['date']}, {facts['processor']}, {facts['cores']} cores: seconds",
         "of a verb with no kernel on disk (cold) and with all (warm), of 3 MB of text, `train` being recipe `tiny` to",
         "the end of a run of one step. Goals: cold within 5 s of warm, `train` within 15. `before` is commit fb714ec.",
-        f"Compiling the tokenizer's kernels takes {compiling['cpu']:.0f} s of CPU.",
+        *kernels,
         *rows_of(["", "instructions", "", "cold s", "of CPU", "warm s", "of CPU"], rows),
     )
 
