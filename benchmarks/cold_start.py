@@ -18,18 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS, table, write
+from tests.cpus import AVX2
 
 LABEL = "now"
 BYTES = 3_000_000
 BOUNDS = {"prepare": 5, "tokenize": 5, "train": 15}
 """Seconds that a cold start may take beyond a warm one."""
-AVX2 = {
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+f16c",
-}
 INSTRUCTIONS: dict[str, dict[str, str]] = {"native": {}, "AVX2": AVX2}
 _CORPUS = "import sys, pathlib; from hornbook.text.installed import write_installed_corpus as w; "
 _CORPUS += "w(pathlib.Path(sys.argv[1]), max_bytes=int(sys.argv[2]), seed=1)"
