@@ -124,20 +124,20 @@ def test_a_longer_horizon_goes_on(tmp_path: Path, launch_run: Launch, branch: Br
 
 
 @pytest.mark.parametrize(
-    ("word", "text"),
+    ("word", "text", "remedy"),
     [
-        ("seed=2", r"seed 1 -> 2 cannot change on resume"),
-        ("model.width=32", r"model\.width 16 -> 32 cannot change on resume"),
-        ("train.sequence=64", r"train\.sequence 32 -> 64 cannot change on resume"),
-        ("data.order=sequential", r'data\.order "shuffled" -> "sequential" cannot change on resume'),
+        ("seed=2", r"seed 1 -> 2 cannot change on resume", "hornbook fork"),
+        ("model.width=32", r"model\.width 16 -> 32 cannot change on resume", "hornbook grow"),  # a fork refuses it too
+        ("train.sequence=64", r"train\.sequence 32 -> 64 cannot change on resume", "hornbook fork"),
+        ("data.order=sequential", r'data\.order "shuffled" -> "sequential" cannot change on resume', "hornbook fork"),
     ],
 )
 def test_what_must_not_change_is_refused_with_both_values(
-    tmp_path: Path, launch_run: Launch, word: str, text: str
+    tmp_path: Path, launch_run: Launch, word: str, text: str, remedy: str
 ) -> None:
     run = stopped_run(tmp_path / "run", launch_run, 2)
     before = (run.recipe.read_bytes(), run.events.read_bytes())
-    with pytest.raises(UsageError, match=rf"(?s){text}.*hornbook fork"):
+    with pytest.raises(UsageError, match=rf"(?s){text}.*{remedy}"):
         launch_run(run.path, word, mode="resume")
     assert (run.recipe.read_bytes(), run.events.read_bytes()) == before
 
