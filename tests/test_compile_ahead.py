@@ -66,3 +66,11 @@ def test_late_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: py
         for tell in list(kernel_cache.listeners):
             tell("one")
     assert capsys.readouterr().err == "compiling kernels (once)\n"
+
+
+def test_who_was_told_before_is_not_told_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(kernel_cache, "listeners", [])
+    announce_late_compiling()
+    compile_ahead([int, int])
+    assert kernel_cache.listeners == []
+    assert capsys.readouterr().err.count("compiling") == 1

@@ -23,15 +23,19 @@ _NOTICE = "compiling kernels (once)"
 
 
 def compile_ahead(jobs: Sequence[Job]) -> None:
-    """Do jobs, each of which compiles kernels, on all cores where this process can fork. People are told on stderr."""
+    """Do jobs, each of which compiles kernels, on all cores where this process can fork; the longest should come first.
+
+    People are told on stderr.
+    """
     jobs = list(jobs)[:_MANY]
     if not jobs:
         return
+    kernel_cache.listeners.clear()  # people are told here, and once is enough
     queue, ended = os.pipe(), os.pipe()
     os.write(queue[1], bytes(range(len(jobs))))
     os.close(queue[1])
     children = [_fork(jobs, queue[0], ended) for _ in range(min(_processes(), len(jobs)) - 1)]
-    with _Notice(len(jobs)) as notice, _nobody_tells():
+    with _Notice(len(jobs)) as notice:
         _work(jobs, queue[0], lambda: (os.write(ended[1], b"."), notice.show(len(_arrived(ended[0], 0)))))
         os.close(ended[1])
         while arrived := _arrived(ended[0], None):
@@ -89,15 +93,6 @@ def _say(text: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def _nobody_tells():
-    before, kernel_cache.listeners[:] = list(kernel_cache.listeners), []
-    try:
-        yield
-    finally:
-        kernel_cache.listeners[:] = before
 
 
 def _processes() -> int:

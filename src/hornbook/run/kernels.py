@@ -24,7 +24,7 @@ def compile_for(inputs: Inputs) -> None:
     """Compile what training with these inputs needs and is not on disk, then load it: forks of this process have it."""
     model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
     data = [] if _data_is_ready() else [partial(_first_row, index)]
-    compile_ahead([*model_jobs(model, train, inputs.vocab), *data])
+    compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
     kernels, bfloat16 = _kernels(model, train, inputs.vocab)
     for kernel in kernels:
         kernel.callback(bfloat16)
