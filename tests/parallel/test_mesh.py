@@ -1,5 +1,6 @@
 """Devices and threads."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,9 @@ from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.mesh import choose_device, distributed
 from hornbook.run.config import TrainConfig
+
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Has torch ask the driver's library for GPUs, not CUDA."""
 
 
 def test_auto_takes_the_best_there_is() -> None:
@@ -23,6 +27,15 @@ def test_a_device_that_is_not_there_is_named() -> None:
     absent = "mps" if not torch.backends.mps.is_available() else "cuda"
     with pytest.raises(UsageError, match=f"this torch sees no {absent} device"):
         choose_device(absent)
+
+
+def test_asking_for_a_gpu_does_not_initialise_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor asks, and then forks ranks that use it."""
+    asked: list[str | None] = []
+    monkeypatch.delenv(NVML, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(os.environ.get(NVML)) or False)
+    choose_device("auto")
+    assert asked == ["1"]
 
 
 def test_threads_are_set_for_the_run_only() -> None:

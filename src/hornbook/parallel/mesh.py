@@ -6,6 +6,7 @@ group holds all of it. Control values travel on the CPU (gloo), tensors of a CUD
 
 import contextlib
 import datetime
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -164,6 +165,8 @@ def choose_device(name: str, local_rank: int = 0, same_devices: bool = False) ->
     Of several CUDA devices a rank takes the one of its number, unless the name gives one. One device alone may be what
     a launcher shows of several, unless all ranks see the same (`same_devices`).
     """
+    # Through NVML: a process that has initialised CUDA cannot fork ranks that use it.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, there in available.items() if there)
