@@ -91,7 +91,10 @@ class Process:
         self.name = contender.name
         spec = {**spec, "attention": contender.attention, "compile": contender.compile}
         spec["precision"] = contender.precision or spec["precision"]
+        # torch.compile takes code from its cache that was made for other instructions, and dies of it.
+        compiled = Path(tempfile.gettempdir(), f"torchinductor-{cpus.kind()}")
         environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
         self._process = subprocess.Popen(
             [*contender.command, json.dumps(spec)],
             stdin=subprocess.PIPE,
