@@ -1,5 +1,6 @@
 """One run on 4, then 2, then 1, then 3 ranks: the same global batches; and with exact sums the same bits."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ SETTINGS = (
     "train.micro_batch=1",
     "train.tokens=4500",
     "checkpoint.every=0",
+    "eval.every=3",
+    "eval.tokens=100",
 )
 """11 steps of 12 microbatches and one of 9, which neither 2 nor 4 ranks can share evenly."""
 
@@ -38,6 +41,12 @@ def go(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Ca
     return run
 
 
+def validation(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each evaluation, by its file: a digest of the rows it read, and their loss."""
+    records = {path.name: json.loads(path.read_text()) for path in folder.glob("evals/step-*.json")}
+    return {name: {"rows": record["rows"], **record["all"]} for name, record in records.items()}
+
+
 def final_bytes(folder: Path) -> dict[str, bytes]:
     """Weights and moments of the last checkpoint."""
     (last,) = folder.glob("checkpoints/step-00000012")
@@ -54,6 +63,11 @@ def test_ranks_may_come_and_go(
     alone, run = branch(tmp_path / "alone"), branch(tmp_path / "run")
     assert [step["token_hash"] for step in run] == [step["token_hash"] for step in alone]
     assert [step["loss"] for step in run] == pytest.approx([step["loss"] for step in alone], rel=1e-4)
+    mine, theirs = validation(tmp_path / "run"), validation(tmp_path / "alone")
+    assert sorted(mine) == sorted(theirs) == [f"step-{step:08d}.json" for step in (3, 6, 9, 12)]
+    for name, found in mine.items():
+        assert found == theirs[name] | {key: pytest.approx(found[key], rel=1e-4) for key in ("loss", "bits_per_byte")}
+        assert 0 < found["read"] < found["of"]
     changes = [change for record in events(tmp_path / "run") for change in record.get("changes", ())]
     assert [(change["key"], change["new"]) for change in changes] == [("parallel.data", ranks) for ranks in (2, 1, 3)]
 
