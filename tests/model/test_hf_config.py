@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+import transformers
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
@@ -25,6 +26,7 @@ from hornbook.model.hf_differences import flatten
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.hf_tables.inert import INERT
 from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
+from hornbook.model.hf_tables.vocabulary import Architecture
 from tests.model.likenesses import bert_like, gpt2_like
 
 LLAMA_KEYS = {
@@ -324,3 +326,12 @@ def test_the_bias_of_bart_is_a_constant_and_others_are_learned():
     ]
     gptj = ModelConfig(layers=1, width=16, heads=2, head=LMHead(bias=True))
     assert all(each.requires_grad for each in build_model(gptj, 64, "meta").parameters())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_a_key_that_is_absent_means_what_transformers_takes_it_for(architecture: Architecture) -> None:
+    """Written out by its class; keys of older versions, which it does not know any more, cannot be compared."""
+    theirs = transformers.AutoConfig.for_model(architecture.model_type)
+    keys = [key for key in architecture.keys if key.default is not None and hasattr(theirs, key.theirs)]
+    assert len(keys) > 3
+    assert {key.theirs: key.default for key in keys} == {key.theirs: getattr(theirs, key.theirs) for key in keys}

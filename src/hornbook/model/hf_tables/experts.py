@@ -14,7 +14,7 @@ from hornbook.model.hf_tables.llama import (
     QK_NORM_ROWS,
     REQUIRES,
     SILU,
-    SIZES,
+    sizes,
 )
 from hornbook.model.hf_tables.rope import rope
 from hornbook.model.hf_tables.values import SHARED_EXPERTS
@@ -38,7 +38,7 @@ MIXTRAL = Architecture(
     model_type="mixtral",
     prefix="model.",
     keys=(
-        *SIZES,
+        *sizes(),
         _ACTIVATION,
         Key("rms_norm_eps", ("norm.eps",), 1e-5),
         Key("intermediate_size", ("mlp.hidden",), 14336),
@@ -74,7 +74,7 @@ OLMOE = Architecture(
     model_type="olmoe",
     prefix="model.",
     keys=(
-        *SIZES,
+        *sizes(16, 2048, 16),
         ATTENTION_BIAS,
         _ACTIVATION,
         Key("rms_norm_eps", ("norm.eps",), 1e-5),
@@ -98,7 +98,7 @@ QWEN3_MOE = Architecture(
     model_type="qwen3_moe",
     prefix="model.",
     keys=(
-        *SIZES,
+        *sizes(24, 2048),
         ATTENTION_BIAS,
         _ACTIVATION,
         Key("rms_norm_eps", ("norm.eps",), 1e-6),
@@ -122,7 +122,7 @@ DEEPSEEK_V3 = Architecture(
     model_type="deepseek_v3",
     prefix="model.",
     keys=(
-        *(key for key in SIZES if key.ours != ("heads",)),
+        *(key for key in sizes(61, 7168) if key.ours != ("heads",)),
         Key("num_attention_heads", ("heads",), 128, also=("num_key_value_heads",)),
         _ACTIVATION,
         Key("rms_norm_eps", ("norm.eps",), 1e-6),

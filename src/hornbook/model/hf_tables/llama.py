@@ -6,12 +6,18 @@ from hornbook.model.hf_tables.values import QUERY_SCALAR, ROOT_SCALE
 from hornbook.model.hf_tables.vocabulary import GELU_FIRST, LM_HEAD, TANH_FIRST, Architecture, Key, Row, pairs
 
 SILU = {"silu": "silu"} | GELU_FIRST
-SIZES = (
-    Key("num_hidden_layers", ("layers",), 32),
-    Key("hidden_size", ("width",), 4096),
-    Key("num_attention_heads", ("heads",), 32),
-    Key("tie_word_embeddings", ("head.tied",), False),
-)
+
+
+def sizes(layers: int = 32, width: int = 4096, heads: int = 32) -> tuple[Key, ...]:
+    """The keys of a model's size, with what an architecture takes where they are absent."""
+    return (
+        Key("num_hidden_layers", ("layers",), layers),
+        Key("hidden_size", ("width",), width),
+        Key("num_attention_heads", ("heads",), heads),
+        Key("tie_word_embeddings", ("head.tied",), False),
+    )
+
+
 ATTENTION_BIAS = Key("attention_bias", ("attention.bias", "attention.out_bias"), False)
 REQUIRES = {
     "kind": "decoder",
@@ -54,7 +60,7 @@ LLAMA = Architecture(
     model_type="llama",
     prefix="model.",
     keys=(
-        *SIZES,
+        *sizes(),
         ATTENTION_BIAS,
         Key("hidden_act", ("mlp.activation",), "silu", SILU),
         Key("rms_norm_eps", ("norm.eps",), 1e-6),
@@ -73,7 +79,7 @@ LLAMA = Architecture(
 )
 
 _QWEN_KEYS = (
-    *SIZES,
+    *sizes(),
     Key("hidden_act", ("mlp.activation",), "silu", SILU),
     Key("rms_norm_eps", ("norm.eps",), 1e-6),
     Key("intermediate_size", ("mlp.hidden",), 22016),
@@ -159,7 +165,7 @@ OLMO2 = Architecture(
     model_type="olmo2",
     prefix="model.",
     keys=(
-        *SIZES,
+        *sizes(),
         ATTENTION_BIAS,
         Key("hidden_act", ("mlp.activation",), "silu", SILU),
         Key("rms_norm_eps", ("norm.eps",), 1e-5),
