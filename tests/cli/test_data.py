@@ -86,7 +86,8 @@ def test_where_is_the_inverse_of_the_documents_of_all_steps(runs: Path, output: 
         assert code == 0
         (found,) = json.loads(text)["runs"].values()
         assert found["steps"] == sorted(seen[name])
-    assert "steps" in output("where", names[0], "--runs", runs)[1]
+        assert found["runs_on_to"] == max(steps)
+    assert f"(of {max(steps)} steps)" in output("where", names[0], "--runs", runs / "fast")[1]
     assert output("where", "no such document", "--runs", runs)[0] == 2
 
 

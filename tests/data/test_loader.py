@@ -285,3 +285,5 @@ def test_impossible_requests_are_refused_with_the_remedy(raw: Any, make_corpus: 
         loader(small)
     with pytest.raises(UsageError, match=r"\(0 tokens\): give more text"):
         loader(make_corpus({"a": []}))
+    with pytest.raises(UsageError, match=r"\(2 tokens\): set train.sequence to at most 2, or give more text"):
+        loader(make_corpus({"a": [2]}))
