@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from hornbook import kernel_cache
+from hornbook.progress import resting
 
 Job = Callable[[], object]
 """Something that uses a kernel, or compiles it otherwise."""
@@ -31,6 +32,11 @@ def compile_ahead(jobs: Sequence[Job]) -> None:
     if not jobs:
         return
     kernel_cache.listeners.clear()  # people are told here, and once is enough
+    with resting():  # a bar is drawn by a thread, and with threads nothing can be forked
+        _compile(jobs)
+
+
+def _compile(jobs: Sequence[Job]) -> None:
     queue, ended = os.pipe(), os.pipe()
     os.write(queue[1], bytes(range(len(jobs))))
     os.close(queue[1])

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli import demo
+from hornbook.cli.demo_time import Budget
 from hornbook.cli.main import main
-from hornbook.errors import HornbookError
+from hornbook.errors import Exit, HornbookError, UsageError
 from hornbook.resolve import resolve
 from hornbook.rundir import RunDir
+from tests.terminal import Shown
 
 
 def test_sizes_grow():
@@ -33,6 +35,19 @@ def test_the_recipe_of_each_size_is_valid(size, tmp_path: Path):
     assert recipe.train.tokens == size.steps * recipe.train.batch_tokens
     assert recipe.model.width == size.width
     assert recipe.text.sources["code"].paths == [str(tmp_path / 'a "quoted" folder' / "code.jsonl")]
+
+
+def test_something_moves_while_the_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown.as_stderr(monkeypatch)
+
+    def probed(*_: object) -> None:
+        assert "look at the machine" in shown.screen().text
+        raise UsageError("enough")
+
+    monkeypatch.setattr(Budget, "probed", probed)
+    assert main(["quickstart"]) == Exit.USAGE
+    assert "enough" in shown.screen().text
+    assert "look at the machine" not in shown.screen().text
 
 
 def test_an_unknown_size_and_a_full_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

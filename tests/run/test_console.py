@@ -2,13 +2,17 @@
 
 import io
 import re
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 
-from hornbook.run.console import Console, Header, clock, si, sparkline
+from hornbook.run.console import Console, Header, Watch, clock, si, sparkline
+from hornbook.run.memory import Memory, memory_of
 from hornbook.run.signals import STOPPING
 from hornbook.run.step import Step
+from tests.terminal import Shown
 
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")
 
@@ -117,11 +121,41 @@ def test_the_time_left_is_seen_on_a_narrow_terminal(steps: int, tokens: int):
 @pytest.mark.usefixtures("narrow")
 def test_the_panel_says_that_the_run_will_stop():
     screen, asked = Screen(), [False]
-    with Console(HEADER, every=10, stream=screen, live=True, stopping=lambda: asked[0]) as console:
+    with Console(HEADER, every=10, stream=screen, live=True, watch=Watch(stopping=lambda: asked[0])) as console:
         console(step(50))
         assert STOPPING[:40] not in screen.getvalue()
         asked[0] = True
     assert STOPPING[:40] in screen.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_panel_fits_and_shows_memory_and_time_left(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest lines there are, of a run of terabytes, in two widths."""
+    for name, value in (("COLUMNS", str(columns)), ("LINES", "24"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    shown = Shown()
+    header = replace(HEADER, total_steps=1_250_000, total_tokens=15_300_000_000_000, ramp=True)
+    memory = str(Memory(1_234_567_890, 123_456_789_012, 2_164_000_000_000)) + " (rank 0)"
+    watch = Watch(memory=lambda: memory, doing=lambda: ("forward_backward", 12))
+    with Console(header, every=10, stream=shown, live=True, watch=watch) as console:
+        console(step(250_000))
+        console.scored(1.2345, "1,234,567 of 12,345,678 tokens")
+        console.note("saved step-00250000")
+        while "forward and backward" not in shown.screen(columns).text:
+            time.sleep(0.01)
+    event, _, _, _, progress, now = [line.rstrip() for line in shown.screen(columns).lines if line.strip()]
+    assert event.endswith("saved step-00250000")
+    assert re.search(r"left \d+d\d\dh ", progress)
+    assert re.fullmatch(r"memory 1\.2 GB of 2\.2 TB, peak 123\.5 GB \(rank 0\)   forward and backward \d+s", now)
+    assert all(len(line) <= columns for line in (progress, now))
+
+
+def test_memory_is_that_of_this_process() -> None:
+    found = memory_of(torch.device("cpu"))
+    assert 0 < found.used <= found.peak <= found.total
+    held = torch.ones(64 * 2**20)
+    grown = memory_of(torch.device("cpu"))
+    assert grown.peak >= grown.used >= held.nbytes
 
 
 @pytest.mark.parametrize(

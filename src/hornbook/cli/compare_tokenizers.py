@@ -76,7 +76,7 @@ def _short_name(word: str) -> str:
 
 
 def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
-    from hornbook.cli.progress import progress_bar
+    from hornbook.progress import progress_bar
     from hornbook.resolve import resolve
     from hornbook.text.config import Trained
     from hornbook.text.folder import read_text_config

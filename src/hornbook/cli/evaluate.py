@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hornbook.data.corpus import Corpus
     from hornbook.model.load import Loaded
+    from hornbook.progress import Show
     from hornbook.recipe import Recipe
 
 WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
@@ -37,6 +38,19 @@ def evaluate(
 
     Of a run's last checkpoint it is the figure that the run ended with.
     """
+    from hornbook.progress import progress_bar
+
+    with progress_bar() as progress:
+        progress("load the model", 0, None)
+        figures = _figures(target, data, progress, baselines=baselines)
+    if as_json:
+        answer(figures, as_json=True)
+    else:
+        _show(figures)
+
+
+def _figures(target: Path, data: list[str] | None, progress: "Show", *, baselines: bool) -> dict[str, Any]:
+    """All figures, as `--json` shows them."""
     from hornbook.evals import corpus as scoring
     from hornbook.model.load import load_model
     from hornbook.parallel.config import ParallelConfig
@@ -51,21 +65,21 @@ def evaluate(
     # The device is this machine's, not that of the training.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
-    with _corpus(data, recipe, folder) as corpus:
+    progress("read the text", 0, None)
+    with _corpus(data, recipe, folder, progress) as corpus:
         if corpus.tokenizer_digest != loaded.tokenizer.digest:
             raise IntegrityError(f"{corpus.root} was tokenized with another tokenizer than {folder}: give --data FILES")
         if not corpus.validation:
             raise UsageError(f"{corpus.root} holds no validation tokens: set text.validation, or give --data FILES")
         rows = scoring.validation_rows(corpus, recipe, sequence)
         token_bytes, micro_batch = loaded.tokenizer.token_bytes(), recipe.train.micro_batch
-        report = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch).report()
+        scores = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch, progress=progress)
+        report = scores.report()
         figures: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
         if baselines:
+            progress("compute baselines", 0, None)
             figures["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
-    if as_json:
-        answer(figures, as_json=True)
-    else:
-        _show(figures)
+    return figures
 
 
 def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
@@ -90,13 +104,13 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 
 
 @contextmanager
-def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path) -> "Iterator[Corpus]":
+def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Show") -> "Iterator[Corpus]":
     """What to score: the files given, else the shards the run was trained on."""
     from hornbook.data.corpus import Corpus
     from hornbook.evals.corpus import corpus_of_files
 
     if data:
-        with corpus_of_files(data, folder, recipe.text.labels) as corpus:
+        with corpus_of_files(data, folder, recipe.text.labels, progress) as corpus:
             yield corpus
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")

@@ -53,7 +53,7 @@ def fetch(
 
 
 def _fetch(remotes: "list[Remote]", folder: Path) -> None:
-    from hornbook.cli.progress import progress_bar
+    from hornbook.progress import progress_bar
     from hornbook.text.fetch import fetch as run
 
     with progress_bar() as progress:
@@ -94,7 +94,7 @@ def corpus_table() -> str:
 
 
 def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
-    from hornbook.cli.progress import size_text
+    from hornbook.progress import size_text
 
     known = [each.size for each in remotes if each.size is not None]
     lines = [

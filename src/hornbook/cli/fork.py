@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, RunWords, split_target
-from hornbook.cli.training import run_job
+from hornbook.cli.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
 
@@ -21,6 +21,7 @@ def fork(
     as_json: Json = False,
 ) -> Exit:
     """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
+    load_engine()
     from hornbook.resolve import Resolved, resolve
     from hornbook.run.bound import recipe_in_force, refuse_edited
     from hornbook.run.launch import Start

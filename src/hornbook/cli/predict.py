@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -14,10 +15,12 @@ from hornbook.cli.shell import Json, answer, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
+    from hornbook.model.load import Loaded
     from hornbook.model.predict import Query
+    from hornbook.progress import Show
 
 CHUNK = 256
-"""Lines that are read before the first are answered; one, where a person types them."""
+"""Lines that are answered together; one, where a person types them."""
 
 
 def predict(
@@ -38,25 +41,18 @@ def predict(
     model's positions is cut, and a note says so; words and contexts are read in overlapping windows: nothing is lost.
     --json prints one object per line, with the probability of every label.
     """
-    from hornbook.model.config_head import LabelHeadConfig
-    from hornbook.model.load import load_model
-    from hornbook.model.predict import predict as ask
-    from hornbook.parallel.mesh import choose_device
-    from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.progress import progress_bar
 
-    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    with progress_bar() as progress:
+        progress("load the model", 0, None)
+        loaded = _load(target, device)
     kind = loaded.config.head.kind
-    if not isinstance(loaded.config.head, LabelHeadConfig):
-        raise UsageError(
-            f"{loaded.folder}: its head is {kind!r}, which says tokens, not labels: `hornbook generate` is for it, and "
-            "`hornbook train --from` it with another model.head.kind makes a model that labels"
-        )
-    if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read")
     objects = objects or kind == "span" or file.suffix == ".jsonl"
-    truncated = 0
-    for chunk in _chunks(_queries(file, kind, objects=objects)):
-        for (given, _), found in zip(chunk, ask(loaded, [query for _, query in chunk]), strict=True):
+    typed, truncated = str(file) == "-" and sys.stdin.isatty(), 0
+    with progress_bar(shown=not typed) as progress:
+        for given, found in _found(
+            loaded, file, _queries(file, kind, objects=objects), 1 if typed else CHUNK, progress
+        ):
             truncated += found.get("truncated", False)
             answer(given | found, None if as_json else SHOWN[kind](found))
     if truncated:
@@ -66,14 +62,52 @@ def predict(
         )
 
 
+def _load(target: Path, device: str) -> "Loaded":
+    """A model with a head for labels, and a tokenizer. Raises UsageError where it has another head, or none."""
+    from hornbook.model.config_head import LabelHeadConfig
+    from hornbook.model.load import load_model
+    from hornbook.parallel.mesh import choose_device
+    from hornbook.run.checkpoint_path import checkpoint_path
+
+    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    if not isinstance(loaded.config.head, LabelHeadConfig):
+        raise UsageError(
+            f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says tokens, not labels: `hornbook "
+            "generate` is for it, and `hornbook train --from` it with another model.head.kind makes a model that labels"
+        )
+    if loaded.tokenizer is None:
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read")
+    return loaded
+
+
+def _found(
+    loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Show"
+) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
+    """What each line holds, and what is said of it; so many lines at once."""
+    from hornbook.model.predict import predict as ask
+    from hornbook.progress import resting
+
+    done, total = 0, _count(file)
+    progress("read the lines", done, total)
+    while chunk := list(islice(queries, size)):
+        found = list(ask(loaded, [query for _, query in chunk]))
+        with resting() if sys.stdout.isatty() else nullcontext():  # answers there need the place of the bar
+            yield from zip((given for given, _ in chunk), found, strict=True)
+        done += len(chunk)
+        progress("read the lines", done, total)
+
+
+def _count(file: Path) -> int | None:
+    """Lines of a file; None of stdin, and of what cannot be read, which is told when it is."""
+    if not file.is_file():
+        return None
+    with suppress(OSError), file.open("rb") as lines:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))
+    return None
+
+
 Asked = tuple[dict[str, Any], "Query"]
 """What a line holds, for the answer to say it again, and what it asks."""
-
-
-def _chunks(queries: Iterator[Asked]) -> Iterator[list[Asked]]:
-    size = 1 if sys.stdin.isatty() else CHUNK
-    while chunk := list(islice(queries, size)):
-        yield chunk
 
 
 # ---- Lines

@@ -57,7 +57,7 @@ def prepare(
     A killed run goes on where it was. Any number of workers writes the same bytes. Rows that cannot be
     read are listed in DATA/quarantine.jsonl.
     """
-    from hornbook.cli.progress import progress_bar
+    from hornbook.progress import progress_bar
     from hornbook.text.prepare import prepare as run
     from hornbook.text.prepare import prepare_share
 
@@ -172,7 +172,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
-    from hornbook.cli.progress import size_text
+    from hornbook.progress import size_text
     from hornbook.text.plan import list_all, plan
 
     inputs = list_all(config)
@@ -222,7 +222,7 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
 
 
 def _funnel_rows(name: str, source: "SourceFunnel") -> list[tuple[str, ...]]:
-    from hornbook.cli.progress import size_text
+    from hornbook.progress import size_text
 
     def line(first: str, label: str, rows: int, size: int, style: str = "") -> tuple[str, ...]:
         share = f"{rows / max(source.read.rows, 1):.1%}"

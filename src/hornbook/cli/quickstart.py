@@ -17,6 +17,7 @@ from hornbook.cli import demo
 from hornbook.cli.demo_time import Budget, Plan
 from hornbook.cli.shell import say
 from hornbook.errors import UsageError
+from hornbook.progress import progress_bar
 from hornbook.rundir import RunDir
 
 DEFAULT_SECONDS = 180.0
@@ -110,7 +111,9 @@ def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> t
         return None, pinned
     limit = DEFAULT_SECONDS if seconds is None else seconds
     say(f"Looking how fast this machine is, to end within {limit:g} s (--size pins the size instead).")
-    budget = Budget.probed(limit, begun)
+    with progress_bar() as progress:
+        progress("look at the machine", 0, None)
+        budget = Budget.probed(limit, begun)
     size = budget.first_size(refuse=seconds is not None)
     machine = budget.machine
     kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"

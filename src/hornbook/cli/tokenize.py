@@ -59,7 +59,7 @@ def tokenize(
     Settings come from the recipe that prepare had. A killed run goes on where it was; any number of workers
     writes the same bytes.
     """
-    from hornbook.cli.progress import progress_bar
+    from hornbook.progress import progress_bar
     from hornbook.text.tokenize import tokenize as run
 
     if proxy_bytes is not None and not train_proxy:
@@ -138,8 +138,8 @@ def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
 def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]", lossy: list[str]) -> dict[str, Any]:
     import tempfile
 
-    from hornbook.cli.progress import progress_bar
     from hornbook.cli.train_proxy import noise, proxy_table, train_proxies
+    from hornbook.progress import progress_bar
 
     with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
         found: list[Proxy] = []
@@ -196,6 +196,6 @@ def report_tables(report: "TokenReport", data: Path) -> list[Any]:
 
 
 def _cells(share: Any) -> tuple[str, ...]:
-    from hornbook.cli.progress import size_text
+    from hornbook.progress import size_text
 
     return f"{share.documents:,}", f"{share.tokens:,}", size_text(share.bytes), f"{share.bytes_per_token:.2f}"

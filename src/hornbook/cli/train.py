@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, Words, resolve_words, say
-from hornbook.cli.training import run_job
+from hornbook.cli.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 from hornbook.layers import COMMAND_LINE
 
@@ -31,6 +31,7 @@ def train(
     as_json: Json = False,
 ) -> Exit:
     """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
+    load_engine()
     from hornbook.run.checkpoint_path import checkpoint_path
     from hornbook.run.launch import Start
     from hornbook.run.origin import import_origin

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from hornbook.run.launch import Start
 
 
+def load_engine() -> None:
+    """Import what training needs: it takes seconds, in which something moves on a terminal."""
+    from hornbook.progress import progress_bar
+
+    with progress_bar() as progress:
+        progress("load torch", 0, None)
+        import hornbook.run.launch  # noqa: F401 - those who need it find it loaded
+
+
 def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool, as_json: bool) -> Exit:
     """Launch the job, or under `dry_run` say what it would be."""
     import dataclasses

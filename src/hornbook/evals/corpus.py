@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import xxhash
 
+from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
@@ -29,6 +30,8 @@ from hornbook.text.tokenize import tokenize
 from hornbook.text.tokenizer import Tokenizer
 
 AnyScore = Score | LabelScore
+Progress = Callable[[str, int, int], None]
+"""Told of (phase, done, total)."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,27 @@ def score_rows(
     *,
     micro_batch: int,
     going: Callable[[], bool] = lambda: True,
+    progress: Progress = lambda phase, done, total: None,  # noqa: ARG005
 ) -> Scores:
     """Score of the rows of each source.
 
     `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows are disjoint, and each token of the rows but a
     document's delimiter is predicted once. Of labels, each is scored once. When `going` says no, the rest is left out.
+    `progress` hears of rows.
     """
     sizes = torch.from_numpy(token_bytes).long()
     scores: dict[str, AnyScore] = {}
+    done, total = 0, sum(len(part.rows) for part in rows.values())
+
+    def counted(batches: Iterator[Batch]) -> Iterator[Batch]:
+        nonlocal done
+        for batch in batches:
+            progress("score rows", done, total)
+            yield batch
+            done += len(batch.samples)
+
     for source, part in rows.items():
-        batches = itertools.takewhile(lambda _: going(), part.batches(micro_batch))
+        batches = counted(itertools.takewhile(lambda _: going(), part.batches(micro_batch)))
         if part.labelled:
             scores[source] = evaluate_labels(engine, batches, corpus, source, part.plan)
         else:
@@ -137,7 +151,10 @@ def _counts(corpus: Corpus, split: str) -> np.ndarray:
 
 @contextmanager
 def corpus_of_files(
-    paths: Sequence[str], tokenizer_folder: Path, labels: LabelsConfig | None = None
+    paths: Sequence[str],
+    tokenizer_folder: Path,
+    labels: LabelsConfig | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Corpus]:
     """A corpus whose validation split is the whole text of `paths`, one source per path, in a temporary folder.
 
@@ -151,7 +168,7 @@ def corpus_of_files(
     tokenizer = TokenizerFile(path=str(tokenizer_folder))
     config = TextConfig(sources=sources, labels=labels, steps=[], tokenizer=tokenizer, validation=0.0)
     with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
-        prepare(config, Path(scratch), workers=1)
-        tokenize(Path(scratch), config, workers=1)
+        prepare(config, Path(scratch), workers=1, progress=progress)
+        tokenize(Path(scratch), config, workers=1, progress=progress)
         corpus = Corpus.open(scratch)
         yield Corpus(corpus.root, corpus.index, {"train": {}, "validation": corpus.train})

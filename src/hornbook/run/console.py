@@ -81,6 +81,14 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
 
 
+def _coloured(line: str) -> Text:
+    """A line with its bars in colour and its time of day faint, where the terminal has colours."""
+    text = Text(line, no_wrap=True)
+    text.highlight_regex(f"[{_BARS}]+", "cyan")
+    text.highlight_regex(r"^\d\d:\d\d:\d\d ", "dim")
+    return text
+
+
 class _Screen(Terminal):
     """A terminal that may go away (its reader ends, its disk fills): then it falls silent, and the run goes on."""
 
@@ -96,15 +104,56 @@ class _Screen(Terminal):
 
 
 @dataclass(frozen=True)
-class _Stopping:
-    """A line once the run is about to stop: asked whenever the panel is drawn, for the step may take long."""
+class Watch:
+    """What the panel asks whenever it is drawn, for a step may take long."""
 
-    asked: Callable[[], bool]
+    stopping: Callable[[], bool] = bool
+    """Whether the run is about to stop."""
+    memory: Callable[[], str] = str
+    """Memory in use, of how much, and the peak."""
+    doing: Callable[[], tuple[str, int]] = lambda: ("", 0)
+    """What is being done (`hornbook.run.pulse.PHASES`), and after which step."""
+
+
+_DOING = {
+    "setup": "starting",
+    "data": "waiting for data",
+    "forward_backward": "forward and backward",
+    "clip": "clipping",
+    "optimizer": "updating",
+    "observe": "writing",
+    "evaluate": "evaluating",
+    "sample": "sampling",
+    "save": "saving",
+    "end": "ending",
+}
+"""Phase -> words for people."""
+
+
+class _Now:
+    """The last lines of the panel: memory, what is being done if that takes a second or more, and that the run stops.
+
+    They are asked anew whenever the panel is drawn.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._doing, self._since = ("", 0), time.monotonic()
 
     def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
         del console, options
-        if self.asked():
+        line = "   ".join(filter(None, (self._watch.memory(), self._phase())))
+        if line:
+            yield Text(line, no_wrap=True)
+        if self._watch.stopping():
             yield Text(STOPPING, style="bold")
+
+    def _phase(self) -> str:
+        doing, now = self._watch.doing(), time.monotonic()
+        if doing != self._doing:
+            self._doing, self._since = doing, now
+        lasts = now - self._since
+        return f"{_DOING[doing[0]]} {clock(lasts)}" if doing[0] and lasts >= 1 else ""
 
 
 class Console:
@@ -117,7 +166,7 @@ class Console:
         every: int,
         stream: TextIO | None = None,
         live: bool | None = None,
-        stopping: Callable[[], bool] = bool,
+        watch: Watch = Watch(),
     ) -> None:
         self._header = header
         self._every = every
@@ -127,7 +176,7 @@ class Console:
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
-        self._stopping = _Stopping(stopping)
+        self._now = _Now(watch)
         self._last: Step | None = None
         use_live = self._terminal.is_terminal if live is None else live
         self._live = None
@@ -186,7 +235,7 @@ class Console:
     def _print(self, text: str) -> None:
         """Print a line: above the panel where there is one, so that it stays in the terminal's history."""
         with self._terminal.surviving():
-            self._terminal.print(Text(text))
+            self._terminal.print(_coloured(text))
 
     def _rate(self) -> float:
         seconds = sum(pair[0] for pair in self._recent)
@@ -216,7 +265,7 @@ class Console:
         lines = [Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis")]
         if self._last is not None:
             lines += self._figures(self._last)
-        return Group(*lines, self._stopping)
+        return Group(*lines, self._now)
 
     def _compared(self) -> str:
         """What the validation figure is of, and the best one of the same."""
@@ -225,13 +274,11 @@ class Console:
 
     def _figures(self, step: Step) -> list[Text]:
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} {self._compared()}"
+        rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s"
         return [
-            Text(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}", no_wrap=True),
-            Text(
-                f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s",
-                no_wrap=True,
-            ),
-            Text(self._progress(step), no_wrap=True),
+            _coloured(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"),
+            _coloured(rate),
+            _coloured(self._progress(step)),
         ]
 
     def _progress(self, step: Step) -> str:

@@ -39,6 +39,8 @@ class Inputs:
     loader: Loader
     tokenizer: Tokenizer
     horizon: Horizon
+    parameters: int
+    """Numbers in the model, with what surgery adds."""
     derived: dict[str, str] = field(default_factory=dict)
     """Dotted key -> origin of values that were filled in."""
 
@@ -149,14 +151,15 @@ def open_inputs(recipe: Recipe) -> Inputs:
     if isinstance(head, LabelHeadConfig) and labels is not None and (problem := unlike(head, labels)):
         raise UsageError(f"model.head: {problem} in {loader.corpus.root}: make them the same")
     vocab, derived = _vocabulary(recipe.model, tokenizer.vocab_size)
-    build_operated(recipe.model, vocab, recipe.surgery)
+    model = build_operated(recipe.model, vocab, recipe.surgery)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     complete = recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update={"path": str(loader.corpus.root.resolve())}),
             "model": recipe.model.model_copy(update={"vocab": vocab}),
         }
     )
-    return Inputs(complete, loader, tokenizer, horizon(train, loader.index.epoch_tokens), derived)
+    return Inputs(complete, loader, tokenizer, horizon(train, loader.index.epoch_tokens), parameters, derived)
 
 
 def _vocabulary(model: ModelConfig, size: int) -> tuple[int, dict[str, str]]:

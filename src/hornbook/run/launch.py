@@ -23,6 +23,7 @@ from hornbook.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.init import check_overrides
 from hornbook.parallel.mesh import SETUP_SECONDS, Place
+from hornbook.progress import progress_bar
 from hornbook.recipe import Recipe
 from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.bound import describe_edits, edited_settings, recipe_in_force
@@ -69,7 +70,9 @@ def launch(recipe: Recipe, run: RunDir, *, origins: Mapping[str, str], start: St
     must not change, ranks differ), InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError,
     DoesNotFitError, StorageError, RetriesSpentError, RankLostError.
     """
-    recipe, origins = settle_precision(recipe, origins)
+    with progress_bar(shown=not start.quiet) as progress:
+        progress("look at the device", 0, None)
+        recipe, origins = settle_precision(recipe, origins)
     place = joined_place(os.environ, recipe.parallel.data)
     if place is not None:
         return _join(recipe, run, place, origins=origins, start=start)
@@ -88,7 +91,9 @@ def _supervise(
 ) -> Exit:
     """Start the ranks, and be their supervisor."""
     check_supervision()
-    preload()
+    with progress_bar(shown=not start.quiet) as progress:
+        progress("load torch", 0, None)
+        preload()
 
     def next_job(again: bool) -> AbstractContextManager[Job]:
         if not again:
@@ -147,7 +152,9 @@ def check_start(recipe: Recipe, run: RunDir, start: Start) -> list[Change]:
 
 def read_inputs(recipe: Recipe, start: Start) -> Inputs:
     """The data, which an origin's tokenizer must fit. UsageError too if model.init.overrides is about no parameter."""
-    inputs = open_inputs(recipe)
+    with progress_bar(shown=not start.quiet) as progress:
+        progress("read the data", 0, None)
+        inputs = open_inputs(recipe)
     if recipe.model.init.overrides:
         check_overrides(recipe.model, parameter_shapes(recipe.model, inputs.vocab))
     if start.origin is not None:

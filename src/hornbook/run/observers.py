@@ -23,12 +23,11 @@ from hornbook.model.generate import generate
 from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.recipe import Recipe
-from hornbook.run.console import Console, Header
+from hornbook.run.console import Console
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
 from hornbook.run.manifest import Figure
-from hornbook.run.precision import describe_precision
 from hornbook.run.step import Step
 from hornbook.rundir import StateRecord, Status
 from hornbook.runstatus import evaluations, fullest
@@ -312,47 +311,18 @@ class Observers:
 
 
 @contextlib.contextmanager
-def open_observers(job: Job, engine: Engine) -> Iterator[Observers]:
+def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
     """Everything that looks at the run; on an exception the heartbeat says `failed`. Only the leader's say a word."""
     with contextlib.ExitStack() as stack:
         if job.place.leads:
             lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
-            write, consoles = job.run.write_state, _open_consoles(job, engine, stack)
+            write = job.run.write_state
         else:
-            lines, write, consoles = SilentAppender(), _drop, []
+            lines, write = SilentAppender(), _drop
         heartbeat = stack.enter_context(Heartbeat(write, job.owner, job.horizon.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
 
 
-def _open_consoles(job: Job, engine: Engine, stack: contextlib.ExitStack) -> list[Console]:
-    """log.txt, and stderr unless people want silence."""
-    header, every = describe_run(job, engine), job.recipe.log.every
-    log = stack.enter_context(job.run.log.open("a", encoding="utf-8"))
-    consoles = [stack.enter_context(Console(header, every=every, stream=log, live=False))]
-    if not job.quiet:
-        shown = Console(header, every=every, stopping=lambda: job.inbox.interrupted)
-        if shown.live:
-            job.inbox.show_interrupts()
-        consoles.append(stack.enter_context(shown))
-    return consoles
-
-
 def _drop(record: StateRecord) -> None:
     """Where the heartbeat of a rank goes that does not lead."""
-
-
-def describe_run(job: Job, engine: Engine) -> Header:
-    """Facts for the first line of the console."""
-    recipe, horizon = job.recipe, job.horizon
-    return Header(
-        name=job.run.name,
-        parameters=engine.num_parameters,
-        precision=describe_precision(recipe.train.precision, job.origins),
-        device=str(engine.mesh.device),
-        batch_tokens=recipe.train.batch_tokens,
-        total_steps=horizon.steps_from(0),
-        total_tokens=horizon.tokens,
-        schedule=recipe.optim.schedule.kind,
-        ramp=recipe.train.ramp.kind != "none",
-    )

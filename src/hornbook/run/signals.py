@@ -36,6 +36,7 @@ def leave_early() -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     del frame
     text = f"ended by {signal.Signals(number).name} while no step was made: run the same command again\n"
+    text = f"\r\x1b[J\x1b[?25h{text}" if os.isatty(2) else text  # a bar may be there, which hides the cursor
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os._exit(Exit.RESUMABLE)  # nothing is open yet that would be left half done

@@ -13,6 +13,7 @@ from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import Mesh, distributed
 from hornbook.run.begin import begin
+from hornbook.run.consoles import open_consoles
 from hornbook.run.guard import Guard
 from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.job import Job
@@ -32,7 +33,7 @@ LEAST_WAIT, GREATEST_WAIT = 120.0, 600.0
 def train(job: Job) -> Exit:
     """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
     recipe, horizon = job.recipe, job.horizon
-    with distributed(recipe.parallel, recipe.train, job.place) as mesh:
+    with distributed(recipe.parallel, recipe.train, job.place) as mesh, open_consoles(job, mesh) as consoles:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
         model = build_model(recipe.model, job.inputs.vocab, device="meta")
         operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
@@ -42,7 +43,7 @@ def train(job: Job) -> Exit:
         optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
         state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec, recipe.seed)
         guard = Guard(recipe.guard)
-        with open_observers(job, engine) as observers, open_saves(job, mesh, observers) as saves:
+        with open_observers(job, engine, consoles) as observers, open_saves(job, mesh, observers) as saves:
             begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None

@@ -1,0 +1,142 @@
+"""What takes long shows on a terminal that it moves, a line per phase; elsewhere nothing: logs hold no half lines.
+
+The lines are drawn by a thread, and a process with threads cannot be forked safely: they end with their context, and
+`resting` takes them away for as long as something else forks or writes to the terminal.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+REFRESH_SECONDS = 0.125
+Show = Callable[[str, int, int | None], None]
+"""A function of (phase, done, total); the total is None where nobody knows it."""
+
+_shown: list["_Bars"] = []
+"""What is on the terminal now."""
+
+
+@contextmanager
+def progress_bar(*, shown: bool = True) -> Iterator[Show]:
+    """A function that shows one bar per phase on stderr, if that is a terminal and nobody asked for silence (-q).
+
+    A bar without a total runs to and fro until the next phase begins. All bars are removed at the end.
+    """
+    if not (shown and _is_ours()):
+        yield _silent
+        return
+    bars = _Bars()
+    _shown.append(bars)
+    bars.start()
+    try:
+        yield bars.show
+    finally:
+        bars.stop()
+        _shown.remove(bars)
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """No bar is on the terminal in this context, and no thread draws one."""
+    bars = list(_shown)
+    for each in bars:
+        each.stop()
+    try:
+        yield
+    finally:
+        for each in bars:
+            each.start()
+
+
+def _is_ours() -> bool:
+    """Whether there is a terminal to draw on: of ranks that torchrun or Slurm started, the first one has it."""
+    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID"))
+    return first and sys.stderr.isatty() and not os.environ.get("HORNBOOK_QUIET")
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    del phase, done, total
+
+
+class _Bars:
+    """One bar per phase; `stop` removes them, `start` shows them again."""
+
+    def __init__(self) -> None:
+        self._phases: dict[str, tuple[int, int | None]] = {}
+        """Done and total of each, in their order."""
+        self._tasks: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread()
+
+    def start(self) -> None:
+        """Draw from now on."""
+        self._progress, self._tasks = _new_progress(), {}
+        for phase in self._phases:
+            self._put(phase)
+        self._progress.start()
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._draw, args=(self._progress,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Draw no more, and leave nothing on the terminal; the thread has ended when this returns."""
+        if self._progress is not None:
+            self._ended.set()
+            self._thread.join()
+            self._progress.stop()
+            self._progress = None
+
+    def show(self, phase: str, done: int, total: int | None) -> None:
+        """Where a phase is; one that is new is drawn at once, and ends those without a total."""
+        new = phase not in self._phases
+        for other in [name for name, (_, size) in self._phases.items() if size is None and name != phase]:
+            self._phases[other] = 1, 1
+            self._put(other)
+        self._phases[phase] = done, total
+        self._put(phase)
+        if new and self._progress is not None:
+            self._progress.refresh()
+
+    def _put(self, phase: str) -> None:
+        """Tell rich of a phase."""
+        if self._progress is None:
+            return
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(phase, total=None)
+        done, total = self._phases[phase]
+        if total is not None:
+            self._progress.update(self._tasks[phase], total=max(total, 1), completed=done if total else 1)
+
+    def _draw(self, progress: "Progress") -> None:
+        while not self._ended.wait(REFRESH_SECONDS):
+            progress.refresh()
+
+
+def _new_progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(
+        *columns,
+        console=Console(stderr=True),
+        auto_refresh=False,  # rich does not wait for its own thread to end
+        transient=True,
+        redirect_stdout=False,  # what is written there is an answer, not to be shown here
+    )
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 73.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
