@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, UsageError
 from hornbook.resolve import resolve
 from hornbook.run.ledger import At, Ledger
+from hornbook.run.manifest import Figure, read_manifest
 from hornbook.run.origin import Origin, adopt_model, check_tokenizer, fork_origin
 from hornbook.run.requests import Request, write_request
 from hornbook.rundir import RunDir
@@ -128,6 +129,44 @@ def test_an_import_takes_the_weights_and_nothing_else(
     assert [step["step"] for step in steps] == list(range(1, 13))
     assert steps[0]["loss"] < branch(parent.path)[0]["loss"] - 0.5
     assert events(child.path, "start")[0]["origin"]["kind"] == "import"
+
+
+def test_weights_from_elsewhere_are_scored_before_the_first_step(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, events: Events
+) -> None:
+    """The figure is that of the parent's end, and the first checkpoint's, which stays the best where nothing is."""
+    origin, child = Origin("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child")
+    assert launch_run(child.path, "eval.every=6", "optim.lr=1e-30", origin=origin) == Exit.DONE
+    scored = [record["step"] for record in events(child.path, "evaluation") if "whole" not in record]
+    assert scored == [0, 6, 12]
+    first, ended = (
+        json.loads((run.evals / f"step-{step:08d}.json").read_text()) for run, step in ((child, 0), (parent, 12))
+    )
+    assert (first["step"], first["tokens"]) == (0, 0)
+    assert first["all"] == ended["all"]
+    assert [record["kind"] for record in events(child.path, "evaluation", "save")][:2] == ["evaluation", "save"]
+    assert read_manifest(child.checkpoints / "step-00000000").score == Figure(first["all"]["loss"], first["rows"])
+    assert (child.checkpoints / "best").read_text().strip() == "step-00000000"  # nothing got better
+    assert "validation loss" in child.log.read_text().split("saved step-00000000")[0]
+    assert launch_run(tmp_path / "fork", origin=fork_of(parent, 4)) == Exit.DONE
+    assert not (tmp_path / "fork" / "evals" / "step-00000004.json").exists()
+
+
+def test_a_start_that_was_interrupted_is_scored_on_resume_and_once(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, child = Origin("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child").create()
+    write_request(child, Request(action="stop"))
+    with monkeypatch.context() as patch:
+        patch.setattr("hornbook.run.observers.Evaluation._gives_way", lambda *_, **__: True)
+        assert launch_run(child.path, origin=origin) == Exit.RESUMABLE
+    assert [record["step"] for record in events(child.path, "evaluation", "save")] == [0]
+    write_request(child, Request(action="stop"))
+    assert launch_run(child.path, mode="resume") == Exit.RESUMABLE
+    assert launch_run(child.path, mode="resume") == Exit.DONE
+    assert [record["step"] for record in events(child.path, "evaluation")] == [0, 12]
+    launch_run(tmp_path / "whole", origin=origin)
+    assert branch(child.path) == branch(tmp_path / "whole")
 
 
 def test_a_recipe_takes_the_model_of_the_checkpoint(parent: RunDir) -> None:

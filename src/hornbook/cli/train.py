@@ -30,7 +30,10 @@ def train(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> Exit:
-    """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on."""
+    """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on.
+
+    What starts from weights is evaluated before its first step.
+    """
     load_engine()
     from hornbook.run.checkpoint_path import checkpoint_path
     from hornbook.run.launch import Start

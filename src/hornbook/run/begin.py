@@ -4,7 +4,7 @@ The ledger hears of it before the first step, with what the last bits depend on.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hornbook.run.base import keep_base
 from hornbook.run.environment import bits_depend_on, describe_environment
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
+from hornbook.run.observers import Observers
 from hornbook.run.origin import Origin, origin_of
 from hornbook.run.precision import slow_precision
 from hornbook.run.saves import Saves
@@ -31,8 +32,13 @@ from hornbook.run.state import State
 from hornbook.schema import dotted
 
 
-def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Callable[[str], None]] = ()) -> None:
-    """Fill the state, write the ledger's first record of this attempt, and tell people."""
+def begin(job: Job, mesh: Mesh, state: State, saves: Saves, observers: Observers) -> None:
+    """Fill the state, write the ledger's first record of this attempt, and tell people.
+
+    Weights that were trained elsewhere are evaluated before the first step, so that it is seen what training makes of
+    them; the figure is that of the first checkpoint too, which may be the best.
+    """
+    tell = observers.notes
     past = job.ledger.past if job.mode == "resume" else Monotone()
     restored = saves.restore(state)
     origin = None if restored is not None else job.origin or origin_of(past.origin)
@@ -61,6 +67,9 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, tell: Sequence[Calla
     for line in _lines(job, state, environment, restored, origin):
         for say in tell:
             say(line)
+    beginning = job.origin or origin_of(past.origin)
+    if beginning is not None and beginning.kind == "import" and state.step == 0:
+        observers.evaluation.score_start(state)
     if origin is not None:
         saves.save(state)  # from here on the run needs its origin no more
 

@@ -132,24 +132,32 @@ class Evaluation:
 
     def __call__(self, step: Step) -> None:
         if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
-            self._evaluate(step)
+            self._evaluate(step, last=step.final)
+
+    def score_start(self, at: Position) -> None:
+        """Score weights that were trained elsewhere before the first step here, unless that was done."""
+        done = self._job.place.leads and self._record(at.step) is not None
+        if self._job.inputs.corpus.validation and not self._engine.mesh.agree([done])[0]:
+            self._evaluate(at)
 
     @cached_property
     def _rows(self) -> dict[str, HeldOut]:
         recipe = self._job.recipe
         return validation_rows(self._job.inputs.corpus, recipe, recipe.train.sequence, recipe.eval.tokens)
 
-    def _evaluate(self, step: Step) -> None:
+    def _evaluate(self, at: Position, *, last: bool = False) -> None:
         started = time.monotonic()
-        scores = self._score(self._rows, step, last=step.final)
-        if self._gives_way(step, last=step.final):
+        scores = self._score(self._rows, at, last=last)
+        if self._gives_way(at, last=last):
             return
         report = scores.report()
-        self.newest = (step.step, Figure(scores.total.loss, report["rows"]))
-        position = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens}
-        self._write(step.step, position | {"seconds": round(time.monotonic() - started, 3)} | report)
-        self._job.ledger.note("evaluation", step, **report)
+        self.newest = (at.step, Figure(scores.total.loss, report["rows"]))
+        self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | report)
+        self._job.ledger.note("evaluation", at, **report)
         self._tell(scores)
+
+    def _position(self, at: Position) -> dict[str, Any]:
+        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
 
     def score_all(self, at: Position) -> None:
         """Score every validation token at the end of the run, unless that was done; someone who interrupts ends it."""
@@ -161,8 +169,7 @@ class Evaluation:
             self._say(f"not all validation text was scored; `hornbook eval {self._job.run.path}` does it")
             return
         report = scores.report()
-        position = {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
-        before = self._record(at.step) or position | report
+        before = self._record(at.step) or self._position(at) | report
         whole = {"seconds": round(time.monotonic() - started, 3)} | report
         self._write(at.step, before | {"whole": whole})
         self._job.ledger.note("evaluation", at, whole=report)

@@ -44,7 +44,7 @@ def train(job: Job) -> Exit:
         state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec, recipe.seed)
         guard = Guard(recipe.guard)
         with open_observers(job, engine, consoles) as observers, open_saves(job, mesh, observers) as saves:
-            begin(job, mesh, state, saves, observers.notes)  # newest complete save, else what the run starts from
+            begin(job, mesh, state, saves, observers)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step
