@@ -27,6 +27,7 @@ bench: $(DEVELOP)
 
 docs: $(READY)
 	$(BIN)/python scripts/capture_demo.py
+	$(BIN)/python -m scripts.capture_console
 
 # What hornbook needs, and transformers, with which an export is compared.
 $(READY): pyproject.toml constraints.txt

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import presets as preset_table
 from benchmarks import refinery_figures
 from benchmarks.quickstart_matrix import HEADER, cells
 from benchmarks.report import RESULTS, machine_line, rows_of, section
@@ -204,6 +205,21 @@ def large(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def presets(found: dict[str, Any]) -> list[str]:
+    """Time and memory of every shipped recipe."""
+    return section(
+        "Time and memory of the presets",
+        "`python -m benchmarks.presets`: each recipe by itself on this machine, uncompiled, on random tokens: time for",
+        "one million tokens (microbatches, and the updates that its batch asks for), and the peak of the process with",
+        "a microbatch of the rows named; `GB a row more` is what each row of `train.micro_batch` adds. State is",
+        "weights, gradients and moments. Estimated: time by the operations per token (`hornbook recipes show`) at the",
+        "rate of the largest that was measured, on such a machine with enough memory; memory by the state alone.",
+        "Processor time: something ran beside it all the time, and processor time over threads stands for time on the",
+        "clock; a neighbour makes it longer.",
+        *rows_of(preset_table.HEADER, preset_table.cells(found)),
+    )
+
+
 def kill(found: dict[str, Any]) -> list[str]:
     """Random kills and what was left of the run."""
     kills, trials = found["kills"], found["trials"]
@@ -288,6 +304,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             throughput,
             families,
             large,
+            presets,
             experts,
             loader,
             ranks,
