@@ -238,3 +238,18 @@ def test_the_advice_of_affected_works(tmp_path: Path, output: Output, tiny_setti
     words = [*shlex.split(found[1]), "--data.weights.a", "1", f"data.path={tmp_path / 'first'}"]
     assert main([*train, *words, "--out", str(tmp_path / "third" / "run")]) == 0
     assert "has learned from b" in output("affected", "b", "--runs", tmp_path / "third")[1]
+
+
+def test_a_run_without_a_step_is_answered_with_the_form(runs: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["data", str(runs / "fast")]) == 2
+    assert f"name a step of the run: {runs / 'fast'}@STEP" in capsys.readouterr().err
+    assert main(["data", "wher"]) == 2
+    assert "there is no command 'wher' of `hornbook data`: RUN@STEP, where, affected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["data", "runs", "config", "recipes"])
+def test_a_group_alone_shows_its_help_and_says_what_lacks(group: str, capsys: pytest.CaptureFixture[str]):
+    assert main([group]) == 2
+    out, err = capsys.readouterr()
+    assert f"hornbook {group}" in out + err
+    assert f"error a command is missing: one of those above, such as `hornbook {group} " in err

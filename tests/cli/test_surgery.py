@@ -48,7 +48,10 @@ def test_an_adapter_from_the_command_line(
     held_out.write_text("a model learns to read")
     assert main(["eval", str(run), "--data", str(held_out), "--json"]) == Exit.DONE
     assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--no-certificate", "--json"]) == Exit.DONE
-    assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "adapter"), "--json"]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "adapter")]) == Exit.DONE
+    assert capsys.readouterr().err == f"next: hornbook generate {tmp_path / 'adapter'} -p TEXT\n"
+    assert main(["generate", str(tmp_path / "adapter"), "-p", "the", "--tokens", "2"]) == Exit.DONE
     ids = torch.arange(40)[None]
     trained = logits_of(tmp_path / "adapter", ids)
     torch.testing.assert_close(logits_of(tmp_path / "merged", ids), trained, atol=1e-4, rtol=1e-5)
@@ -84,6 +87,9 @@ def test_codes_instead_of_weights(
     dense, coded = logits_of(checkpoint, ids), logits_of(out, ids)
     assert 0 < float((coded - dense).norm() / dense.norm()) < 5 * most
     assert main(["generate", str(out), "-p", "the", "--tokens", "3", "--greedy"]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["export", str(checkpoint), "--quantize", form, "--out", str(tmp_path / "again")]) == Exit.DONE
+    assert capsys.readouterr().err == f"next: hornbook generate {tmp_path / 'again'} -p TEXT\n"
 
 
 def test_new_tokens_begin_as_their_pieces(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,23 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
         tokenize(data, CONFIG, workers=1)
         assert read_tree(data) == expected, f"killed at rename {point}"
         (data / "tokens" / "index.json").unlink()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_tokenizer_that_is_gone_or_another_after_a_failed_run_is_made_again(
+    make_data: Callable[[str], Path], read_tree: Tree, other: bool
+):
+    whole, data, strange = make_data("whole"), make_data("data"), make_data("strange")
+    tokenize(whole, CONFIG, workers=1)
+    with killed_at_rename(12):
+        tokenize(data, CONFIG, workers=1)
+    assert (data / "work" / "tokenizer.json").exists()
+    shutil.rmtree(data / "tokenizer")
+    if other:
+        tokenize(strange, CONFIG.model_copy(update={"tokenizer": BPE(vocab=290)}), workers=1)
+        shutil.copytree(strange / "tokenizer", data / "tokenizer")
+    tokenize(data, CONFIG, workers=1)
+    assert read_tree(data) == read_tree(whole)
 
 
 def test_a_damaged_shard_of_a_killed_run_is_written_again(

@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from hornbook.rundir import RunDir
 
 
+_LISTED = ("where", "affected")
+
+
 class _ByPlace(TyperGroup):
     """A first word that is no command of the group, but has an @ in it, is a place in a run."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """`RUN@STEP` stands for `documents RUN@STEP`."""
-        if args and args[0] not in self.commands and "@" in args[0]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            if "@" not in args[0]:
+                a_run = (Path(args[0]) / "recipe.toml").is_file()
+                hint = f"name a step of the run: {args[0]}@STEP" if a_run else "RUN@STEP, " + ", ".join(_LISTED)
+                raise UsageError(f"there is no command {args[0]!r} of `hornbook data`: {hint}")
             args = ["documents", *args]
         return super().resolve_command(ctx, args)
 

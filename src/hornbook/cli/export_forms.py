@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli.shell import answer
+from hornbook.cli.shell import answer, say
+from hornbook.cli.training import use_command
 from hornbook.errors import UsageError
 
 
@@ -36,6 +37,8 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
         report["files"] = file_sizes(partial)
     last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
     answer(report, report_text(out, report["files"], last), as_json=as_json)
+    if not as_json:
+        say(f"next: {use_command(found.config.head.kind, str(out))}")
 
 
 def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_json: bool) -> None:
@@ -71,3 +74,5 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
         write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     answer(report, report_text(out, report["files"], last), as_json=as_json)
+    if not as_json:
+        say(f"next: {use_command(config.head.kind, str(out))}")

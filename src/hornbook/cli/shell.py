@@ -150,13 +150,20 @@ def _judge(error: Exception) -> tuple[str, Exit]:
     if hasattr(error, "format_message"):  # the command-line parser's own errors, whichever library they come from
         context = getattr(error, "ctx", None)
         hint = f"\n`{context.command_path} --help` lists what there is" if context is not None else ""
-        return f"{error.format_message()}{hint}", Exit.USAGE  # pyright: ignore[reportAttributeAccessIssue]
+        message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+        if not message:  # a group alone: its help is printed already
+            return f"a command is missing: one of those above, such as `{_first_command(context)}`", Exit.USAGE
+        return f"{message}{hint}", Exit.USAGE
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, unimported
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
     with contextlib.suppress(OSError):
         sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
     return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
+
+
+def _first_command(context: Any) -> str:
+    return " ".join([context.command_path, *context.command.list_commands(context)[:1]])
 
 
 def storage_error(error: OSError) -> StorageError:

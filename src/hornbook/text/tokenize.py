@@ -239,8 +239,10 @@ def _make_tokenizer(
     """The tokenizer in DATA/tokenizer: as a killed run left it, else trained or copied now."""
     folder, done = data / "tokenizer", data / WORK / "tokenizer.json"
     settings = config.tokenizer
-    if read_json(done) == {"key": key}:
-        return Tokenizer.load(folder)
+    if (folder / "tokenizer.json").is_file():
+        left = Tokenizer.load(folder)
+        if read_json(done) == {"key": key, "tokenizer": left.digest}:
+            return left
     if settings.kind == "bpe":
         compile_for(_size_of_documents(data))
     shutil.rmtree(folder, ignore_errors=True)
@@ -259,8 +261,9 @@ def _make_tokenizer(
         if tokenizer.has_merges:
             compile_for(_size_of_documents(data))
         save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
-    write_json(done, {"key": key})
-    return Tokenizer.load(folder)
+    made = Tokenizer.load(folder)
+    write_json(done, {"key": key, "tokenizer": made.digest})
+    return made
 
 
 def _remove_others(data: Path, names: set[str]) -> None:
