@@ -121,8 +121,8 @@ def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[s
             "model.mlp",
             "experts count tokens up to the last that is predicted, and labels stand anywhere: take others",
         )
-    if labels is not None and (problem := unlike(head, labels)):
-        yield "model.head", f"{problem} in text.labels: make them the same"
+    if labels is not None and (problem := unlike(head, labels, "text.labels")):
+        yield problem
     loss = recipe.train.loss
     if loss.z_loss or (loss.smoothing and head.kind in ("regression", "span")):
         yield (
@@ -131,17 +131,38 @@ def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[s
         )
 
 
-def unlike(head: LabelHeadConfig, labels: LabelsConfig) -> str:
-    """How a head differs from the labels it is to learn; empty where it does not."""
+def unlike(head: LabelHeadConfig, labels: LabelsConfig, where: str) -> tuple[str, str] | None:
+    """How a head differs from the labels it is to learn: (dotted key, what is wrong and the remedy), or None.
+
+    where: what has these labels. A list that is empty is taken from the data.
+    """
     if head.kind != labels.kind:
-        return f"its kind is {head.kind}, and it is {labels.kind}"
-    for name in ("labels", "multiple"):
-        ours, theirs = getattr(head, name, None), getattr(labels, name, None)
-        if ours != theirs:
-            return f"{name} are {ours}, and they are {theirs}"
+        return "model.head.kind", f'it is "{head.kind}", and that of {where} is "{labels.kind}": make them the same'
+    ours, theirs = (getattr(part, "multiple", False) for part in (head, labels))
+    if ours != theirs:
+        return "model.head.multiple", f"that of {where} is {str(theirs).lower()}: set it to the same"
     if isinstance(head, RegressionHead) and isinstance(labels, NumberLabels) and head.outputs != len(labels.values):
-        return f"outputs are {head.outputs}, and there are {len(labels.values)} values"
-    return ""
+        count = len(labels.values)
+        return "model.head.outputs", f"it is {head.outputs}, and {where} has {count} values: set it to {count}"
+    ours, theirs = (getattr(part, "labels", []) for part in (head, labels))
+    if ours and theirs and ours != theirs:
+        return "model.head.labels", _unlike_lists(ours, theirs, where)
+    return None
+
+
+def _unlike_lists(ours: list[str], theirs: list[str], where: str) -> str:
+    remedy = "leave model.head.labels out, and the labels are those of the data"
+    if sorted(ours) == sorted(theirs):
+        return f"they are {_listed(ours)}, and {where} has them in the order {_listed(theirs)}: {remedy}"
+    unknown, unused = [each for each in theirs if each not in ours], [each for each in ours if each not in theirs]
+    parts = [f"{where} has {_listed(unknown)}, which the list lacks"] if unknown else []
+    parts += [f"the list has {_listed(unused)}, which {where} lacks"] if unused else []
+    return f"{'; '.join(parts)}: {remedy}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
+    return ", ".join(map(repr, names[:8])) + more
 
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:

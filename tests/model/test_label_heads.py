@@ -271,8 +271,7 @@ def test_parameters_are_counted_and_begin_small(head: Any) -> None:
     ("make", "text"),
     [
         (lambda: ClassificationHead(labels=["a", "b", "a"]), "the label 'a' is there twice"),
-        (lambda: ClassificationHead(labels=[]), "at least 1"),
-        (lambda: TokenClassificationHead(labels=["O"]), "at least 2"),
+        (lambda: TokenClassificationHead(labels=["O", "O"]), "the label 'O' is there twice"),
         (lambda: RegressionHead(outputs=0), "greater than or equal to 1"),
     ],
 )
@@ -285,6 +284,7 @@ def test_labels_that_make_no_sense_are_refused(make: Callable[[], Any], text: st
     ("changes", "key", "text"),
     [
         ({"head": ClassificationHead(labels=["a"])}, "model.head.labels", "one label alone leaves nothing"),
+        ({"head": TokenClassificationHead(labels=["O"])}, "model.head.labels", "one label alone leaves nothing"),
         ({"kind": "encoder_decoder", "head": SpanHead()}, "model.head.kind", "writes its answers as text"),
         (
             {"norm": {"kind": "batch"}, "kind": "encoder", "head": SpanHead(transform=DenseTransform(norm=True))},

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hornbook.errors import UsageError
 from hornbook.text.config import Normalize
 from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.document import Document
-from hornbook.text.label_rows import UnfitRow, label_row
+from hornbook.text.label_rows import UnfitRow, label_row, names_of, with_names
 from hornbook.text.labelling import Labelling, edited
 from hornbook.text.refinery import basics
 
@@ -45,6 +46,50 @@ def test_words_keep_their_tags() -> None:
     found = [(text[begin:end], value) for begin, end, value in labels.stretches]
     assert text == "Ada Love lace wrote"
     assert found == [("Ada", 1.0), ("Love lace", 2.0), ("wrote", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("pos", "pos"), (" pos", " pos"), (3, "3"), (3.0, "3"), (True, "true"), (-1, "-1"), ("1.5", "1.5")],
+)
+def test_without_a_list_labels_stand_by_name(label: object, name: str) -> None:
+    labels = label_row(ClassLabels(), {"text": "t", "label": label})[1]
+    assert labels.values == (name,)
+    assert Labelling.from_json(labels.to_json()) == labels
+    several = label_row(ClassLabels(multiple=True), {"text": "t", "label": [label, "a", label]})[1]
+    assert several.values == tuple(sorted({name, "a"}))
+    tags = label_row(TagLabels(), {"tokens": ["x", "y"], "tags": ["O", label]})[1]
+    assert [value for _, _, value in tags.stretches] == ["O", name]
+
+
+@pytest.mark.parametrize("label", ["", "  ", None, float("nan"), 1.5, {"a": 1}, ["a"], "long" * 100])
+def test_what_is_no_name_is_said(label: object) -> None:
+    with pytest.raises(UnfitRow, match=r"^(no label|label is no name): "):
+        label_row(ClassLabels(), {"text": "t", "label": label})
+
+
+def test_names_are_sorted_and_numbers_as_numbers() -> None:
+    for counts, names in (({"b": 1, "B": 2, "a": 9}, ["B", "a", "b"]), ({"10": 1, "9": 1, "-1": 1}, ["-1", "9", "10"])):
+        named = with_names(ClassLabels(), counts)
+        assert isinstance(named, ClassLabels)
+        assert named.labels == names
+    assert with_names(CLASSES, {"other": 1}) is CLASSES
+    with pytest.raises(UsageError, match=r"'tags' holds 10,001 different labels.* name another column"):
+        with_names(TagLabels(), {str(number): 1 for number in range(10_001)})
+
+
+def test_labels_are_counted_by_name_in_either_form() -> None:
+    several = ClassLabels(labels=["a", "b", "c"], multiple=True)
+    for config, names in ((several, ["a", "c"]), (ClassLabels(multiple=True), ["a", "c"])):
+        assert names_of(config, label_row(config, {"text": "t", "label": ["c", "a"]})[1]) == names
+    for config in (TAGS, TagLabels()):
+        assert names_of(config, label_row(config, {"tokens": ["x", "y"], "tags": ["O", "B-PER"]})[1]) == ["O", "B-PER"]
+    assert names_of(NumberLabels(), label_row(NumberLabels(), {"text": "t", "label": 1})[1]) == []
+
+
+def test_layouts_of_right_and_wrong_name_both() -> None:
+    assert ClassLabels(layout="copa").labels == ["no", "yes"]
+    assert ClassLabels(layout="wic", labels=["other", "same"]).labels == ["other", "same"]
 
 
 @pytest.mark.parametrize("answers", [{"text": ["Bern"], "answer_start": [3]}, [{"text": "Bern", "answer_start": 3}]])

@@ -53,7 +53,21 @@ def test_tsv_has_a_header_and_no_quotation(tmp_path: Path) -> None:
     assert isinstance(good, Document)
     assert good.text == '"one\ntwo"'
     assert isinstance(bad, Rejected)
-    assert (bad.line, bad.kind) == (3, "wrong number of columns")
+    assert (bad.line, bad.kind) == (3, "wrong number of cells")
+
+
+def test_csv_has_a_header_and_quotation(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text('label,text,id\nneg,"dull, and\nlong",r1\npos,fine,r2\n')
+    first, second = read(path, ClassLabels())
+    assert isinstance(first, Document)
+    assert isinstance(second, Document)
+    assert (first.text, first.id, first.origin) == ("dull, and\nlong", "r1", f"{path}:2")
+    assert first.labels is not None
+    assert (first.labels.values, second.origin) == (("neg",), f"{path}:4")
+    (missing,) = read(path, ClassLabels(label="stars"))
+    assert isinstance(missing, Rejected)
+    assert missing.reason == "missing label: no column 'stars' (columns: 'label, text, id')"
 
 
 def test_conll_sentences(tmp_path: Path) -> None:

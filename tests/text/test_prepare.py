@@ -485,3 +485,15 @@ def test_tasks_on_ray_write_the_same_bytes(tmp_path: Path, corpus: TextConfig, r
     prepare(corpus, tmp_path / "here")
     prepare(corpus, tmp_path / "ray", on="ray")
     assert read_tree(tmp_path / "ray") == read_tree(tmp_path / "here")
+
+
+def test_a_name_to_exclude_that_nothing_has_is_an_error(tmp_path: Path, corpus: TextConfig):
+    for names, text in (
+        (["w3", "w3000"], r"no document has the id or origin 'w3000'\. Sources are web, notes; .* the id '.*' and"),
+        (["web"], r"'web'.* web is a source: leave out text\.sources\.web"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            prepare(corpus.model_copy(update={"exclude": names}), tmp_path / "data")
+    named = [str(tmp_path / "raw" / "web" / "a.jsonl") + ":2", "w3"]
+    funnel = prepare(corpus.model_copy(update={"exclude": named}), tmp_path / "data")  # the folder is free
+    assert funnel.total().dropped["excluded"].rows == 2

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hornbook.model.load import Loaded
     from hornbook.progress import Show
     from hornbook.recipe import Recipe
+    from hornbook.text.config_labels import LabelsConfig
 
 WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
 
@@ -110,12 +111,24 @@ def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "S
     from hornbook.evals.corpus import corpus_of_files
 
     if data:
-        with corpus_of_files(data, folder, recipe.text.labels, progress) as corpus:
+        with corpus_of_files(data, folder, _labels(recipe), progress) as corpus:
             yield corpus
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")
     else:
         yield Corpus.open(recipe.data.path)
+
+
+def _labels(recipe: "Recipe") -> "LabelsConfig | None":
+    """What the labels of files are: as of the data that the run was trained on, where it is still there."""
+    from hornbook.data.corpus import Corpus
+
+    head, labels = recipe.model.head, recipe.text.labels
+    if recipe.data.path is not None and Path(recipe.data.path, "tokens", "index.json").is_file():
+        labels = Corpus.open(recipe.data.path).labels
+    elif labels is not None and getattr(labels, "labels", None) == []:
+        labels = labels.model_copy(update={"labels": getattr(head, "labels", [])})
+    return labels
 
 
 def _show(figures: dict[str, Any]) -> None:

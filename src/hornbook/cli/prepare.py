@@ -20,6 +20,8 @@ _ENDING = re.compile(
     re.IGNORECASE,
 )
 
+_LABELS_SHOWN = 12
+
 
 def prepare(
     words: Annotated[
@@ -124,7 +126,12 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
         overrides = [*overrides, "text.strict=true"]
     named = name_sources(targets)
     for name, path in named.items():
-        overrides += source_settings(name, {"paths": [path], **given})
+        overrides += source_settings(name, {"paths": [path]})
+    if given and hasattr(resolve(recipe, overrides).recipe.text.labels, "text") and "text_field" in given:
+        overrides.append(
+            f"text.labels.text={given.pop('text_field')}"
+        )  # of labelled sets this section names the fields
+    overrides += [word for name in named for word in source_settings(name, given)]
     config = resolve(recipe, overrides).recipe.text
     if named:
         config = config.model_copy(update={"sources": {name: config.sources[name] for name in named}})
@@ -218,7 +225,20 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
     notes = f"{skipped:,} skipped rows are listed in {out / 'quarantine.jsonl'}\n" if skipped else ""
     if MISSING_TEXT in quarantined:
         notes += "if the text is in another column: --text-field NAME\n"
+    notes += _labels_text(funnel.labels)
     return [table, f"{notes}next: hornbook tokenize {out}"]
+
+
+def _labels_text(counts: Mapping[str, int]) -> str:
+    """How many kept texts, or words, have each label, the most common first; empty where there are no names."""
+    if not counts:
+        return ""
+    common = sorted(counts.items(), key=lambda each: -each[1])[:_LABELS_SHOWN]
+    shown = [f"{name} {count:,}" for name, count in common if count]
+    more = [f"{len(counts) - len(common):,} more"] if len(counts) > len(common) else []
+    unseen = [name for name, count in counts.items() if not count]
+    note = f"note: no kept row has the label {', '.join(map(repr, unseen))} of text.labels.labels\n" if unseen else ""
+    return f"{len(counts):,} labels: {', '.join([*shown, *more])}\n{note}"
 
 
 def _funnel_rows(name: str, source: "SourceFunnel") -> list[tuple[str, ...]]:

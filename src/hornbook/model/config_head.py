@@ -98,8 +98,8 @@ class ClassificationHead(_LabelHead):
     """Which of some labels a text has: a softmax over them, or a sigmoid for each; loss is the cross-entropy."""
 
     kind: Literal["classification"] = "classification"
-    labels: list[str] = Field(min_length=1)
-    """Names of the labels, in the order of their numbers."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the labels, in the order of their numbers; by default those of the data."""
     multiple: bool = False
     """A text has any number of the labels, each by itself; the loss is the mean over labels."""
 
@@ -116,10 +116,16 @@ class TokenClassificationHead(_LabelHead):
     """Which of some labels each token has (tags of words): a softmax; loss is the cross-entropy."""
 
     kind: Literal["token_classification"] = "token_classification"
-    labels: list[str] = Field(min_length=2)
-    """Names of the labels, in the order of their numbers: classes, or tags such as O, B-PER, I-PER."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the labels (O, B-PER, I-PER), in the order of their numbers; by default those of the data."""
 
     _labels = field_validator("labels")(_distinct)
+
+    def problems(self, family: str, norm: str) -> Iterator[tuple[str, str]]:
+        """What no single field can see, given the kinds of model and norm: (key, what is wrong and the remedy)."""
+        yield from super().problems(family, norm)
+        if len(self.labels) == 1:
+            yield "labels", "one label alone leaves nothing to tell apart: name another"
 
 
 class RegressionHead(_LabelHead):

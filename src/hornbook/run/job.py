@@ -12,14 +12,14 @@ from hornbook.data.objective_parts import start_of
 from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import LabelHeadConfig
 from hornbook.model.surgery.build import build_operated
 from hornbook.parallel.mesh import Place
-from hornbook.parameters import embedding_rows
-from hornbook.recipe import Recipe, unlike
+from hornbook.parameters import count_parameters, embedding_rows
+from hornbook.recipe import Recipe
 from hornbook.resolve import Resolved
 from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
+from hornbook.run.labels import labelled_head
 from hornbook.run.ledger import LENGTH_SETTINGS, Ledger, Monotone
 from hornbook.run.origin import Origin
 from hornbook.run.pulse import Pulse
@@ -123,6 +123,18 @@ class Job:
         self.write(self.run.recipe, Resolved(self.recipe, {**self.origins, **self.inputs.derived}).to_toml())
 
 
+def vocabulary_warning(inputs: Inputs) -> str:
+    """What to say of rows of the embedding that no token of the tokenizer uses; empty where they are few."""
+    rows, tokens = inputs.vocab, inputs.tokenizer.vocab_size
+    if rows <= 1.1 * tokens + 64:
+        return ""
+    unused = count_parameters(inputs.recipe.model, rows) - count_parameters(inputs.recipe.model, tokens)
+    return (
+        f"model.vocab is {rows:,} and the tokenizer has {tokens:,} tokens: {unused:,} parameters are never used; "
+        "--model.vocab none lets it follow the tokenizer"
+    )
+
+
 def cut_horizon(inputs: Inputs, past: Monotone, changes: Sequence[Change]) -> Horizon:
     """Length of a run that goes on: shortened as its ledger says, unless these changes say anew how long it is."""
     anew = any(change.key in LENGTH_SETTINGS for change in changes)
@@ -147,18 +159,15 @@ def open_inputs(recipe: Recipe) -> Inputs:
             f"{loader.corpus.root / 'tokenizer'} is not the tokenizer that made the token shards: restore it, "
             f"or run `hornbook tokenize {loader.corpus.root}` again"
         )
-    labels, head = loader.corpus.labels, recipe.model.head
-    if isinstance(head, LabelHeadConfig) and labels is not None and (problem := unlike(head, labels)):
-        raise UsageError(f"model.head: {problem} in {loader.corpus.root}: make them the same")
+    head = labelled_head(recipe.model.head, loader.corpus)
     vocab, derived = _vocabulary(recipe.model, tokenizer.vocab_size)
-    model = build_operated(recipe.model, vocab, recipe.surgery)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    complete = recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update={"path": str(loader.corpus.root.resolve())}),
-            "model": recipe.model.model_copy(update={"vocab": vocab}),
-        }
-    )
+    model = recipe.model.model_copy(update={"vocab": vocab, "head": head})
+    if head != recipe.model.head:
+        derived["model.head.labels"] = f"the labels of {loader.corpus.root}"
+    built = build_operated(model, vocab, recipe.surgery)
+    parameters = sum(parameter.numel() for parameter in built.parameters())
+    data = recipe.data.model_copy(update={"path": str(loader.corpus.root.resolve())})
+    complete = recipe.model_copy(update={"data": data, "model": model})
     return Inputs(complete, loader, tokenizer, horizon(train, loader.index.epoch_tokens), parameters, derived)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.filesystem import exists, is_file, is_folder, list_folder
+from hornbook.model.config_head import HeadConfig
 from hornbook.model.hf_layout import parameter_shapes
 from hornbook.model.init import check_overrides
 from hornbook.parallel.mesh import SETUP_SECONDS, Place
@@ -214,7 +215,9 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
     settled = recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update={"path": path}),
-            "model": recipe.model.model_copy(update={"vocab": recipe.model.vocab or old.model.vocab}),
+            "model": recipe.model.model_copy(
+                update={"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
+            ),
         }
     )
     changes = resume_changes(old, settled)
@@ -224,6 +227,14 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
         edits = [edit for edit in edited_settings(run) if edit.policy == "refused"]
         raise UsageError(f"{error}\n{describe_edits(run, edits)}: put these values back") if edits else error from None
     return changes
+
+
+def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
+    """The head with the labels of the run where `recipe` leaves them to the data."""
+    head, before = recipe.model.head, old.model.head
+    if getattr(head, "labels", None) == [] and head.kind == before.kind:
+        return head.model_copy(update={"labels": getattr(before, "labels", [])})
+    return head
 
 
 def lock_data(job: Job) -> None:

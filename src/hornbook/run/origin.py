@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.filesystem import is_file, is_folder
 from hornbook.journal import read_records
@@ -21,6 +22,7 @@ from hornbook.recipe import Recipe, cross_check
 from hornbook.resolve import Resolved, leaves
 from hornbook.resume_rules import TRAINING_ONLY
 from hornbook.run.checkpoint_path import checkpoint_path
+from hornbook.run.labels import labelled_head
 from hornbook.run.ledger import replay
 from hornbook.run.lineage import describe_source
 from hornbook.run.manifest import verify_folder
@@ -82,8 +84,10 @@ def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Orig
 def import_origin(resolved: Resolved, checkpoint: Path) -> tuple[Resolved, Origin]:
     """The recipe with the model of the checkpoint, and the checkpoint as a run's origin. Errors: as `adopt_model`."""
     adopted = adopt_model(resolved, checkpoint)
-    stored = read_hf(checkpoint)[0].head
-    return adopted, Origin("import", checkpoint, new_head=_untrained(adopted.recipe.model.head) != _untrained(stored))
+    stored, head = read_hf(checkpoint)[0].head, adopted.recipe.model.head
+    if (path := resolved.recipe.data.path) is not None:
+        head = labelled_head(head, Corpus.open(path))
+    return adopted, Origin("import", checkpoint, new_head=_untrained(head) != _untrained(stored))
 
 
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.decide import NOTHING_LEFT, Verdict, remove
+from hornbook.text.label_rows import names_of
+from hornbook.text.labelling import Labelling
 from hornbook.text.measured import FIELDS, MeasureTask, schema_of
 from hornbook.text.refinery.basics import is_visible
 from hornbook.text.refinery.table import Steps, build
@@ -98,12 +101,15 @@ class Applied:
     """[kept documents that lost a part, bytes that were cut out of them]."""
     edits: dict[str, list[int]]
     """Counter of an edit -> [documents that it changed, changes], of those that are kept."""
+    labels: dict[str, int]
+    """Name of a label -> kept texts, or words, that have it."""
 
 
 def apply(task: ApplyTask) -> Applied:
     """Write both tables and the examples unless they are there."""
     done = read_json(task.manifest)
-    if isinstance(done, dict) and done.get("key") == task.key() and _intact(task.out, done["outputs"]):
+    whole = isinstance(done, dict) and done.get("key") == task.key() and "labels" in done
+    if whole and _intact(task.out, done["outputs"]):
         return Applied(**done)
     task.manifest.unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
     with writing(task.samples) as samples, writing(task.documents) as documents, writing(task.signals) as signals:
@@ -121,11 +127,13 @@ def _write(task: ApplyTask, documents: Any, signals: Any, samples: Any) -> Appli
     steps = build(task.measured.steps)
     schema = _signal_schema(steps)
     counters = [f"{edit.name}.{counter}" for edit in steps.edits for counter in edit.counters]
-    found = Applied(task.key(), {}, {}, 0, [0, 0], {name: [0, 0] for name in counters})
+    found = Applied(task.key(), {}, {}, 0, [0, 0], {name: [0, 0] for name in counters}, {})
     with TableWriter(documents, DOCUMENTS) as kept, TableWriter(signals, schema) as measured:
         for first, table in _tables(task.measured.table):
             part = _judged(task, first, table)
             _count(found, part, task.names)
+            if task.measured.options.labels is not None:
+                _count_labels(found, part, task.measured.options.labels)
             kept.add_batch(_kept(task, part), int(part.bytes[part.reasons == 0].sum()))
             measured.add_batch(_signals(task, schema, part), 256 * len(table))
             for line in _examples(task, first, part):
@@ -190,6 +198,13 @@ def _count(found: Applied, part: _Part, names: tuple[str, ...]) -> None:
     lost = (edited - part.bytes)[kept]
     found.cut[0] += int((lost > 0).sum())
     found.cut[1] += int(lost.sum())
+
+
+def _count_labels(found: Applied, part: _Part, config: LabelsConfig) -> None:
+    rows = part.table["labels"].to_pylist()
+    for row in np.flatnonzero(part.reasons == 0).tolist():
+        for name in names_of(config, Labelling.from_json(rows[row])):
+            found.labels[name] = found.labels.get(name, 0) + 1
 
 
 def _kept(task: ApplyTask, part: _Part) -> pa.Table:

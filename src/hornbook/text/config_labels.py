@@ -4,7 +4,7 @@ One data folder has labels of one kind. Kinds of labels have the names of the he
 (`model.head.kind`); `answer` is for language models.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ def _distinct(names: list[str]) -> None:
         raise ValueError(f"the label {again!r} is there twice")
 
 
+MOST_NAMES = 10_000
+"""Labels that a data folder may have; numbers and texts have more."""
 CANDIDATES = ("copa", "multirc", "record")
 """Layouts whose rows are questions with candidates, each of which becomes a pair that is right (1) or wrong (0)."""
 
@@ -25,8 +27,11 @@ class ClassLabels(Config):
     """A text, or a pair of texts, and its label (GLUE, SuperGLUE)."""
 
     kind: Literal["classification"] = "classification"
-    labels: list[str] = Field(min_length=1)
-    """Names of the labels, in the order of their numbers; rows hold names, or numbers unless names are numbers."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the labels, in the order of their numbers; by default those of the rows, sorted.
+
+    With a list, rows may hold numbers from 0 instead, unless names are numbers.
+    """
     multiple: bool = False
     """Rows hold a list of any number of labels."""
     layout: Literal["rows", "copa", "wic", "multirc", "record"] = Field(
@@ -39,6 +44,12 @@ class ClassLabels(Config):
     """Column or key of the second text, where there are two."""
     label: str = "label"
     """Column or key of the label."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_right_and_wrong(cls, given: Any) -> Any:
+        of_layout = isinstance(given, dict) and given.get("layout", "rows") != "rows"
+        return given if not of_layout or given.get("labels") else {**given, "labels": ["no", "yes"]}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -66,8 +77,11 @@ class TagLabels(Config):
     """Words and a tag for each (named entities; also `.conll` files)."""
 
     kind: Literal["token_classification"] = "token_classification"
-    labels: list[str] = Field(min_length=2)
-    """Names of the tags, in the order of their numbers; rows hold names, or numbers unless names are numbers."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the tags, in the order of their numbers; by default those of the rows, sorted.
+
+    With a list, rows may hold numbers from 0 instead, unless names are numbers.
+    """
     words: str = "tokens"
     """Column or key of the list of words."""
     tags: str = "tags"

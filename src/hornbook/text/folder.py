@@ -11,9 +11,10 @@ from hornbook.durable import TEMPORARY, create_atomic, storage_error, write_atom
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.apply import Applied, ApplyTask
 from hornbook.text.config import TextConfig
+from hornbook.text.config_labels import LabelsConfig
 from hornbook.text.funnel import Funnel
 from hornbook.text.inputs import InputFile, is_url
-from hornbook.text.measured import VERSION, Measured, MeasureTask
+from hornbook.text.measured import VERSION, Measured, MeasureTask, read_columns
 from hornbook.text.plan import read_by_steps
 from hornbook.text.reviews import REVIEWS
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
@@ -28,6 +29,10 @@ MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
 MISSING_TEXT = "missing text"
 """Reason of rows without the column or key that holds the text."""
+UNKNOWN_LABEL = "unknown label"
+"""Reason of rows whose label is not in the list that the recipe has."""
+COLUMN_OPTIONS = {MISSING_TEXT: "--text-field NAME", "missing label": "--text.labels.label NAME"}
+"""Reason of rows without a column -> the option that names another one."""
 PAGE, CARD = "report.html", "DATA_CARD.md"
 OURS = (
     "documents",
@@ -144,9 +149,14 @@ def _join(parts: list[Path], path: Path) -> None:
 
 
 def commit(
-    config: TextConfig, tasks: list[MeasureTask], measured: list[Measured], applied: list[Applied], out: Path
+    config: TextConfig,
+    labels: LabelsConfig | None,
+    tasks: list[MeasureTask],
+    measured: list[Measured],
+    applied: list[Applied],
+    out: Path,
 ) -> None:
-    """Delete what an earlier plan left, write the manifest, then forget the work."""
+    """Delete what an earlier plan left, write the manifest, then forget the work. labels: with the list of names."""
     outputs = {path: digest for written in applied for path, digest in written.outputs.items()}
     for folder in ("documents", "signals"):
         for path in (out / folder).rglob("*"):
@@ -157,7 +167,7 @@ def commit(
     ]
     manifest = {
         "key": config_key(config),
-        "text": config.model_dump(mode="json", exclude={"strict"}),
+        "text": config.model_copy(update={"labels": labels}).model_dump(mode="json", exclude={"strict"}),
         "inputs": inputs,
         "damage": next((result.damage for result in measured if result.damage), ""),
         "outputs": {**outputs, **{name: digest_file(out / name) for name in (QUARANTINE, SAMPLES, FUNNEL, TEXT_TOML)}},
@@ -186,21 +196,47 @@ def require_documents(funnel: Funnel, out: Path) -> None:
     tables = (*total.quarantined.items(), *total.dropped.items())
     reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
     damage = f"; skipped rows are listed in {out / QUARANTINE}" if total.quarantined else ""
-    remedy = _column_remedy(out) if MISSING_TEXT in total.quarantined else ""
+    remedy = "".join(_column_remedy(out, reason) for reason in COLUMN_OPTIONS if reason in total.quarantined)
+    remedy += _label_remedy(out) if UNKNOWN_LABEL in total.quarantined else ""
     raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}{remedy}")
 
 
-def _column_remedy(out: Path) -> str:
-    """The first row without text, which names the columns there are, and the option for another one."""
+def require_named(config: TextConfig, tasks: list[MeasureTask], out: Path) -> None:
+    """Raises UsageError where `text.exclude` names what no document goes by; the folder is then free as above."""
+    left, shown = set(config.exclude), ("", "")
+    for task in tasks if left else ():
+        columns = read_columns(task, ["id", "origin"])
+        left -= {*columns["id"].tolist(), *columns["origin"].tolist()}
+        shown = next(zip(columns["id"].tolist(), columns["origin"].tolist(), strict=True), shown)
+    if not left:
+        return
+    forget_work(out)
+    names = ", ".join(repr(name) for name in sorted(left)[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+    sources = [name for name in config.sources if name in left]
+    remedy = f"; {sources[0]} is a source: leave out text.sources.{sources[0]}" if sources else ""
+    raise UsageError(
+        f"text.exclude: no document has the id or origin {names}. Sources are {', '.join(config.sources)}; a document "
+        f"there has the id {shown[0]!r} and the origin {shown[1]!r}{remedy}"
+    )
+
+
+def _column_remedy(out: Path, reason: str) -> str:
+    """The first row without a column, which names the columns there are, and the option for another one."""
+    what, option = reason.removeprefix("missing "), COLUMN_OPTIONS[reason]
+    recipe = " (text.sources.SOURCE.text_field in a recipe)" if reason == MISSING_TEXT else ""
+    return f"{_first_row(out, reason)}\nname the column that has the {what}: {option}{recipe}"
+
+
+def _label_remedy(out: Path) -> str:
+    return f"{_first_row(out, UNKNOWN_LABEL)}\nleave text.labels.labels out, and the labels are those of the rows"
+
+
+def _first_row(out: Path, reason: str) -> str:
+    """A line that says of the first row that was skipped for a reason where it is and what is wrong with it."""
     with (out / QUARANTINE).open(encoding="utf-8") as file:
-        for line in file:
-            row = loads(line)
-            if row["reason"].startswith(MISSING_TEXT):
-                return (
-                    f"\n{row['file']}:{row['line']}: {row['reason']}\n"
-                    "name the column that has the text: --text-field NAME (text.sources.SOURCE.text_field in a recipe)"
-                )
-    return ""
+        rows = (loads(line) for line in file)
+        row = next(row for row in rows if row["reason"].startswith(reason))
+    return f"\n{row['file']}:{row['line']}: {row['reason']}"
 
 
 def read_manifest(data: Path) -> dict[str, Any] | None:

@@ -99,6 +99,8 @@ class Funnel:
     """All sources of a prepared folder."""
 
     sources: dict[str, SourceFunnel] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    """Of labelled sets: name of a label -> kept texts, or words, that have it; in the order of their numbers."""
 
     def total(self) -> SourceFunnel:
         """The sum over the sources."""
@@ -125,9 +127,11 @@ class Funnel:
     def to_json(self) -> dict[str, Any]:
         """For funnel.json and `--json`."""
         sources = {name: source.to_json() for name, source in self.sources.items()}
-        return {"total": self.total().to_json(), "sources": sources}
+        labels = {"labels": self.labels} if self.labels else {}
+        return {"total": self.total().to_json(), "sources": sources, **labels}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Funnel":
         """The inverse of `to_json`."""
-        return cls({name: SourceFunnel.from_json(source) for name, source in data["sources"].items()})
+        sources = {name: SourceFunnel.from_json(source) for name, source in data["sources"].items()}
+        return cls(sources, data.get("labels", {}))

@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hornbook.errors import UsageError
 from hornbook.text.config_labels import (
     CANDIDATES,
+    MOST_NAMES,
     AnswerLabels,
     ClassLabels,
     LabelsConfig,
@@ -18,6 +20,7 @@ from hornbook.text.superglue import OddLayout, candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
+_LONGEST_NAME = 200
 
 
 class UnfitRow(Exception):
@@ -40,9 +43,38 @@ def label_rows(config: LabelsConfig, row: Row, name: str, origin: str) -> list[t
     return [(each, *_checked(text, labels)) for each, text, labels in found]
 
 
+def with_names(config: LabelsConfig, counts: Mapping[str, int]) -> LabelsConfig:
+    """The configuration with its list of labels: its own, else the names that rows have, sorted.
+
+    Numbers are sorted as numbers. Raises UsageError where there are too many for labels.
+    """
+    if not isinstance(config, ClassLabels | TagLabels) or config.labels:
+        return config
+    if len(counts) > MOST_NAMES:
+        field = config.label if isinstance(config, ClassLabels) else config.tags
+        raise UsageError(
+            f"{field!r} holds {len(counts):,} different labels, and {MOST_NAMES:,} are allowed: name another column "
+            '(text.labels), or take text.labels.kind "regression" for numbers'
+        )
+    return config.model_copy(update={"labels": sorted(counts, key=(int if all(map(_is_number, counts)) else str))})
+
+
+def names_of(config: LabelsConfig, labels: Labelling) -> list[str]:
+    """Names of the labels of a row, one for each text or word, with `multiple` any number; of other kinds none."""
+    if not isinstance(config, ClassLabels | TagLabels):
+        return []
+    values = [value for _, _, value in labels.stretches] if isinstance(config, TagLabels) else labels.values
+    if isinstance(config, ClassLabels) and config.multiple and config.labels:
+        return [name for name, value in zip(config.labels, values, strict=True) if value]
+    return [value if isinstance(value, str) else config.labels[int(value)] for value in values]
+
+
 def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
+    names = (
+        value for value in (*labels.values, *(value for _, _, value in labels.stretches)) if isinstance(value, str)
+    )
     try:
-        (text + "".join(labels.answers)).encode()
+        (text + "".join(labels.answers) + "".join(names)).encode()
     except UnicodeEncodeError:
         raise UnfitRow("lone surrogate: the text is not valid Unicode") from None
     return text, labels
@@ -84,12 +116,37 @@ def _short(value: object) -> str:
     return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
+def _is_number(label: str) -> bool:
+    return label.isascii() and label.removeprefix("-").isdecimal()
+
+
+def _label(labels: Sequence[str], value: Any) -> float | str:
+    """The number of a label in the list or, where there is no list, its name."""
+    return float(_number_of(labels, value)) if labels else _name_of(value)
+
+
+def _name_of(value: Any) -> str:
+    """The name of a label without a list: a text as it is, a whole number or boolean as JSON has it."""
+    if isinstance(value, float) and value.is_integer():  # columns of numbers with gaps are stored so
+        value = int(value)
+    if isinstance(value, float) and not math.isnan(value):
+        raise UnfitRow(f'label is no name: {value}; text.labels.kind "regression" learns numbers')
+    if value is None or isinstance(value, float) or (isinstance(value, str) and not value.strip()):
+        raise UnfitRow("no label: it is empty")
+    if not isinstance(value, str | int):
+        raise UnfitRow(f"label is no name: {_short(value)}")
+    name = str(value).lower() if isinstance(value, bool) else str(value)
+    if len(name) > _LONGEST_NAME:
+        raise UnfitRow(f"label is no name: {_short(name)} is longer than {_LONGEST_NAME} letters")
+    return name
+
+
 def _number_of(labels: Sequence[str], value: Any) -> int:
     """The number of a label that is given by its name or its number. Booleans are 0 and 1 (BoolQ).
 
     Where every name is a number (stars from 1 to 5), a number is a name.
     """
-    numbers = all(label.isascii() and label.removeprefix("-").isdecimal() for label in labels)
+    numbers = all(map(_is_number, labels))
     given = str(value) if numbers and type(value) is int else value
     if isinstance(given, str):
         if given in labels:
@@ -106,9 +163,11 @@ def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
     text, parts = _texts(config, row)
     label = _get(row, config.label, "label")
     if not config.multiple:
-        return text, Labelling(parts, values=(float(_number_of(config.labels, label)),))
+        return text, Labelling(parts, values=(_label(config.labels, label),))
     if not isinstance(label, list | tuple):
         raise UnfitRow(f"labels are no list: {config.label!r} is {_short(label)}, and text.labels.multiple is set")
+    if not config.labels:
+        return text, Labelling(parts, values=tuple(sorted({_name_of(each) for each in label})))
     numbers = {_number_of(config.labels, each) for each in label}
     return text, Labelling(parts, values=tuple(float(number in numbers) for number in range(len(config.labels))))
 
@@ -119,7 +178,7 @@ def _number_row(config: NumberLabels, row: Row) -> tuple[str, Labelling]:
 
 
 def _finite(row: Row, name: str) -> float:
-    value = _get(row, name, "label")
+    value = _get(row, name, "number")
     try:
         number = math.nan if isinstance(value, bool) or value is None else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -136,7 +195,7 @@ def _tag_row(config: TagLabels, row: Row) -> tuple[str, Labelling]:
     if not all(isinstance(word, str) and word and not word.isspace() for word in words):
         raise UnfitRow(f"a word is empty or no string: {_short(words)}")
     text, places = joined_parts(*words)
-    values = (float(_number_of(config.labels, tag)) for tag in tags)
+    values = (_label(config.labels, tag) for tag in tags)
     stretches = tuple((begin, end, value) for (begin, end), value in zip(places, values, strict=True))
     return text.replace("\n", " "), Labelling(((0, len(text)),), stretches)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from hornbook.text.asked import ask_question, ask_text, ask_words
-from hornbook.text.config_labels import LabelsConfig, has_answers, outputs_of
+from hornbook.text.config_labels import ClassLabels, LabelsConfig, TagLabels, has_answers, outputs_of
 from hornbook.text.labelling import Labelling
 from hornbook.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
     first, *second = (text[begin:end] for begin, end in labels.parts)
     tokens = ask_text(tokenizer, first, second[0] if second else None).tokens
     found = _unlabelled(tokens, outputs_of(config))
-    found[0] = labels.values
+    found[0] = _values(config, labels)
     facts = ()
     if has_answers(config):
         ((begin, end, _),) = labels.stretches
@@ -52,12 +52,26 @@ def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
     return Labelled(np.array(tokens, np.uint32), found, facts)
 
 
+def _values(config: LabelsConfig, labels: Labelling) -> list[float]:
+    """The numbers of a text, of the labels that stand there by name too."""
+    names = [value for value in labels.values if isinstance(value, str)]
+    if isinstance(config, ClassLabels) and config.multiple and len(names) == len(labels.values):
+        return [float(name in names) for name in config.labels]
+    return [_number(config, value) for value in labels.values]
+
+
+def _number(config: LabelsConfig, value: float | str) -> float:
+    if not isinstance(value, str):
+        return value
+    assert isinstance(config, ClassLabels | TagLabels)
+    return float(config.labels.index(value))
+
+
 def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    del config
     (window,) = ask_words(tokenizer, [text[begin:end] for begin, end, _ in labels.stretches])
     found = _unlabelled(window.tokens)
     for word, place in window.places.items():
-        found[place] = labels.stretches[word][2]
+        found[place] = _number(config, labels.stretches[word][2])
     return Labelled(np.array(window.tokens, np.uint32), found)
 
 

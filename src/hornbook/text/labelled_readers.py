@@ -1,4 +1,4 @@
-"""Readers of labelled sets: rows of `.jsonl`, `.parquet`, `.tsv` and `.json` (SQuAD's too), sentences of `.conll`.
+"""Readers of labelled sets: rows of `.jsonl`, `.parquet`, `.csv`, `.tsv`, `.json` (SQuAD's too), sentences of `.conll`.
 
 As with plain text, no row is lost: what cannot be learned from is yielded as `Rejected`, with file, line and reason.
 """
@@ -23,6 +23,7 @@ from hornbook.text.label_rows import UnfitRow, fields_of, label_rows
 from hornbook.text.lines import HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
 from hornbook.text.readers import json_object, read_file
 from hornbook.text.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
+from hornbook.text.sources.cells import read_table
 from hornbook.text.sources.columns import Excess, InPieces, rows_at_once
 from hornbook.text.sources.page_sizes import parquet_chunks
 
@@ -97,10 +98,6 @@ def _lines(
         yield Rejected(file.name, number + 1, str(error), file.source)
 
 
-def _blank(file: InputFile, line: Line) -> Rejected:
-    return Rejected(file.name, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
-
-
 def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     def read(line: Line) -> Iterable[Row]:
         row = json_object(file, line, options)
@@ -109,26 +106,14 @@ def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
     return _lines(file, raw, options, read)
 
 
-def _read_tsv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Columns between tabs, named by the first line; quotation marks mean nothing (GLUE)."""
-    header: list[str] = []
+def _read_table(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Rows of `.csv` and `.tsv`, whose columns the first line names."""
 
-    def read(line: Line) -> Iterable[Row]:
-        if not line.data.strip():
-            return [_blank(file, line)]
-        cells = _decoded(file, line, options)
-        if isinstance(cells, Rejected):
-            return [cells]
-        if not header:
-            header.extend(cells.split("\t"))
-            return []
-        values = cells.split("\t")
-        if len(values) != len(header):
-            reason = f"wrong number of columns: {len(values)}, the first line names {len(header)}"
-            return [bad_line(file, line, reason)]
-        return _documents(file, line.number, dict(zip(header, values, strict=True)), options)
+    def make(number: int, row: Mapping[str, str], data: bytes) -> Iterable[Row]:
+        del data
+        return _documents(file, number, row, options)
 
-    return _lines(file, raw, options, read)
+    return read_table(file, raw, options, fields_of(_labels(options)), make)
 
 
 def _decoded(file: InputFile, line: Line, options: ReadOptions) -> str | Rejected:
@@ -252,14 +237,15 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
 
 def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     del raw, options
-    endings = ".jsonl (also .gz, .zst) .parquet .tsv .json .conll"
+    endings = ".jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
     yield Rejected(file.name, 0, f"no labels in plain text: labelled sets are {endings}", file.source)
 
 
 _READERS: dict[str, Reader] = {
     "jsonl": _read_jsonl,
     "parquet": _read_parquet,
-    "tsv": _read_tsv,
+    "csv": _read_table,
+    "tsv": _read_table,
     "json": _read_json,
     "conll": _read_conll,
     "text": _read_text,

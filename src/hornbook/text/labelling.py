@@ -18,10 +18,13 @@ class Labelling:
 
     parts: tuple[Stretch, ...]
     """What is encoded for itself: a text, two texts, question and context, prompt and answer; in order, apart."""
-    stretches: tuple[tuple[int, int, float], ...] = ()
+    stretches: tuple[tuple[int, int, float | str], ...] = ()
     """Begin, end, value: tags of words, or the place of an answer."""
-    values: tuple[float, ...] = ()
-    """Of the whole text: the number of its label, its numbers, or 0 and 1 for each label it may have."""
+    values: tuple[float | str, ...] = ()
+    """Of the whole text: the number of its label, its numbers, or 0 and 1 for each label it may have.
+
+    Where the labels are taken from the data, tags and labels stand here by name.
+    """
     answers: tuple[str, ...] = ()
     """All right answers to a question, as they were written."""
 

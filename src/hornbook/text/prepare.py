@@ -4,6 +4,7 @@ The result is a function of the inputs and the configuration: not of the number 
 phases may run in one process tree, or each as an array of jobs that take every n-th task and share a file system.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from hornbook.rundir import RunDir
 from hornbook.runlock import RunLock
 from hornbook.text.apply import Applied, ApplyTask, apply
 from hornbook.text.config import TextConfig
+from hornbook.text.config_labels import ClassLabels, LabelsConfig, TagLabels
 from hornbook.text.decide import KEPT, decide
 from hornbook.text.folder import (
     WORK,
@@ -24,10 +26,12 @@ from hornbook.text.folder import (
     forget_work,
     make_folder,
     require_documents,
+    require_named,
     write_whole,
 )
 from hornbook.text.funnel import Funnel, SourceFunnel
 from hornbook.text.inputs import InputFile
+from hornbook.text.label_rows import with_names
 from hornbook.text.measure import measure
 from hornbook.text.measured import Measured, MeasureTask
 from hornbook.text.measured import finished as measured_before
@@ -174,6 +178,7 @@ class _Job:
         key = self._key()
         found = read_verdicts(self.out / WORK, key)
         if found is None:
+            require_named(self.config, self.tasks, self.out)
             found = decide(self.tasks, self._steps, self.out / WORK / "scratch")
             write_verdicts(self.out / WORK, key, *found)
         self._progress("decide", self.total, self.total)
@@ -191,10 +196,20 @@ def _finish(job: _Job) -> Funnel:
     tasks = job.decide()
     applied = job.write(tasks)
     funnel = _count(job.tasks, measured, applied)
+    labels = None if job.config.labels is None else _list_labels(job.config.labels, applied, funnel)
     write_whole(job.config, tasks, funnel, job.out)
     require_documents(funnel, job.out)
-    commit(job.config, job.tasks, measured, applied, job.out)
+    commit(job.config, labels, job.tasks, measured, applied, job.out)
     return funnel
+
+
+def _list_labels(config: LabelsConfig, applied: list[Applied], funnel: Funnel) -> LabelsConfig:
+    """What the labels of the folder are, with the list of their names; the funnel gets their counts."""
+    counts = sum((Counter(each.labels) for each in applied), Counter[str]())
+    named = with_names(config, counts)
+    if isinstance(named, ClassLabels | TagLabels):
+        funnel.labels = {name: counts[name] for name in named.labels}
+    return named
 
 
 def _count(tasks: list[MeasureTask], measured: list[Measured], applied: list[Applied]) -> Funnel:

@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hornbook.text.compressions import DamagedStream
 from hornbook.text.document import Rejected, excerpt
@@ -56,8 +56,26 @@ class _Lines:
         return text + "\n" * line.count
 
 
+Make = Callable[[int, dict[str, str], bytes], Iterable[Row]]
+"""Called with a row's number, its cells by column and its first line as read."""
+
+
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Each row after the header; a quoted cell may hold line ends."""
+    """The document of each row after the header."""
+
+    def make(number: int, row: dict[str, str], data: bytes) -> Iterable[Row]:
+        return [row_document(file, number, row, options, data)]
+
+    return read_table(file, raw, options, {"text": options.text_field}, make)
+
+
+def read_table(
+    file: InputFile, raw: HashingFile, options: ReadOptions, wanted: Mapping[str, str], make: Make
+) -> Iterator[Row]:
+    """What `make` makes of each row after the header; a quoted cell may hold line ends.
+
+    wanted: what a column holds -> its name; without one of them nothing is read.
+    """
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     lines = _Lines(input_lines(file, raw, options.max_bytes), options.max_bytes)
     table = csv.reader(lines, _DIALECTS[file.format])
@@ -79,20 +97,21 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
                 return
             continue
         if header is not None:
-            yield _row(file, lines, header, cells, options)
+            yield from _row(file, lines, header, cells, make)
             continue
         header = cells
-        if options.text_field.partition(".")[0] not in header or len(set(header)) < len(header):
+        if problem := _header_problem(header, wanted):
             if not file.part[0]:
-                yield Rejected(file.name, 1, _header_problem(header, options), file.source)
+                yield Rejected(file.name, 1, problem, file.source)
             return
 
 
-def _header_problem(header: list[str], options: ReadOptions) -> str:
+def _header_problem(header: list[str], wanted: Mapping[str, str]) -> str:
     names = ", ".join(header)[:100]
-    if options.text_field in header:
-        return f"a column is named twice (columns: {names!a})"
-    return f"missing text: no column {options.text_field!r} (columns: {names!a})"
+    for what, name in wanted.items():
+        if name not in header:
+            return f"missing {what}: no column {name!r} (columns: {names!a})"
+    return f"a column is named twice (columns: {names!a})" if len(set(header)) < len(header) else ""
 
 
 def _damaged(file: InputFile, lines: _Lines, error: Exception, options: ReadOptions) -> Rejected:
@@ -105,12 +124,14 @@ def _damaged(file: InputFile, lines: _Lines, error: Exception, options: ReadOpti
     return Rejected(file.name, number, reason + where, file.source, excerpt(data), lines.size)
 
 
-def _row(file: InputFile, lines: _Lines, header: list[str], cells: list[str], options: ReadOptions) -> Row:
+def _row(file: InputFile, lines: _Lines, header: list[str], cells: list[str], make: Make) -> Iterable[Row]:
     first = lines.first
     assert first is not None
     if not cells or (len(cells) == 1 and not first.data.strip()):
-        return Rejected(file.name, first.number, "blank line", file.source, "", lines.size, first.count, damaged=False)
+        return [
+            Rejected(file.name, first.number, "blank line", file.source, "", lines.size, first.count, damaged=False)
+        ]
     if len(cells) != len(header):
         reason = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
-        return Rejected(file.name, first.number, reason, file.source, excerpt(first.data), lines.size)
-    return row_document(file, first.number, dict(zip(header, cells, strict=True)), options, first.data)
+        return [Rejected(file.name, first.number, reason, file.source, excerpt(first.data), lines.size)]
+    return make(first.number, dict(zip(header, cells, strict=True)), first.data)
