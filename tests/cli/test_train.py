@@ -1,6 +1,7 @@
 """The verbs train, resume and fork as a person types them, in this process."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def test_a_dry_run_says_everything_and_writes_nothing(
     assert main(["train", "--data", str(tiny_corpus), "--out", str(out), "--dry-run", *words]) == Exit.DONE
     text = capsys.readouterr().out
     assert "12 steps of 128 tokens, the last of 64: 1,472 tokens" in text
+    assert re.search(r"\ndata         12 steps see \d+ % of your [\d.]+k tokens; --train\.epochs 1 for all\n", text)
+    assert "vocabulary 320 for the tokenizer's 257 tokens" in text
+    assert re.search(r"\nmemory       about .* of .* free\ntime         about .*: .* tokens/s in a microbatch", text)
     assert "notes" in text
     assert "prose" in text
     assert not out.exists()
@@ -130,6 +134,7 @@ def test_starting_from_a_checkpoint_takes_its_shape(
         (["train", "no-such-recipe"], "there is no recipe no-such-recipe"),
         (["train", "tinny.toml"], "there is no file tinny.toml\n      `hornbook recipes copy RECIPE`"),
         (["train", "tiny", "--optim.learning_rate", "1"], "did you mean optim.lr"),
+        (["train", "train.device=gpu", "train.tokens=1k", "-n"], "train.device is 'gpu': write auto, cpu, cuda"),
     ],
 )
 def test_mistakes_are_answered_with_exit_code_2(

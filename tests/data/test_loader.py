@@ -1,5 +1,6 @@
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.config import DataConfig, StageConfig
-from hornbook.data.loader import Loader, build_loader, repetition_warnings
+from hornbook.data.loader import Loader, build_loader, repetition_warnings, seen_text
 from hornbook.data.windows import position_of
 from hornbook.errors import IntegrityError, UsageError
 from tests.data.conftest import restate
@@ -287,3 +288,22 @@ def test_impossible_requests_are_refused_with_the_remedy(raw: Any, make_corpus: 
         loader(make_corpus({"a": []}))
     with pytest.raises(UsageError, match=r"\(2 tokens\): set train.sequence to at most 2, or give more text"):
         loader(make_corpus({"a": [2]}))
+
+
+def test_the_share_of_the_data_that_is_seen(tiny_corpus: Path) -> None:
+    loader = build_loader(DataConfig(), tiny_corpus, sequence=32, micro_batch=2, seed=1, prefetch=False)
+    total = sum(loader.source_tokens.values())
+    of = f"your {total / 1000:.1f}k tokens"
+    assert seen_text(loader, total // 4, 10) == f"10 steps see 25 % of {of}; --train.epochs 1 for all"
+    assert seen_text(loader, 32, 1) == f"1 step sees {100 * 32 / total:.2g} % of {of}; --train.epochs 1 for all"
+    assert seen_text(loader, loader.epoch_tokens(1.0), 2000) == f"2,000 steps see all of {of}"
+    assert seen_text(loader, 3 * total, 9) == f"9 steps see all of {of}, 3.0 times"
+    notes = build_loader(
+        DataConfig(weights={"notes": 1.0, "prose": 0.0}),
+        tiny_corpus,
+        sequence=32,
+        micro_batch=2,
+        seed=1,
+        prefetch=False,
+    )
+    assert seen_text(notes, notes.epoch_tokens(0.5), 9).startswith("9 steps see 50 % of ")

@@ -147,6 +147,27 @@ def build_loader(
     return Loader(index, micro_batch=micro_batch, prefetch=prefetch)
 
 
+def seen_text(loader: Loader, tokens: int, steps: int) -> str:
+    """Which share of the training data a run of so many tokens, in so many steps, reads."""
+    epochs, sizes = loader.epochs(tokens), loader.source_tokens
+    total = sum(sizes.values())
+    share = sum(min(epochs[name], 1.0) * size for name, size in sizes.items()) / total
+    of, see = f"your {short_count(total)} tokens", "1 step sees" if steps == 1 else f"{steps:,} steps see"
+    if share < 0.995:
+        shown = f"{100 * share:.0f}" if share >= 0.01 else f"{100 * share:.2g}"
+        return f"{see} {shown} % of {of}; --train.epochs 1 for all"
+    times = sum(epochs[name] * size for name, size in sizes.items()) / total
+    return f"{see} all of {of}" + (f", {times:.1f} times" if times >= 1.05 else "")
+
+
+def short_count(number: int) -> str:
+    """`10.0M`."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
 def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[str]:
     """Texts about sources that are read more than `limit` times.
 

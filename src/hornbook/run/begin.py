@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.data.label_table import only_label
-from hornbook.data.loader import Loader, repetition_warnings
+from hornbook.data.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.config_head import describe_head
@@ -22,7 +22,7 @@ from hornbook.resolve import leaves
 from hornbook.run import bound
 from hornbook.run.base import keep_base
 from hornbook.run.environment import bits_depend_on, describe_environment
-from hornbook.run.job import Job
+from hornbook.run.job import Job, vocabulary_warning
 from hornbook.run.ledger import Monotone
 from hornbook.run.observers import Observers
 from hornbook.run.origin import Origin, origin_of
@@ -119,9 +119,12 @@ def _lines(
     if job.recipe.surgery:
         trained, total = state.engine.num_trained, state.engine.num_parameters
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
-    loader = job.inputs.loader
+    loader, tokens = job.inputs.loader, job.horizon.tokens
+    yield f"data: {seen_text(loader, tokens, job.horizon.steps_from(0))}"
     if len(loader.sources) > 1:
-        yield f"data: {_mixture(loader, job.horizon.tokens)}"
+        yield f"data: {_mixture(loader, tokens)}"
+    if unused := vocabulary_warning(job.inputs):
+        yield f"warning: {unused}"
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
@@ -129,7 +132,7 @@ def _lines(
     if slow := slow_precision(job.recipe.train.precision, state.engine.mesh.device):
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.notes)
-    yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(job.horizon.tokens)))
+    yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(tokens)))
 
 
 def _mixture(loader: Loader, tokens: int) -> str:

@@ -10,13 +10,14 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
+from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import Mesh, distributed
 from hornbook.run.begin import begin
 from hornbook.run.consoles import open_consoles
 from hornbook.run.guard import Guard
 from hornbook.run.horizon import Cut, Horizon
-from hornbook.run.job import Job
+from hornbook.run.job import Inputs, Job
 from hornbook.run.observers import Observers, is_due, open_observers
 from hornbook.run.pulse import Pulse
 from hornbook.run.saves import open_saves
@@ -35,13 +36,8 @@ def train(job: Job) -> Exit:
     recipe, horizon = job.recipe, job.horizon
     with distributed(recipe.parallel, recipe.train, job.place) as mesh, open_consoles(job, mesh) as consoles:
         mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
-        model = build_model(recipe.model, job.inputs.vocab, device="meta")
-        operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
-        engine = parallelize(model, recipe.parallel, recipe.train, mesh, job.inputs.tokenizer.vocab_size)
-        roles = parameter_roles(model)
-        factors = learning_factors(roles, recipe.model)
-        optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
-        state = State(engine, optimizer, job.inputs.loader, job.inputs.model_spec, recipe.seed)
+        state = build_state(job.inputs, recipe.parallel, mesh)
+        engine = state.engine
         guard = Guard(recipe.guard)
         with open_observers(job, engine, consoles) as observers, open_saves(job, mesh, observers) as saves:
             begin(job, mesh, state, saves, observers)  # newest complete save, else what the run starts from
@@ -83,6 +79,18 @@ def train(job: Job) -> Exit:
             job.ledger.note("finish", state)
             observers.heartbeat.beat("finished")
             return Exit.DONE
+
+
+def build_state(inputs: Inputs, parallel: ParallelConfig, mesh: Mesh) -> State:
+    """Model, optimizer and clock of a run, before any parameter has its value."""
+    recipe = inputs.recipe
+    model = build_model(recipe.model, inputs.vocab, device="meta")
+    operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
+    engine = parallelize(model, parallel, recipe.train, mesh, inputs.tokenizer.vocab_size)
+    roles = parameter_roles(model)
+    factors = learning_factors(roles, recipe.model)
+    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
+    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
 
 
 def take_step(job: Job, state: State, horizon: Horizon) -> Step:
