@@ -1,0 +1,115 @@
+"""A chart as an SVG picture."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hornbook.studio.axis import Axis, label
+from hornbook.studio.events import event_rows
+from hornbook.studio.history import History
+from hornbook.studio.layout import LEFT, LETTER, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
+from hornbook.studio.svg import LIGHT, element, line, path, safe, style, text
+
+_MOST_DOTS = 60
+
+
+def picture(chart: Chart) -> str:
+    """The chart as an SVG document that needs nothing else."""
+    names = ", ".join(history.name for history in chart.histories)
+    said = safe(f"{names}: {', '.join(panel.title for panel in chart.panels)}")
+    parts = [
+        f"<style>{style()}</style>",
+        element("rect", width=WIDTH, height=chart.height, class_="page"),
+        *_names(chart.histories),
+        *event_rows(chart),
+        *(part for panel in chart.panels for part in _panel(panel, chart.x)),
+        *_foot(chart),
+    ]
+    size = f'width="{WIDTH}" height="{chart.height:g}" viewBox="0 0 {WIDTH} {chart.height:g}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{said}" {size}>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _foot(chart: Chart) -> Iterator[str]:
+    bottom = chart.panels[-1].y.start
+    for tick in chart.x.ticks(8):
+        yield text(label(tick), chart.x.place(tick), bottom + 16, "small", "middle")
+    yield text(chart.position, chart.x.end, bottom + 32, "title", "end")
+
+
+def _panel(panel: Panel, x: Axis) -> Iterator[str]:
+    bottom, top = panel.y.start, panel.y.end
+    yield from _legend(panel)
+    for tick in panel.y.ticks(6 if bottom - top > 120 else 4):
+        y = panel.y.place(tick)
+        yield line(x.start, y, x.end, y, "grid")
+        yield text(label(tick), x.start - 6, y + 4, "small", "end")
+    for tick in x.ticks(8):
+        yield line(x.place(tick), top, x.place(tick), bottom, "grid")
+    yield element("rect", x=x.start, y=top, width=x.end - x.start, height=bottom - top, class_="frame")
+    for each in panel.curves:
+        yield from _curve(each, x, panel.y)
+
+
+def _legend(panel: Panel) -> Iterator[str]:
+    y = panel.top - 8 - ROW * (len(panel.legend) - 1)
+    yield text(panel.title, LEFT, y, "title")
+    for number, row in enumerate(panel.legend):
+        x = LEFT + LETTER * len(panel.title) + 24
+        for each in row:
+            yield from _sample(each, x, y + ROW * number - 4)
+            yield text(each.label, x + 24, y + ROW * number, "small")
+            x += legend_width(each.label)
+
+
+def _sample(each: Drawn, x: float, y: float) -> Iterator[str]:
+    """A short piece of a curve."""
+    at = Axis(0, 1, x, x + 20), Axis(0, 1, y, y)
+    marks = [0.5] if each.curve.kind in ("held out", "whole") else [0.0, 1.0]
+    short = replace(each, x=marks, y=marks)
+    if each.curve.kind == "held out":
+        yield line(x, y, x + 20, y, _look(each))
+    yield from _curve(short, *at)
+
+
+def _look(each: Drawn) -> str:
+    look = {"steps": " faint" if each.beside_median else "", "median": " strong"}.get(each.curve.kind, "")
+    return f"line c{each.colour} d{each.dash}{look}"
+
+
+def _curve(each: Drawn, x: Axis, y: Axis) -> Iterator[str]:
+    points = [
+        (x.place(at), y.place(value)) if math.isfinite(value) else None
+        for at, value in zip(each.x, each.y, strict=True)
+    ]
+    if each.curve.kind != "whole":
+        yield path(points, _look(each))
+    if each.curve.kind == "whole":
+        for at in filter(None, points):
+            sign = f"translate({at[0]:.5g} {at[1]:.5g})"
+            yield element("path", d="M0 -5L5 0L0 5L-5 0Z", class_=f"hollow c{each.colour}", transform=sign)
+    elif each.curve.kind == "held out" and len(points) <= _MOST_DOTS:
+        for at in filter(None, points):
+            yield element("circle", cx=at[0], cy=at[1], r=2.6, class_=f"dot f{each.colour}")
+    for at, value in zip(points, each.y, strict=True):
+        if at is not None and value > y.high:  # beyond the axis: an arrow at its end says how much
+            title = element("title", f"{value:.6g}")
+            sign = f"translate({at[0]:.5g} {at[1] + 5:.5g})"
+            yield element("path", title, d="M-4 4L0 -4L4 4Z", class_=f"dot f{each.colour}", transform=sign)
+
+
+def _names(histories: Sequence[History]) -> Iterator[str]:
+    """The name of the run, or of each with its colour."""
+    if len(histories) == 1:
+        yield text(histories[0].name, LEFT, 24, "head")
+        return
+    for row, named in enumerate(name_rows(histories)):
+        x = float(LEFT)
+        for number, name in named:
+            y = 20 + ROW * row
+            yield element("rect", x=x, y=y - 9, width=18, height=9, class_=f"dot f{number % len(LIGHT)}")
+            yield text(name, x + 24, y, "title")
+            x += 1.1 * legend_width(name)

@@ -1,0 +1,58 @@
+"""What happened to runs, above their figures: a row of signs for each, with what they mean."""
+
+from collections.abc import Iterator
+
+from hornbook.studio.history import EVENT_NAMES, SPIKE, History
+from hornbook.studio.layout import LEFT, LETTER, ROW, Chart, names_height
+from hornbook.studio.svg import LIGHT, NEUTRAL, element, line, safe, text
+
+_SIGNS = {
+    SPIKE: "M-4 4L0 -4L4 4Z",
+    "resumed": "M-3 -4L4 0L-3 4Z",
+    "ranks restarted": "M-4 -4L4 4M-4 4L4 -4",
+    "saved": "M-2 0A2 2 0 1 0 2 0A2 2 0 1 0 -2 0Z",
+    "step refused: not finite": "M0 -5L5 0L0 5L-5 0Z",
+    "shortened": "M-4 0H4M-4 -4V4",
+    "warning": "M0 -5V2M0 4V5",
+    "stopped": "M-4 -4H4V4H-4Z",
+    "failed": "M-4 -4H4V4H-4ZM-4 -4L4 4",
+}
+_QUIET = ("saved", "warning")
+"""Events without a line through all figures."""
+_MOST_LINES = 40
+"""Of a run with more, its signs must do."""
+
+
+def event_rows(chart: Chart) -> Iterator[str]:
+    """The signs, and lines through all figures where a run took another course."""
+    y = names_height(chart.histories)
+    if any(history.events for history in chart.histories):
+        yield from _legend(chart, y)
+    for number, run in enumerate(chart.histories):
+        y += ROW
+        yield from _row(chart, run, f"c{number % len(LIGHT)}", y)
+
+
+def _legend(chart: Chart, y: float) -> Iterator[str]:
+    there, x = {event.name for run in chart.histories for event in run.events}, float(LEFT)
+    for name in EVENT_NAMES:
+        if name in there:
+            yield _sign(name, f"c{NEUTRAL}", x + 5, y)
+            yield text(name, x + 14, y + 13, "small")
+            x += 28 + LETTER * len(name)
+
+
+def _row(chart: Chart, run: History, colour: str, y: float) -> Iterator[str]:
+    loud = [event for event in run.events if event.name not in _QUIET]
+    for event in loud if len(loud) <= _MOST_LINES else ():
+        x = chart.x.place(event.x)
+        yield line(x, chart.panels[0].y.end, x, chart.panels[-1].y.start, f"when {colour}")
+    places = {(round(chart.x.place(event.x)), event.name): event for event in run.events}
+    for event in places.values():  # of several of a kind at one place, the last
+        yield _sign(event.name, colour, chart.x.place(event.x), y, event.text)
+
+
+def _sign(name: str, colour: str, x: float, y: float, words: str = "") -> str:
+    title = [element("title", safe(words))] if words else []
+    place = f"translate({x:.5g} {y + 9:.5g})"
+    return element("path", *title, d=_SIGNS[name], class_=f"sign hollow {colour}", transform=place)

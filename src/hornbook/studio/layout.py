@@ -1,0 +1,181 @@
+"""Where everything of a chart stands: figures of one or several runs below each other over one axis."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from hornbook.studio.axis import Axis, fit_axis
+from hornbook.studio.history import MEDIAN_SHARE, TRAINING, Curve, History, Position
+from hornbook.studio.series import thin
+from hornbook.studio.svg import DASHES, LIGHT, NEUTRAL
+
+WIDTH, LEFT, RIGHT = 960, 62, 14
+ROW = 17
+"""Height of a row of words."""
+LETTER = 6.4
+"""Width of a letter, on average: the room that words need is estimated."""
+_HEIGHTS = {"loss": 260, "held out": 170, "other": 110}
+_HEAD, _GAP = 22, 16
+_COMMON = {"steps": "every step", "median": "median", "held out": "held out", "whole": "held out, all rows"}
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A curve with its look, thinned."""
+
+    run: int
+    curve: Curve
+    label: str
+    """What the legend calls it."""
+    colour: str
+    dash: int
+    x: list[float]
+    y: list[float]
+    beside_median: bool
+    """Every step, where a median says the same more clearly."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure: where it stands, and what is in it."""
+
+    title: str
+    top: float
+    y: Axis
+    curves: list[Drawn]
+    legend: list[list[Drawn]]
+    """Rows of a legend: one curve for each name; none where there is nothing to tell apart."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Runs, their axis, their figures from top to bottom."""
+
+    histories: Sequence[History]
+    position: Position
+    x: Axis
+    panels: list[Panel]
+    height: float
+
+    def describe(self) -> dict[str, int]:
+        """Title of each figure -> its curves."""
+        return {panel.title: len(panel.curves) for panel in self.panels}
+
+    def data(self) -> dict[str, Any]:
+        """What a page needs to say what stands at a place."""
+        names = [history.name for history in self.histories]
+        panels = [
+            {
+                "title": panel.title,
+                "top": panel.y.end,
+                "bottom": panel.y.start,
+                "curves": [
+                    {
+                        "run": each.run,
+                        "name": each.curve.name,
+                        "x": _json(each.x),
+                        "y": _json(each.y),
+                    }
+                    for each in panel.curves
+                    if each.curve.kind != "median"
+                ],
+            }
+            for panel in self.panels
+        ]
+        axis = {"low": self.x.low, "high": self.x.high, "start": self.x.start, "end": self.x.end, "width": WIDTH}
+        return {"runs": names, "position": self.position, "axis": axis, "panels": panels}
+
+
+def make_chart(histories: Sequence[History], position: Position, *, log: bool = False) -> Chart:
+    """Lay out the figures of some runs, one run at least. log: the loss on a logarithmic axis."""
+    ends = [(curve.x[0], curve.x[-1]) for history in histories for curve in history.curves]
+    low, high = float(min(first for first, _ in ends)), float(max(last for _, last in ends))
+    x = Axis(low, high if high > low else low + 1, LEFT, WIDTH - RIGHT)
+    top = names_height(histories)
+    if any(history.events for history in histories):
+        top += ROW * (1 + len(histories))
+    panels: list[Panel] = []
+    for title, curves in _by_figure(histories).items():
+        top += _GAP
+        panels.append(_lay_out(title, list(curves), x, top, len(histories), log=log and title == "loss"))
+        top = panels[-1].y.start
+    return Chart(histories, position, x, panels, top + 44)
+
+
+def _by_figure(histories: Sequence[History]) -> dict[str, list[tuple[int, Curve]]]:
+    """The curves of each figure with the number of their run: loss, figures of held-out text, then the others."""
+    found: dict[str, list[tuple[int, Curve]]] = {}
+    for number, history in enumerate(histories):
+        for curve in history.curves:
+            found.setdefault(curve.figure, []).append((number, curve))
+    after = [figure for figure in TRAINING.values() if figure != "loss"]
+    order = ["loss", *(figure for figure in found if figure not in TRAINING.values()), *after]
+    return {figure: found[figure] for figure in order if figure in found}
+
+
+def _lay_out(title: str, curves: list[tuple[int, Curve]], x: Axis, top: float, runs: int, *, log: bool) -> Panel:
+    names = list(dict.fromkeys(curve.name for _, curve in curves if curve.kind in ("held out", "whole")))
+    kind = title if title == "loss" else "other" if title in TRAINING.values() else "held out"
+    drawn = [_drawn(number, curve, x, runs, names) for number, curve in curves]
+    named = {each.label: each if runs == 1 else replace(each, colour=NEUTRAL) for each in drawn if kind != "other"}
+    widths = [legend_width(name) for name in named]
+    shown = list(named.values()) if len(named) > 1 else []
+    legend = _wrap(shown, widths[: len(shown)], WIDTH - LEFT - RIGHT - LETTER * len(title) - 24)
+    start = top + _HEAD + ROW * (len(legend) - 1)
+    values = [value for each in drawn for value in each.y if math.isfinite(value)]
+    log = log or title == "gradient norm"
+    return Panel(title, start, fit_axis(values, start + _HEIGHTS[kind], start, log=log), drawn, legend)
+
+
+def _drawn(run: int, curve: Curve, x: Axis, runs: int, names: Sequence[str]) -> Drawn:
+    """Of one run each source has a colour; of several each run has one, and each source a dash."""
+    source = names.index(curve.name) if curve.name in names and curve.figure != "loss" else 0
+    kept = thin(curve.x, curve.y, round(x.end - x.start), x.low, x.high)
+    colour, dash = (source, 0) if runs == 1 else (run, source)
+    if curve.figure == "loss" and curve.kind in ("held out", "whole") and runs == 1:
+        colour = 1
+    places, values, look = curve.x[kept].tolist(), curve.y[kept].tolist(), str(colour % len(LIGHT))
+    beside = curve.kind == "steps" and len(curve.x) >= 2 * MEDIAN_SHARE and curve.figure != TRAINING["lr"]
+    return Drawn(run, curve, _label(curve, runs), look, dash % len(DASHES), places, values, beside)
+
+
+def _label(curve: Curve, runs: int) -> str:
+    """What a legend calls a curve: of several runs without what differs between them."""
+    if curve.figure == "loss" and runs > 1:
+        return _COMMON[curve.kind]
+    return "all rows" if curve.kind == "whole" and curve.figure != "loss" else curve.name
+
+
+def legend_width(name: str) -> float:
+    """Room that a sample and a name need."""
+    return 34 + LETTER * len(name)
+
+
+def name_rows(histories: Sequence[History]) -> list[list[tuple[int, str]]]:
+    """Number and name of each run, in rows that fit."""
+    named = [(number, history.name) for number, history in enumerate(histories)]
+    return _wrap(named, [1.1 * legend_width(name) for _, name in named], WIDTH - LEFT - RIGHT)
+
+
+def _wrap(items: Sequence[Item], widths: Sequence[float], room: float) -> list[list[Item]]:
+    """Items in rows no wider than `room`; one that is wider alone has a row of its own."""
+    rows: list[list[Item]] = [[]]
+    space = room
+    for item, width in zip(items, widths, strict=True):
+        if width > space and rows[-1]:
+            rows.append([])
+            space = room
+        rows[-1].append(item)
+        space -= width
+    return rows
+
+
+def names_height(histories: Sequence[History]) -> float:
+    """Where the names end."""
+    return 16.0 + ROW * len(name_rows(histories)) if len(histories) > 1 else 36.0
+
+
+def _json(values: Sequence[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

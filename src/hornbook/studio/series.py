@@ -1,0 +1,87 @@
+"""Numbers along steps: fewer points that look the same, medians, spikes."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = NDArray[np.float64]
+"""float64 [points]; NaN where there is no number."""
+
+_PLACES = 200
+_MEMORY = 50
+"""Steps after which a spike judges by the steps before."""
+_DEVIATIONS = 6.0
+_LEAST_RISE = 0.05
+
+
+class Spike(NamedTuple):
+    """A rise of the loss far above its noise."""
+
+    at: int
+    """Index of its highest step."""
+    before: float
+    """Mean before it."""
+    peak: float
+
+
+def thin(x: Numbers, y: Numbers, columns: int, low: float, high: float) -> NDArray[np.intp]:
+    """Indices of the points to draw: in each of `columns` equal parts of [low, high] the least and the greatest.
+
+    x grows. First and last stay, and so does a point beside each gap: one index of every run of NaN is kept, at which
+    a line breaks.
+    """
+    if len(x) <= 2 * columns:
+        return np.arange(len(x))
+    part = np.clip(((x - low) / max(high - low, 1e-300) * columns).astype(np.int64), 0, columns - 1)
+    starts = np.flatnonzero(np.diff(part, prepend=-1))
+    keep = {0, len(x) - 1}
+    for first, end in zip(starts, [*starts[1:], len(x)], strict=True):
+        values = y[first:end]
+        gaps = np.isnan(values)
+        if gaps.any():
+            keep.add(int(first + gaps.argmax()))
+        if not gaps.all():
+            keep |= {int(first + np.nanargmin(values)), int(first + np.nanargmax(values))}
+    return np.array(sorted(keep))
+
+
+def moving_median(y: Numbers, width: int) -> tuple[NDArray[np.intp], Numbers]:
+    """At some 200 places, their indices and the median of the finite ones among `width` values around each.
+
+    Windows are shorter at both ends; places without a finite value are left out. A spike does not show.
+    """
+    places = np.unique(np.linspace(0, len(y) - 1, _PLACES).round().astype(np.intp))
+    windows = [y[max(place - width // 2, 0) : place - width // 2 + width] for place in places]
+    known = np.array([np.isfinite(window).any() for window in windows])
+    return places[known], np.array([np.nanmedian(window) for window in windows if np.isfinite(window).any()])
+
+
+def find_spikes(y: Numbers) -> Iterator[Spike]:
+    """Rises above an exponential mean by 6 of its deviations and 5 %.
+
+    What lies in a spike does not move the mean, unless it lasts so long that it is a new level.
+    """
+    mean = variance = 0.0
+    known, inside, spike = 0, 0, None
+    for at, value in enumerate(y.tolist()):
+        if not np.isfinite(value):
+            continue
+        rise = value - mean
+        if known >= _MEMORY and rise > _DEVIATIONS * variance**0.5 and rise > _LEAST_RISE * abs(mean):
+            if spike is None or value > spike.peak:
+                spike = Spike(at, mean, value)
+            inside += 1
+            if inside < _MEMORY:
+                continue
+            known, rise, mean, variance = 0, value, 0.0, 0.0
+        if spike is not None:
+            yield spike
+            spike, inside = None, 0
+        known += 1
+        rate = 1 / min(known, _MEMORY)
+        mean += rate * rise
+        variance = (1 - rate) * (variance + rate * rise * rise)
+    if spike is not None:
+        yield spike
