@@ -97,6 +97,7 @@ class RunDir:
         self.samples = self.path / "samples"
         self.evals = self.path / "evals"
         self.incidents = self.path / "incidents"
+        self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
         self._identity: tuple[int, int] | None = None

@@ -81,3 +81,5 @@ class LogConfig(Config):
     """Steps between console lines; metrics.jsonl always has every step."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""

@@ -30,6 +30,7 @@ from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.run.bound import describe_edits, edited_settings, recipe_in_force
 from hornbook.run.comparing import compare_ranks, rank_facts
 from hornbook.run.environment import check_data_lock
+from hornbook.run.event_files import require_tensorboard
 from hornbook.run.job import Inputs, Job, open_inputs
 from hornbook.run.joining import joined_place
 from hornbook.run.kernels import compile_for
@@ -147,6 +148,7 @@ def _follow(recipe: Recipe, run: RunDir, inputs: Inputs, signals: StopSignals, s
 def check_start(recipe: Recipe, run: RunDir, start: Start) -> list[Change]:
     """What a resume changes. Raises what stands in the way of this start in its directory, and writes nothing."""
     check_directory(run, start.mode)
+    require_tensorboard(recipe.log)
     refuse_if_held(run)
     return changed_settings(run, recipe) if start.mode == "resume" else []
 

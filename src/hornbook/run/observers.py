@@ -24,6 +24,7 @@ from hornbook.model.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.recipe import Recipe
 from hornbook.run.console import Console
+from hornbook.run.event_files import EventFiles
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
@@ -296,9 +297,10 @@ class Observers:
     consoles: list[Console]
     evaluation: Evaluation
     samples: Samples
+    event_files: list[EventFiles]
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.metrics, self.heartbeat, *self.consoles, self.evaluation, self.samples)
+        yield from (self.metrics, self.heartbeat, *self.consoles, *self.event_files, self.evaluation, self.samples)
 
     @property
     def notes(self) -> list[Callable[[str], None]]:
@@ -328,7 +330,22 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
             lines, write = SilentAppender(), _drop
         heartbeat = stack.enter_context(Heartbeat(write, job.owner, job.horizon.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
-        yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples)
+        event_files = _open_event_files(job, consoles, stack)
+        yield Observers(Metrics(lines), heartbeat, consoles, evaluation, samples, event_files)
+
+
+def _open_event_files(job: Job, consoles: Sequence[Console], stack: contextlib.ExitStack) -> list[EventFiles]:
+    """TensorBoard's, where they are asked for."""
+    if not (job.place.leads and job.recipe.log.tensorboard):
+        return []
+
+    def tell(text: str) -> None:
+        for console in consoles:
+            console.note(text)
+
+    files = stack.enter_context(EventFiles(job.run, tell))
+    job.ledger.listeners.append(files.hear)
+    return [files]
 
 
 def _drop(record: StateRecord) -> None:

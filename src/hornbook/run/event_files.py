@@ -1,0 +1,122 @@
+"""TensorBoard event files (`log.tensorboard`): an observer of steps, and a listener of the ledger for evaluations."""
+
+import importlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+from hornbook.errors import HornbookError, UsageError
+from hornbook.extras import install_command
+from hornbook.run.config import LogConfig
+from hornbook.run.step import Step
+from hornbook.rundir import RunDir
+from hornbook.runstatus import evaluations, figures_of, steps_that_count
+
+_TAGS = {
+    "loss": "loss",
+    "gradient_norm": "gradient_norm",
+    "lr": "learning_rate",
+    "tokens_per_second": "tokens_per_second",
+}
+_FLUSH_SECONDS = 5
+_QUEUE = 4096
+"""Events that wait for the writer's thread: a slow disk holds no step up."""
+
+
+def require_tensorboard(config: LogConfig) -> None:
+    """Raise UsageError with the remedy where the configuration asks for TensorBoard and it is not installed."""
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(f"log.tensorboard needs tensorboard, which is not installed: {install_command('track')}")
+
+
+class EventFiles:
+    """Writes RUN/tensorboard. What goes wrong there is told once, and the run goes on without.
+
+    Each attempt writes a file of its own, which begins with a mark that takes back the steps it will make again
+    (`SessionLog.START`); the first file of a run that has gone on without them begins with its past.
+    """
+
+    def __init__(self, run: RunDir, tell: Callable[[str], None]) -> None:
+        self._run, self._tell = run, tell
+        self._protocol: Any = None
+        self._writer: Any = None
+        self._failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._guarded(self._writer.close)
+
+    def __call__(self, step: Step) -> None:
+        """Write the figures of a step."""
+        self._guarded(lambda: self._add(step.record(), _of_step(step.record()), purge=step.step))
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        """Write the figures of an evaluation; other records of the ledger are not for here."""
+        if record["kind"] == "evaluation":
+            self._guarded(lambda: self._add(record, _of_evaluation(record), purge=record["step"] + 1))
+
+    def _guarded(self, act: Callable[[], Any]) -> None:
+        if self._failed:
+            return
+        try:
+            act()
+        except (HornbookError, OSError, LookupError, TypeError, ValueError) as error:
+            self._failed = True
+            self._tell(f"warning: TensorBoard files are not written any more: {error}")
+
+    def _add(self, record: Mapping[str, Any], figures: Iterator[tuple[str, float]], *, purge: int) -> None:
+        """Write figures at the record's step. purge: where the file is new, steps from here on are taken back."""
+        if self._writer is None:
+            self._open(purge)
+        summary, shown = self._protocol.summary.Summary, [pair for pair in figures if math.isfinite(pair[1])]
+        values = [summary.Value(tag=tag, simple_value=value) for tag, value in shown]
+        self._send(record, summary=summary(value=values))
+
+    def _open(self, purge: int) -> None:
+        self._protocol = _Protocol()
+        first = not any(self._run.tensorboard.glob("events.out.tfevents.*"))
+        module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer = module.EventFileWriter(str(self._run.tensorboard), _QUEUE, _FLUSH_SECONDS)
+        if not first:
+            log = self._protocol.event.SessionLog
+            self._send({"step": purge, "time": time.time()}, session_log=log(status=log.START))
+            return
+        for record in steps_that_count(self._run):
+            if record["step"] < purge:
+                self._add(record, _of_step(record), purge=purge)
+        for record in evaluations(self._run):
+            if record["step"] < purge:
+                self._add(record, _of_evaluation(record), purge=purge)
+
+    def _send(self, record: Mapping[str, Any], **content: Any) -> None:
+        when = record.get("time") or time.time()
+        self._writer.add_event(self._protocol.event.Event(wall_time=when, step=record["step"], **content))
+
+
+class _Protocol:
+    """The messages that event files hold."""
+
+    def __init__(self) -> None:
+        self.event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        self.summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+
+
+def _of_step(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, name in _TAGS.items():
+        if record.get(key) is not None:
+            yield f"train/{name}", record[key]
+
+
+def _of_evaluation(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Figures over all sources, then by source; those over every row are apart from those over the rows drawn."""
+    for scored, group in ((record, "validation"), (record.get("whole") or {}, "validation_all_rows")):
+        for name, value in figures_of(scored.get("all", {})).items():
+            yield f"{group}/{name}", value
+        for source, score in scored.get("sources", {}).items():
+            for name, value in figures_of(score).items():
+                yield f"{group}/{name}/{source}", value
