@@ -13,7 +13,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.cache import KVCache
 from hornbook.model.config import FullAttention, LMHead, ModelConfig
 from hornbook.model.config_position import Rope
-from hornbook.model.generate import generate, next_logits, stream_text
+from hornbook.model.generate import Past, generate, next_logits, stream_text
 from hornbook.model.hf import write_hf
 from hornbook.model.load import load_model
 from hornbook.text.tokenizer import Tokenizer
@@ -211,3 +211,45 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, random_model, to
     size = len(json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"])
     with pytest.raises(IntegrityError, match=f"tokenizer has {size} ids, its model only 90 rows"):
         load_model(tmp_path)
+
+
+def test_a_text_that_goes_on_costs_only_what_is_new(model, monkeypatch):
+    sizes = []
+
+    def counted(model, tokens, *rest):
+        sizes.append(len(tokens))
+        return next_logits(model, tokens, *rest)
+
+    monkeypatch.setattr("hornbook.model.generate.next_logits", counted)
+    past, text = Past(), [1, 2, 3]
+    for more in ([7, 8], [9], []):
+        made = list(generate(model, text, max_tokens=4, greedy=True, past=past))
+        assert made == list(generate(model, text, max_tokens=4, greedy=True))
+        text += [*made, *more]
+    assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 3, 1, 1, 1, 9, 1, 1, 1, 2, 1, 1, 1, 14, 1, 1, 1]
+
+
+def test_another_text_begins_anew(model):
+    past = Past()
+    list(generate(model, [1, 2, 3, 4], max_tokens=4, greedy=True, past=past))
+    for tokens in ([1, 2], [5, 6, 7], list(range(30)), list(range(60))):
+        expected = list(generate(model, tokens, max_tokens=20, greedy=True))
+        assert list(generate(model, tokens, max_tokens=20, greedy=True, past=past)) == expected
+        assert list(generate(model, tokens, max_tokens=20, greedy=True, past=past)) == expected
+
+
+def test_an_interrupted_answer_spoils_nothing(model, monkeypatch):
+    past = Past()
+    real = KVCache.advance
+
+    def interrupted(self, positions):
+        real(self, positions)
+        if self.length == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(KVCache, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(generate(model, [1, 2, 3], max_tokens=4, greedy=True, past=past))
+    monkeypatch.undo()
+    expected = list(generate(model, [1, 2, 3, 4, 5, 6], max_tokens=4, greedy=True))
+    assert list(generate(model, [1, 2, 3, 4, 5, 6], max_tokens=4, greedy=True, past=past)) == expected

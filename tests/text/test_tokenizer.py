@@ -300,3 +300,15 @@ def test_settings_that_came_with_a_tokenizer_are_kept(tmp_path: Path, definition
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(IntegrityError, match="tokenizer_config"):
         read_settings(tmp_path)
+
+
+def test_special_tokens_are_made_only_where_they_are_meant(definitions: dict[str, str]) -> None:
+    for definition in definitions.values():
+        tokenizer = load(definition)
+        name = tokenizer.end
+        assert tokenizer.end_id in tokenizer.special_ids
+        meant = tokenizer.encode_parts([("a", True), (name, True), ("b", True)])
+        assert [number for number in meant if number in tokenizer.special_ids] == [tokenizer.end_id]
+        plain = tokenizer.encode_parts([("a", False), (f"{name}\ufdd0hornbook-special-0\ufdd1", False)])
+        assert not (tokenizer.special_ids - {tokenizer.unknown_id}) & set(plain)
+        assert tokenizer.encode_parts([("one t", False), ("wo", True)]) == tokenizer.encode("one two")

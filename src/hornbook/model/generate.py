@@ -23,6 +23,25 @@ _WINDOW = 8
 """Tokens that are decoded again with each new one, at least."""
 
 
+class Past:
+    """What a model has computed of a text; one that begins with it and goes on costs only what is new."""
+
+    def __init__(self) -> None:
+        self._cache: KVCache | None = None
+        self._tokens: list[int] = []
+
+    def take(self, model: Transformer, tokens: list[int]) -> tuple[KVCache, list[int]]:
+        """A cache, and which of `tokens` it lacks; an empty one unless this one holds a beginning of them."""
+        held, cache = len(self._tokens), self._cache
+        if cache is None or cache.length != held + prompt_length(model) or not held < len(tokens):
+            return KVCache(len(model.blocks)), tokens  # an interrupt between two lines may leave it out of step
+        return (cache, tokens[held:]) if tokens[:held] == self._tokens else (KVCache(len(model.blocks)), tokens)
+
+    def keep(self, cache: KVCache, tokens: list[int]) -> None:
+        """Hold on to a cache and the tokens whose keys and values it has."""
+        self._cache, self._tokens = cache, tokens
+
+
 def generate(
     model: Transformer,
     tokens: Sequence[int],
@@ -38,6 +57,7 @@ def generate(
     length: int | None = None,
     agree: Callable[[int], int] | None = None,
     memory: Memory | None = None,
+    past: Past | None = None,
 ) -> Iterator[int]:
     """Ids that continue `tokens`, as they come; ends after `max_tokens` or before an id of `stop`.
 
@@ -45,7 +65,8 @@ def generate(
     (rows of the embedding that pad it). length: positions to use at most, by default those the model has vectors
     for, else no limit. agree: what ranks that hold the model together make of the id that each has chosen, so that
     none goes on alone where the last bits of their logits differ. memory: what an encoder-decoder answers to
-    (`Transformer.encode`). Errors: UsageError.
+    (`Transformer.encode`). past: what was computed of an earlier, shorter `tokens`; it takes up what is computed now.
+    Errors: UsageError.
     """
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     if not tokens:
@@ -61,6 +82,7 @@ def generate(
         room=room,
         agree=agree,
         memory=memory,
+        past=past or Past(),
     )
 
 
@@ -80,12 +102,16 @@ def _continue(
     room: int | None,
     agree: Callable[[int], int] | None,
     memory: Memory | None,
+    past: Past,
 ) -> Iterator[int]:
-    cache, pending, ahead = KVCache(len(model.blocks)), history, prompt_length(model)
+    (cache, pending), ahead = past.take(model, history), prompt_length(model)
+    held = history[: len(history) - len(pending)]
     for index in range(max_tokens):
         if room is not None and (cache.length or ahead) + len(pending) > room:  # the cache holds a soft prompt too
-            cache, pending = KVCache(len(model.blocks)), history[-max((room - ahead) // 2, 1) :]
+            cache, pending, held = KVCache(len(model.blocks)), history[-max((room - ahead) // 2, 1) :], []
         logits = next_logits(model, pending, cache, memory)
+        held += pending
+        past.keep(cache, held)
         if vocab is not None:
             logits[vocab:] = REMOVED
         token = choose_token(logits, sampling, index)

@@ -1,6 +1,6 @@
 """A model and its tokenizer from a checkpoint folder: the one way in for generate, eval and export."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,11 @@ class Loaded:
     base: Path
     """Folder of the base an adapter belongs to, else the same; it has config.json."""
 
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer's files are, if there are any: an adapter may have none of its own."""
+        return self.folder if (self.folder / "tokenizer.json").exists() else self.base
+
 
 def load_model(
     folder: Path, *, device: torch.device | str = "cpu", compute_dtype: torch.dtype = torch.float32
@@ -43,10 +48,12 @@ def load_model(
         found = read_operated(folder)
         config, vocab, model, base = found.config, found.vocab, found.build(device), found.base_folder
     model.compute_dtype = compute_dtype
-    with_tokenizer = folder if (folder / "tokenizer.json").exists() else base
-    tokenizer = Tokenizer.load(with_tokenizer) if (with_tokenizer / "tokenizer.json").exists() else None
-    if tokenizer is not None and tokenizer.vocab_size > vocab:
+    loaded = Loaded(model, None, config, vocab, folder, base)
+    if not (loaded.tokenizer_folder / "tokenizer.json").exists():
+        return loaded
+    tokenizer = Tokenizer.load(loaded.tokenizer_folder)
+    if tokenizer.vocab_size > vocab:
         raise IntegrityError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size} ids, its model only {vocab} rows of embedding"
         )
-    return Loaded(model, tokenizer, config, vocab, folder, base)
+    return replace(loaded, tokenizer=tokenizer)

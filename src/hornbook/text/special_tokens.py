@@ -53,7 +53,7 @@ OURS = {
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
 """Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
-_UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
+UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
 """Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
 
@@ -172,7 +172,7 @@ def without_special_tokens(data: dict[str, Any], delimiters: set[str], roles: fr
     clone = {**data, "model": dict(data["model"])}
     added = clone["added_tokens"] = [dict(token) for token in data.get("added_tokens") or []]
     specials = delimiters | {token["content"] for token in added if token["special"] or token["id"] in roles}
-    renamed = {token: _UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
+    renamed = {token: UNSPELLABLE.format(number) for number, token in enumerate(sorted(specials))}
     for token in added:
         if token["content"] in renamed:
             token["content"], token["special"] = renamed[token["content"]], True

@@ -8,6 +8,7 @@ uses the tokenizer as it is.
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -22,7 +23,13 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.strict_json import parse_json
 from hornbook.text.bpe_tables import Merges, find_merges
 from hornbook.text.pieces import Cutter, can_cut
-from hornbook.text.special_tokens import find_delimiters, find_special_tokens, require_form, without_special_tokens
+from hornbook.text.special_tokens import (
+    UNSPELLABLE,
+    find_delimiters,
+    find_special_tokens,
+    require_form,
+    without_special_tokens,
+)
 
 if TYPE_CHECKING:
     from hornbook.text.bpe_dropout import Draws
@@ -110,6 +117,35 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none of them is special."""
         return self._encoder.encode(text, add_special_tokens=False).ids
+
+    def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Token ids of pieces of one text, of which each says whether special tokens are meant where it spells them."""
+        spelled = self._unspellable
+        pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))) or "(?!)")
+        words = [
+            pattern.sub(lambda found: spelled[found[0]], text) if meant else text.replace(UNSPELLABLE[0], "\ufffd")
+            for text, meant in parts
+        ]
+        return self._marker.encode("".join(words), add_special_tokens=False).ids
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that no text produces: of the special tokens that `tokenizer.json` adds to its vocabulary."""
+        return frozenset(
+            each["id"] for each in self._data.get("added_tokens") or [] if each["content"] in self._unspellable
+        )
+
+    @cached_property
+    def _unspellable(self) -> dict[str, str]:
+        """Spelling of each special token -> its spelling in the clone."""
+        clone = {each["id"]: each["content"] for each in self._plain["added_tokens"]}
+        names = {each["content"]: clone[each["id"]] for each in self._data.get("added_tokens") or []}
+        return {name: other for name, other in names.items() if name != other}
+
+    @cached_property
+    def _marker(self) -> tokenizers.Tokenizer:
+        """As `_encoder`, but the clone's spellings of special tokens make special tokens."""
+        return tokenizers.Tokenizer.from_str(json.dumps(self._plain))
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """The same of several texts, and of each token its first character and the one behind its last."""
