@@ -23,8 +23,8 @@ from hornbook.schema import settings
 from tests.test_documents import missing_words
 
 DESIGN_VERBS = (
-    "quickstart doctor fetch prepare tokenize train resume fork verify eval generate predict import grow export data "
-    "runs recipes config"
+    "quickstart doctor fetch prepare tokenize train resume fork verify eval generate chat predict import grow export "
+    "data runs recipes config"
 )
 
 

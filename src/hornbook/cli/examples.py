@@ -30,9 +30,17 @@ EXAMPLES = {
         'hornbook generate runs/mine -p "Once upon a time"',
         "hornbook generate my-model --greedy < prompts.txt",
     ),
+    "chat": (
+        "hornbook chat runs/mine",
+        'hornbook chat my-model --system "Answer in one sentence." --temperature 0.5',
+    ),
     "predict": (
         "hornbook predict runs/labels texts.txt",
         "hornbook predict runs/labels rows.jsonl --json > answers.jsonl",
+    ),
+    "runs plot": (
+        "hornbook runs plot runs/mine --out loss.svg",
+        "hornbook runs plot runs/mine runs/other --out runs.html --x tokens",
     ),
     "import": (
         "hf download openai-community/gpt2 --local-dir gpt2",

@@ -18,30 +18,39 @@ if TYPE_CHECKING:
     from hornbook.model.prompts import Prompt
     from hornbook.model.sampling import Sampling
 
+Target = Annotated[
+    Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
+]
+MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Tokens to generate at most.")]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", help="Below 1 safer and more alike, above 1 more varied; 0 is greedy.")
+]
+TopK = Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+
 
 def generate(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
+    target: Target,
     *,
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="What to continue; without it, lines of stdin.")
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=0, help="Tokens to generate at most.")] = 128,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="Below 1 safer and more alike, above 1 more varied; 0 is greedy.")
-    ] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")] = 50,
-    top_p: Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")] = 1.0,
+    tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    greedy: Greedy = False,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
     beams: Annotated[
         int, typer.Option("--beams", min=1, help="Texts grown side by side, within the model's positions; 1 samples.")
     ] = 1,
     length_penalty: Annotated[
         float, typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below shorter.")
     ] = 1.0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Continue a prompt, answer to it, or fill its masks. stdout has the text, stderr the speed.
@@ -51,24 +60,31 @@ def generate(
     A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
     Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
     """
-    from hornbook.model.config_head import LabelHeadConfig
-    from hornbook.model.load import load_model
     from hornbook.model.sampling import Sampling
-    from hornbook.parallel.mesh import choose_device
-    from hornbook.run.checkpoint_path import checkpoint_path
 
     sampling, beam = Sampling(temperature, top_k, top_p, greedy, seed), Beam(beams, length_penalty)
-    loaded = load_model(checkpoint_path(target), device=choose_device(device))
-    if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
-    if isinstance(loaded.config.head, LabelHeadConfig):
-        raise UsageError(f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says labels: use predict")
+    loaded = load_speaker(target, device)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             _fill(loaded, each, as_json=as_json)
             continue
         echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
         _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
+
+
+def load_speaker(target: Path, device: str) -> "Loaded":
+    """A model with a tokenizer, and a head that says tokens. Raises UsageError where it is none."""
+    from hornbook.model.config_head import LabelHeadConfig
+    from hornbook.model.load import load_model
+    from hornbook.parallel.mesh import choose_device
+    from hornbook.run.checkpoint_path import checkpoint_path
+
+    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    if loaded.tokenizer is None:
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
+    if isinstance(loaded.config.head, LabelHeadConfig):
+        raise UsageError(f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says labels: use predict")
+    return loaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +97,9 @@ class Beam:
 
 def _prompts(prompt: str | None) -> Iterator[str]:
     if prompt is not None:
-        yield _utf8(prompt)
+        yield require_utf8(prompt)
         return
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # judged by _utf8
+    read_utf8()
     if sys.stdin.isatty():
         say("one prompt per line; Ctrl-D ends")
     while True:
@@ -94,7 +109,7 @@ def _prompts(prompt: str | None) -> Iterator[str]:
         line = sys.stdin.readline()
         if not line:
             return
-        yield _utf8(line.rstrip("\n"))
+        yield require_utf8(line.rstrip("\n"))
 
 
 def _respond(
@@ -105,17 +120,17 @@ def _respond(
     ids: list[int] = []
     start = time.perf_counter()
     if echo and not as_json:
-        _show(prompt)
+        show(prompt)
     for piece in _stream(loaded, prompt, max_tokens, sampling, beam, ids):
         pieces.append(piece)
         if not as_json:
-            _show(piece)
+            show(piece)
     seconds = time.perf_counter() - start
     ended = "length" if len(ids) == max_tokens else "end of text"
     if as_json:
         answer(_record(prompt, "".join(pieces), ids, sampling) | {"ended": ended, "seconds": round(seconds, 3)})
     else:
-        _show("\n")
+        show("\n")
     say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
 
 
@@ -138,7 +153,7 @@ def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
     if as_json:
         answer({"prompt": prompt, "text": text, "masks": choices})
         return
-    _show(f"{text}\n")
+    show(f"{text}\n")
     for number, chosen in enumerate(choices, 1):
         say(f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen))
 
@@ -200,7 +215,14 @@ def _tokens(
     )
 
 
-def _utf8(prompt: str) -> str:
+def read_utf8() -> None:
+    """Let stdin be read as UTF-8; what is none is judged by `require_utf8`."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def require_utf8(prompt: str) -> str:
+    """The prompt. Raises UsageError where it has bytes that are no UTF-8."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -212,6 +234,7 @@ def _record(prompt: str, text: str, ids: list[int], sampling: "Sampling") -> dic
     return {"prompt": prompt, "text": text, "tokens": len(ids), "ids": ids, **dataclasses.asdict(sampling)}
 
 
-def _show(text: str) -> None:
+def show(text: str) -> None:
+    """Write a piece of text on stdout at once."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.plot import plot
 from hornbook.cli.shell import Json, answer
 from hornbook.errors import IntegrityError, UsageError
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from hornbook.rundir import RunDir
     from hornbook.runstatus import Summary
 
-app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
+app.command("plot")(plot)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 EVENTS_SHOWN = 12

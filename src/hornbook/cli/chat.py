@@ -1,0 +1,281 @@
+"""`hornbook chat`: talk with a model turn by turn, or write a text together with one that only continues."""
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from hornbook.cli.generate import (
+    Device,
+    Greedy,
+    MaxTokens,
+    Seed,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    load_speaker,
+    read_utf8,
+    require_utf8,
+    show,
+)
+from hornbook.cli.shell import Json, answer, say
+from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.model.chat import ChatTemplate
+    from hornbook.model.load import Loaded
+    from hornbook.model.sampling import Sampling
+
+_KEYS = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
+_ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
+
+
+def chat(
+    target: Target,
+    *,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the model is told first; needs a chat template.")
+    ] = None,
+    tokens: MaxTokens = 256,
+    seed: Seed = 0,
+    greedy: Greedy = False,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 1.0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Talk with a model: each line is a turn, and the answer comes as it is written.
+
+    A model with a chat template beside its tokenizer answers by it. Any other decoder is a base model: it continues the
+    text that the lines and its own words make together, and an empty line lets it go on.
+    /reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer and keeps the session. stdout has the answers,
+    stderr all else; --json prints one object per turn.
+    """
+    from hornbook.model.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, greedy, seed)
+    loaded = load_speaker(target, device)
+    if loaded.config.kind != "decoder":
+        raise UsageError(f"{loaded.folder}: a model of kind {loaded.config.kind} keeps no conversation: use generate")
+    conversation = _conversation(loaded, system)
+    speaker = Speaker(loaded, conversation, tokens, sampling)
+    say(f"{conversation.about}; {_KEYS}")
+    for line in _lines():
+        if line.strip() == "/quit":
+            return
+        if line.strip() == "/reset":
+            conversation.reset()
+            say("a new conversation")
+        elif conversation.hear(require_utf8(line)):
+            speaker.take_turn(line, as_json=as_json)
+
+
+class Conversation(Protocol):
+    """What was said, as the tokens that an answer continues."""
+
+    about: str
+    """For people: what kind of model this is."""
+    stop: frozenset[int]
+    """Tokens that end an answer."""
+
+    def reset(self) -> None: ...
+    def hear(self, line: str) -> bool:
+        """Take up a line; whether there is something to answer."""
+        ...
+
+    def tokens(self) -> list[int]: ...
+    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
+        """Take up an answer; `ended`: by a token of `stop`."""
+        ...
+
+
+class Turns:
+    """Turns of a chat template."""
+
+    def __init__(self, loaded: "Loaded", template: "ChatTemplate", system: str | None) -> None:
+        tokenizer = loaded.tokenizer
+        assert tokenizer is not None
+        self._template, self._system = template, system
+        ends = {tokenizer.end_id, tokenizer.delimiter_id, template.turn_end()}
+        self.about = "the model answers by its chat template"
+        self.stop = frozenset(each for each in ends if each is not None)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all turns but what the model is told first."""
+        from hornbook.model.chat import Message
+
+        self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
+
+    def hear(self, line: str) -> bool:
+        """Blank lines are no turns."""
+        from hornbook.model.chat import Message
+
+        if line.strip():
+            self._messages.append(Message("user", line.strip()))
+        return bool(line.strip())
+
+    def tokens(self) -> list[int]:
+        """The conversation up to the assistant's next turn."""
+        return self._template.encode(self._messages)
+
+    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
+        """Keep an answer, a stopped one too: the next line is about it."""
+        from hornbook.model.chat import Message
+
+        del ids, ended
+        self._messages.append(Message("assistant", text))
+
+
+class OneText:
+    """The text that a base model and a person write in turns; a line of the person begins a line of the text."""
+
+    def __init__(self, loaded: "Loaded") -> None:
+        assert loaded.tokenizer is not None
+        self._tokenizer = loaded.tokenizer
+        self.about = (
+            "a base model: no chat template came with its tokenizer, so it continues the text that you write together "
+            "(an empty line lets it go on)"
+        )
+        self.stop = frozenset({self._tokenizer.end_id, self._tokenizer.delimiter_id})
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a text, as documents begin in training."""
+        self._ids = [self._tokenizer.delimiter_id]
+
+    def hear(self, line: str) -> bool:
+        """Write the line behind the text; the first, and one after an end of text, begins it."""
+        if line:
+            self._ids += self._tokenizer.encode(line if len(self._ids) == 1 else f"\n{line}")
+        return True
+
+    def tokens(self) -> list[int]:
+        """The whole text."""
+        return list(self._ids)
+
+    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
+        """Keep what was written; after an end of text the next line begins another."""
+        del text
+        self._ids += ids
+        if ended:
+            self.reset()
+
+
+def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
+    from hornbook.model.chat import read_chat_template
+
+    assert loaded.tokenizer is not None
+    template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
+    if template is not None:
+        return Turns(loaded, template, None if system is None else require_utf8(system))
+    if system is not None:
+        raise UsageError(f"{loaded.folder} has no chat template, so --system has no place: write it as the first line")
+    return OneText(loaded)
+
+
+class Speaker:
+    """Generates answers; what was computed for the turns before is kept."""
+
+    def __init__(self, loaded: "Loaded", conversation: Conversation, max_tokens: int, sampling: "Sampling") -> None:
+        from hornbook.model.generate import Past
+
+        self._loaded, self._conversation = loaded, conversation
+        self._max_tokens, self._sampling = max_tokens, sampling
+        self._turns, self._past = 0, Past()
+
+    def take_turn(self, line: str, *, as_json: bool) -> None:
+        """Answer, piece by piece, until the end of a turn, the limit, or Ctrl-C."""
+        ids: list[int] = []
+        pieces: list[str] = []
+        start, ended = time.perf_counter(), _ENDED
+        try:
+            for piece in self._stream(ids):
+                pieces.append(piece)
+                if not as_json:
+                    show(piece)
+            ended = _FULL if len(ids) == self._max_tokens else _ENDED
+        except KeyboardInterrupt:
+            ended = _STOPPED
+        text, seconds = "".join(pieces), time.perf_counter() - start
+        self._conversation.said(ids, text, ended=ended == _ENDED)
+        self._turns += 1
+        if as_json:
+            facts = {"tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
+            answer({"prompt": line, "text": text, **facts}, as_json=True)
+        else:
+            show("\n")
+        say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
+
+    def _stream(self, ids: list[int]) -> Iterator[str]:
+        """Pieces of the answer; the ids are collected in `ids` on the way. Each turn has draws of its own."""
+        import dataclasses
+
+        from hornbook.model.generate import generate, stream_text
+
+        tokenizer, before = self._loaded.tokenizer, self._conversation.tokens()
+        assert tokenizer is not None
+        sampling = replace(self._sampling, seed=(self._sampling.seed + self._turns) % 2**63)
+        made = generate(
+            self._loaded.model,
+            before,
+            max_tokens=self._max_tokens,
+            **dataclasses.asdict(sampling),
+            stop=self._conversation.stop,
+            vocab=tokenizer.vocab_size,
+            length=self._loaded.config.position.length,
+            past=self._past,
+        )
+
+        def collected() -> Iterator[int]:
+            for token in made:
+                ids.append(token)
+                yield token
+
+        return stream_text(collected(), tokenizer, before)
+
+
+def _lines() -> Iterator[str]:
+    """Lines of stdin, without their ends; on a terminal with its line editing, where Ctrl-C drops the line."""
+    read_utf8()
+    terminal = sys.stdin.isatty()
+    if terminal and sys.stdout.isatty():
+        _edit_lines()
+    while True:
+        try:
+            line = _ask() if terminal else sys.stdin.readline()
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            say("\n/quit or Ctrl-D ends")
+            continue
+        if not line:
+            return
+        yield line.rstrip("\r\n")
+
+
+def _ask() -> str:
+    """A line, or "" at the end of input. The prompt is on stdout only where line editing puts it there."""
+    if not sys.stdout.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+        return sys.stdin.readline()
+    try:
+        return input("> ") + "\n"
+    except EOFError:
+        show("\n")
+        return ""
+
+
+def _edit_lines() -> None:
+    """Arrow keys and the lines before, where Python was built with readline."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")

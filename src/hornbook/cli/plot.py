@@ -1,0 +1,77 @@
+"""`hornbook runs plot`: the curves of runs as a picture or a page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.errors import HornbookError, UsageError
+
+if TYPE_CHECKING:
+    from hornbook.studio.history import History
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, in the order of the legend.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A picture (.svg), or a page with it (.html).")],
+    x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="What figures are drawn against.")] = "step",
+    log: Annotated[bool, typer.Option("--log", help="The loss on a logarithmic axis.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Draw loss, held-out figures by source, gradient norm, learning rate, speed and events of runs.
+
+    Long runs are thinned: at each place the least and the greatest value stay, so every spike does. A page also says
+    the values where the pointer is. Neither needs a network. A run that cannot be read is named and left out.
+    """
+    from hornbook.durable import write_atomic
+    from hornbook.studio.chart import picture
+    from hornbook.studio.layout import make_chart
+    from hornbook.studio.page import page
+
+    if out.suffix not in (".svg", ".html"):
+        raise UsageError(f"--out {out}: the name of a picture ends with .svg, that of a page with .html")
+    histories, problems = _read(runs, x)
+    chart = make_chart(histories, x, log=log)
+    value = {
+        "out": str(out),
+        "runs": [run.name for run in histories],
+        "figures": chart.describe(),
+        "left_out": problems,
+    }
+    if not dry_run:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, page(chart) if out.suffix == ".html" else picture(chart))
+    figures = f"would write {out}: {', '.join(chart.describe())}" if dry_run else str(out)
+    answer(value, figures, as_json=as_json)
+
+
+def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["History"], dict[str, str]]:
+    """The histories of the runs that can be read, under names that differ; of the others why they cannot."""
+    import dataclasses
+
+    from rich.markup import escape
+
+    from hornbook.rundir import RunDir
+    from hornbook.studio.history import read_history
+
+    found: dict[Path, History] = {}
+    problems: dict[str, str] = {}
+    for path in dict.fromkeys(paths):
+        try:
+            if not RunDir(path).exists():
+                raise UsageError("no run there")
+            found[path] = read_history(RunDir(path), x)
+        except (HornbookError, OSError) as error:
+            problems[str(path)] = str(error)
+            say(escape(f"{path} is left out: {error}"))
+    if not found:
+        raise UsageError("there is nothing to draw: `hornbook runs ls FOLDER` lists runs")
+    names = [history.name for history in found.values()]
+    alike = {name for name in names if names.count(name) > 1}
+    return [
+        dataclasses.replace(history, name=str(path)) if history.name in alike else history
+        for path, history in found.items()
+    ], problems
