@@ -85,6 +85,13 @@ def test_the_loss_may_be_logarithmic(histories: list[History]) -> None:
     assert not make_chart(histories, "step", log=True).panels[1].y.log
 
 
+def test_there_are_no_half_steps(make_run: MakeRun) -> None:
+    chart = make_chart([read_history(make_run("a", falling(20)), "step")], "step")
+    assert 7.5 in chart.x.ticks(8)
+    below = ElementTree.fromstring(picture(chart)).iterfind(f"{SPACE}text[@text-anchor='middle']")
+    assert [element.text for element in below] == ["5", "10", "15", "20"]
+
+
 def test_gaps_break_the_line(make_run: MakeRun) -> None:
     chart = make_chart([read_history(make_run("a", [3.0, 2.0, None, None, 4.0, None, 1.0, 1.5]), "step")], "step")
     (line,) = [

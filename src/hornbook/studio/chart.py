@@ -35,9 +35,14 @@ def picture(chart: Chart) -> str:
 
 def _foot(chart: Chart) -> Iterator[str]:
     bottom = chart.panels[-1].y.start
-    for tick in chart.x.ticks(8):
+    for tick in _whole_ticks(chart.x):
         yield text(label(tick), chart.x.place(tick), bottom + 16, "small", "middle")
     yield text(chart.position, chart.x.end, bottom + 32, "title", "end")
+
+
+def _whole_ticks(x: Axis) -> list[float]:
+    """There is no half step."""
+    return [tick for tick in x.ticks(8) if tick == round(tick)]
 
 
 def _panel(panel: Panel, x: Axis) -> Iterator[str]:
@@ -47,7 +52,7 @@ def _panel(panel: Panel, x: Axis) -> Iterator[str]:
         y = panel.y.place(tick)
         yield line(x.start, y, x.end, y, "grid")
         yield text(label(tick), x.start - 6, y + 4, "small", "end")
-    for tick in x.ticks(8):
+    for tick in _whole_ticks(x):
         yield line(x.place(tick), top, x.place(tick), bottom, "grid")
     yield element("rect", x=x.start, y=top, width=x.end - x.start, height=bottom - top, class_="frame")
     for each in panel.curves:
