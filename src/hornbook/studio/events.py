@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hornbook.studio.history import EVENT_NAMES, SPIKE, History
+from hornbook.studio.history import EVENT_NAMES, SPIKE, Event, History
 from hornbook.studio.layout import LEFT, LETTER, ROW, Chart, names_height
 from hornbook.studio.svg import LIGHT, NEUTRAL, element, line, safe, text
 
@@ -19,6 +19,8 @@ _SIGNS = {
 }
 _QUIET = ("saved", "warning")
 """Events without a line through all figures."""
+_BESIDE = -10
+"""From a sign to the next at the same place."""
 _MOST_LINES = 40
 """Of a run with more, its signs must do."""
 
@@ -47,9 +49,12 @@ def _row(chart: Chart, run: History, colour: str, y: float) -> Iterator[str]:
     for event in loud if len(loud) <= _MOST_LINES else ():
         x = chart.x.place(event.x)
         yield line(x, chart.panels[0].y.end, x, chart.panels[-1].y.start, f"when {colour}")
-    places = {(round(chart.x.place(event.x)), event.name): event for event in run.events}
-    for event in places.values():  # of several of a kind at one place, the last
-        yield _sign(event.name, colour, chart.x.place(event.x), y, event.text)
+    there: dict[int, dict[str, Event]] = {}
+    for event in run.events:  # of several of a kind at one place, the last
+        there.setdefault(round(chart.x.place(event.x)), {})[event.name] = event
+    for place, found in there.items():
+        for number, event in enumerate(found.values()):
+            yield _sign(event.name, colour, place + _BESIDE * number, y, event.text)
 
 
 def _sign(name: str, colour: str, x: float, y: float, words: str = "") -> str:

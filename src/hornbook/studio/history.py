@@ -115,7 +115,7 @@ def _held_out(scored: Sequence[Mapping[str, Any]], position: Position) -> Iterat
     """A curve for each figure, source and choice of rows: figures of other rows are not joined."""
     points: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for each in scored:
-        for record, kind in ((each, "held out"), (each.get("whole"), "whole")):
+        for record, kind in ((each, "held out"), (each.get("whole") or {}, "whole")):
             for figure, source, value in _scores(record) if record else ():
                 key = (figure, source, kind, str(record.get("rows")))
                 points.setdefault(key, []).append((float(each[position]), value))
