@@ -129,3 +129,13 @@ def test_a_page_has_the_picture_and_its_figures(histories: list[History]) -> Non
     assert found["runs"] == ["one", "two"]
     loss = found["panels"][0]["curves"][0]
     assert (loss["run"], loss["name"], loss["x"][0], loss["y"][0]) == (0, "every step", 1.0, 8.0)
+
+
+def test_signs_at_one_place_stand_beside_each_other(make_run: MakeRun) -> None:
+    events = [{"kind": "save", "step": 10}, {"kind": "resume", "step": 10, "attempt": 2}, {"kind": "save", "step": 30}]
+    chart = make_chart([read_history(make_run("a", falling(40), events=events), "step")], "step")
+    signs = ElementTree.fromstring(picture(chart)).iterfind(f"{SPACE}path[{SPACE}title]")
+    places = {sign[0].text: float(sign.get("transform", "")[10:].split()[0]) for sign in signs}
+    place = round(chart.x.place(10))
+    assert places["step 10, attempt 2: resumed"] == place
+    assert places["step 10, attempt 1: saved"] == place - 10

@@ -53,7 +53,7 @@ def _row(chart: Chart, run: History, colour: str, y: float) -> Iterator[str]:
     for event in run.events:  # of several of a kind at one place, the last
         there.setdefault(round(chart.x.place(event.x)), {})[event.name] = event
     for place, found in there.items():
-        for number, event in enumerate(found.values()):
+        for number, event in enumerate(sorted(found.values(), key=lambda event: event.name in _QUIET)):
             yield _sign(event.name, colour, place + _BESIDE * number, y, event.text)
 
 
