@@ -4,9 +4,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.progress import size_text
 from hornbook.cli.shell import answer, forget, people, reader_has_gone, say
 from hornbook.errors import Exit
+from hornbook.progress import size_text
 from hornbook.rundir import RunDir
 from hornbook.runstatus import fullest, newest_evaluation
 
