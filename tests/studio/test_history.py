@@ -29,8 +29,9 @@ def test_training_figures_against_steps_and_tokens(make_run: MakeRun) -> None:
 def test_long_runs_have_a_median(make_run: MakeRun) -> None:
     history = read_history(make_run("a", [5.0] * 500), "step")
     for figure in ("loss", "gradient norm", "tokens/s"):
-        assert curves(history, figure)["median of 10 steps|median"].x[-1] == 500
+        assert curves(history, figure)["median of 11 steps|median"].x[-1] == 500
     assert len(curves(history, "learning rate")) == 1
+    assert len(curves(read_history(make_run("b", [5.0] * 199), "step"), "loss")) == 1
 
 
 def test_held_out_figures_stand_by_source_and_by_rows(make_run: MakeRun) -> None:

@@ -33,8 +33,8 @@ _EVENTS = {
 """Kind of a record in the ledger -> how it is called. A rollback is the `resume` that follows a `restart` or `fail`."""
 SPIKE = "loss spike"
 EVENT_NAMES = (SPIKE, *_EVENTS.values())
-MEDIAN_SHARE = 50
-"""A median is over one in so many of all steps."""
+_MEDIAN_SHARE, _LEAST_MEDIAN = 50, 5
+"""A median is over one in so many of all steps, and over so many at least."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,12 @@ def read_history(run: RunDir, position: Position) -> History:
     return History(run.name, curves, sorted(found, key=lambda event: event.x))
 
 
+def median_width(steps: int) -> int:
+    """Steps of each median of a run, an odd number; 0 for a run that is too short for medians."""
+    width = steps // _MEDIAN_SHARE | 1
+    return width if width >= _LEAST_MEDIAN else 0
+
+
 def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> Numbers:
     """One figure of some records; NaN where a record has none."""
     values = [record.get(key) for record in records]
@@ -100,7 +106,7 @@ def _training(steps: Sequence[Mapping[str, Any]], x: Numbers) -> Iterator[Curve]
         if not np.isfinite(values).any():
             continue
         yield Curve(figure, "every step", x, values, "steps")
-        if key != "lr" and (width := len(values) // MEDIAN_SHARE) > 1:
+        if key != "lr" and (width := median_width(len(values))):
             places, medians = moving_median(values, width)
             yield Curve(figure, f"median of {width:,} steps", x[places], medians, "median")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hornbook.studio.axis import Axis, fit_axis
-from hornbook.studio.history import MEDIAN_SHARE, TRAINING, Curve, History, Position
+from hornbook.studio.history import TRAINING, Curve, History, Position, median_width
 from hornbook.studio.series import thin
 from hornbook.studio.svg import DASHES, LIGHT, NEUTRAL
 
@@ -137,7 +137,7 @@ def _drawn(run: int, curve: Curve, x: Axis, runs: int, names: Sequence[str]) -> 
     if curve.figure == "loss" and curve.kind in ("held out", "whole") and runs == 1:
         colour = 1
     places, values, look = curve.x[kept].tolist(), curve.y[kept].tolist(), str(colour % len(LIGHT))
-    beside = curve.kind == "steps" and len(curve.x) >= 2 * MEDIAN_SHARE and curve.figure != TRAINING["lr"]
+    beside = curve.kind == "steps" and bool(median_width(len(curve.x))) and curve.figure != TRAINING["lr"]
     return Drawn(run, curve, _label(curve, runs), look, dash % len(DASHES), places, values, beside)
 
 
