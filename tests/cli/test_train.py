@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hornbook.cli.main import main
+from hornbook.cli.training import describe_result, ending
 from hornbook.errors import Exit
 from hornbook.run.requests import Request, write_request
 from hornbook.rundir import RunDir
@@ -142,3 +143,8 @@ def test_mistakes_are_answered_with_exit_code_2(
 ) -> None:
     assert main(arguments) == Exit.USAGE
     assert text in capsys.readouterr().err
+
+
+def test_a_run_that_a_signal_met_before_its_first_step_says_so(tmp_path: Path) -> None:
+    assert ending(describe_result(RunDir(tmp_path))) == f"ended before its first step: {tmp_path}"
+    assert ending({"status": "stopped", "step": 1200, "run": "runs/a"}) == "stopped at step 1,200: runs/a"

@@ -13,6 +13,7 @@ from hornbook.model.precision import Choice
 from hornbook.recipe import Recipe
 from hornbook.run import precision
 from hornbook.run.precision import describe_precision, settle_precision, slow_precision
+from tests.run.launcher import Launcher
 
 CPU = torch.device("cpu")
 Launch = Callable[..., Exit]
@@ -86,11 +87,23 @@ def test_mps_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle_precision(recipe(precision="bf16", device="cpu"), {})[0].train.precision == "bf16"
 
 
-def test_a_process_that_forks_ranks_does_not_ask_the_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_process_that_forks_ranks_does_not_ask_the_device_itself(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A fork copies neither a context of CUDA nor the threads of OpenMP."""
     monkeypatch.setattr(precision, "choose_precision", lambda _device: pytest.fail("asked here"))
-    settled, origins = settle_precision(recipe(ranks=2), {})
+    settled, origins = settle_precision(recipe(ranks=2, device=device), {})
     assert settled.train.precision in ("bf16", "fp32")
     assert origins["train.precision"].startswith("auto: ")
     with pytest.raises(UsageError, match=r"train\.device is 'xpu'"):
         settle_precision(recipe(ranks=2, device="xpu"), {})
+
+
+def test_ranks_train_in_the_precision_that_was_chosen(
+    launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "train.precision=auto", "parallel.data=2"]
+    started = launcher.start(words, tmp_path / "output.txt")
+    assert started.wait() == 0, started.text
+    assert kept(tmp_path / "run") in ("bf16", "fp32")

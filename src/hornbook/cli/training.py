@@ -45,7 +45,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
         if as_json:
             answer(result, as_json=True)
         else:
-            say(f"{result['status']} at step {result['step']:,}: {run.path}")
+            say(ending(result))
             say(next_text(resolved, run, result["status"]))
     except BrokenPipeError:
         if not reader_has_gone():
@@ -178,6 +178,12 @@ def _beginning(origin: dict[str, Any]) -> str:
 
 def _surgery(step: dict[str, Any]) -> str:
     return ", ".join(str(value) if key == "kind" else f"{key} {value}" for key, value in step.items())
+
+
+def ending(result: dict[str, Any]) -> str:
+    """Where a run stands, from `describe_result`; one that a signal met before its first step has no step."""
+    at = "before its first step" if result["step"] is None else f"at step {result['step']:,}"
+    return f"{result['status'] or 'ended'} {at}: {result['run']}"
 
 
 def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:

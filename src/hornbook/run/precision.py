@@ -65,9 +65,10 @@ def _check(recipe: Recipe) -> None:
 
 
 def _choose(recipe: Recipe) -> Choice:
-    """In a process of its own where ranks will be forked from this one: none could use a GPU that was asked here."""
-    forks = recipe.parallel.data > 1 and recipe.train.device != "cpu" and torch.backends.cuda.is_built()
-    if not forks:
+    """In a process of its own where ranks will be forked from this one: they could use neither a GPU that was asked
+    here nor the threads of OpenMP, which a measurement starts and a fork does not copy.
+    """
+    if recipe.parallel.data == 1:
         return choose_precision(choose_device(recipe.train.device))
     command = [sys.executable, "-m", __name__, recipe.train.device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
