@@ -25,9 +25,9 @@ BYTES = 3_000_000
 BOUNDS = {"prepare": 5, "tokenize": 5, "train": 15}
 """Seconds that a cold start may take beyond a warm one."""
 INSTRUCTIONS: dict[str, dict[str, str]] = {"native": {}, "AVX2": AVX2}
-_CORPUS = "import sys, pathlib; from hornbook.text.installed import write_installed_corpus as w; "
+_CORPUS = "import sys, pathlib; from hornbook.text.ingest.corpora.installed import write_installed_corpus as w; "
 _CORPUS += "w(pathlib.Path(sys.argv[1]), max_bytes=int(sys.argv[2]), seed=1)"
-_KERNELS = "from hornbook.text.bpe_choice import LEAST_BYTES, compile_for; compile_for(LEAST_BYTES)"
+_KERNELS = "from hornbook.text.tokenizer.bpe.choice import LEAST_BYTES, compile_for; compile_for(LEAST_BYTES)"
 
 
 def timed(command: list[str], environ: dict[str, str]) -> dict[str, float]:

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from benchmarks import cpus
 from benchmarks.report import table, write
-from hornbook.model import config_mlp
+from hornbook.model.attention.delta_rule import chunked_delta_rule
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
 from hornbook.model.cpu.memory import keep_freed_memory
-from hornbook.model.delta_rule import chunked_delta_rule
-from hornbook.model.experts import Experts
-from hornbook.model.grouped import make_plan
-from hornbook.model.router import Routing
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.grouped import make_plan
+from hornbook.model.mlp.router import Routing
 
 ROWS, SEQUENCE, WIDTH, HIDDEN = 4, 512, 384, 768
 MIXTURES = {"8 experts, 2 active": (8, 2), "32 experts, 4 active": (32, 4)}

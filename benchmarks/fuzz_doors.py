@@ -23,20 +23,20 @@ import zstandard
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import HornbookError
-from hornbook.journal import chain, current_branch, read_records, verify_chain
-from hornbook.model.hf import left_out, read_hf
-from hornbook.model.safetensors_folder import read_header
-from hornbook.resolve import resolve
-from hornbook.run.environment import check_data_lock
-from hornbook.run.weights import read_header as read_plain_header
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
-from hornbook.text.config import SourceConfig
-from hornbook.text.inputs import list_inputs
-from hornbook.text.readers import read_file
-from hornbook.text.rows import ReadOptions
-from hornbook.text.shards import verify_shard, writing_shard
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.files.journal import chain, current_branch, read_records, verify_chain
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.model.hf.hf import left_out, read_hf
+from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.run.checkpoints.weights import read_header as read_plain_header
+from hornbook.run.start.environment import check_data_lock
+from hornbook.settings.resolve import resolve
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.inputs import list_inputs
+from hornbook.text.ingest.readers import read_file
+from hornbook.text.ingest.rows import ReadOptions
+from hornbook.text.tokenizer.shards import verify_shard, writing_shard
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 ROWS = [{"id": str(n), "text": f"row {n} of a text, and more words", "url": "https://a"} for n in range(40)]
 HTML = (

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import report
-from hornbook.durable import TEMPORARY
-from hornbook.journal import read_records
-from hornbook.run.verify import check_run, compare_runs
-from hornbook.rundir import RunDir
+from hornbook.files.durable import TEMPORARY
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.verify import check_run, compare_runs
 
 KINDS = ("time", "save", "step")
 STEPS, EVERY, BATCH = 60, 6, 512

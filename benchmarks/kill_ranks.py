@@ -25,9 +25,9 @@ from pathlib import Path
 
 from benchmarks import kill, report
 from hornbook.errors import Exit
-from hornbook.journal import read_records
-from hornbook.run.supervisor import newest_step
-from hornbook.rundir import RunDir
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.supervisor import newest_step
 
 SETTINGS = kill.SETTINGS | {
     "parallel.data": 2,

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.throughput import PEERS, Contender, Process, interleave
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.resolve import resolve
+from hornbook.settings.resolve import resolve
 
 PEAKS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
 """Dense bf16 FLOP/s by the makers' data sheets."""

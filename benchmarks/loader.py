@@ -27,9 +27,9 @@ from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.loader import Loader, build_loader
-from hornbook.text.shards import describe_shard, writing_shard
+from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.text.store import write_json
+from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 
 ROWS, SEQUENCE, TOKENS, ROUNDS, SAMPLES, VOCAB = 8, 2048, 30_000_000, 9, 4096, 50_000
 

@@ -21,11 +21,11 @@ from pydantic import TypeAdapter
 from benchmarks.report import table, write
 from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig, ObjectiveConfig
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.errors import UsageError
-from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 
 SEQUENCE, MICRO_BATCH, SAMPLES, STEPS, ROUNDS, VOCAB = 512, 16, 256, 8, 7, 16384
 OBJECTIVES: dict[str, dict[str, Any]] = {

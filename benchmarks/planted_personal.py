@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from hornbook.text.refinery import check_digits
+from hornbook.text.refinery.privacy import check_digits
 
 CARRIERS = {
     "en": ("Please write to {} before Friday.", "The entry {} was added to the list by mistake."),

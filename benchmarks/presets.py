@@ -6,7 +6,7 @@ Where something else runs beside it all the time, processor time over threads st
 Time per million tokens is that of the microbatches they make and of the optimizer steps that the recipe's batch asks
 for. Memory is the peak of the process with one microbatch of these rows; what a row more takes is the difference
 between the two sizes. A recipe that is larger, or learns from somebody's own data, is estimated: its time from its
-operations per token (`hornbook.costs`) at the rate of the largest that was measured, its memory as its state alone.
+operations per token (`hornbook.model.config.flops`) at the rate of the largest that was measured, its memory as its state alone.
 `train.compile` is off: on a CPU it brings nothing at these sizes.
 """
 
@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import report
-from hornbook.cli.recipes import rows_of
-from hornbook.costs import operations_per_token, state_bytes
-from hornbook.parameters import count_parameters
-from hornbook.recipe import Recipe
-from hornbook.recipe_files import shipped_recipes
-from hornbook.resolve import resolve
+from hornbook.cli.settings.recipes import rows_of
+from hornbook.model.config.flops import operations_per_token, state_bytes
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
 
 MOST_STATE = 6e9
 """Bytes of state of what is measured."""
@@ -104,7 +104,7 @@ class Trained:
 
         from hornbook.model.build import build_model, parameter_roles
         from hornbook.model.cpu.memory import keep_freed_memory
-        from hornbook.model.init import initial_values
+        from hornbook.model.init.init import initial_values
         from hornbook.optim.build import build_optimizer
         from hornbook.parallel.engine import parallelize
 
@@ -145,7 +145,7 @@ class Trained:
 def measure(name: str) -> dict[str, Any]:
     """Figures of one recipe, in this process."""
     from benchmarks.peers.worker import peak_bytes
-    from hornbook.model.precision import choose_precision
+    from hornbook.model.layers.precision import choose_precision
 
     trained = Trained(name)
     train = trained.recipe.train

@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.planted_personal import CARRIERS, planted, scores
 from benchmarks.report import table, write
-from hornbook.text.config_content import Personal as PersonalConfig
-from hornbook.text.document import Document
-from hornbook.text.refinery.personal import Personal
+from hornbook.text.config.content import Personal as PersonalConfig
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.privacy.personal import Personal
 
 ROUNDS, PLANTED = 3, 1000
 NAIVE = [

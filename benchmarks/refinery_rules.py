@@ -24,15 +24,15 @@ import numpy as np
 
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
-from hornbook.text import config_rules as configs
-from hornbook.text.document import Document
-from hornbook.text.refinery import quality_rules
-from hornbook.text.refinery.c4_lines import C4Lines
-from hornbook.text.refinery.curve import Signals
-from hornbook.text.refinery.curve import curve as points_of
-from hornbook.text.refinery.rules import Rules
-from hornbook.text.refinery.statistics import Settings, Statistics
-from hornbook.text.refinery.words import DEFINITIONS, word_bounds
+from hornbook.text.config import rules as configs
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.quality import quality_rules
+from hornbook.text.refinery.quality.c4_lines import C4Lines
+from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.quality.statistics import Settings, Statistics
+from hornbook.text.refinery.scores.curve import Signals
+from hornbook.text.refinery.scores.curve import curve as points_of
+from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 
 ROUNDS = 3
 REASONS = {

@@ -20,9 +20,10 @@ from typing import Any
 from safetensors.torch import save_file
 
 from benchmarks import cpus, report
-from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model
-from hornbook.model.init import initialize
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.init.init import initialize
 
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / "benchmarks" / "peers"

@@ -27,7 +27,7 @@ BYTES = 3_000_000
 SHARE = 0.75
 TITLE = "hornbook"
 COMMAND = "hornbook train tiny --data data/mine --out runs/mine"
-TEXTS = "import sys, pathlib; from hornbook.text.installed import write_installed_corpus as w; "
+TEXTS = "import sys, pathlib; from hornbook.text.ingest.corpora.installed import write_installed_corpus as w; "
 TEXTS += f"w(pathlib.Path('texts'), max_bytes={BYTES}, seed=1)"
 _STEP = re.compile(r"step ([\d,]+) / ([\d,]+) ")
 

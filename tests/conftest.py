@@ -79,7 +79,7 @@ def write_shard(root: Path, name: str, documents: list[list[int]]) -> dict[str, 
 
 def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = ()) -> Path:
     """A data folder as `hornbook tokenize` leaves it: sources `notes` and `prose`, train and validation."""
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     write_tokenizer(root / "tokenizer", specials)
     tokenizer = Tokenizer.load(root / "tokenizer")
@@ -145,9 +145,9 @@ def tiny_settings(tiny_corpus: Path) -> tuple[str, ...]:
 @pytest.fixture
 def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
     """Launch in this process: launch_run(folder, "optim.lr=0.1", ...) or launch_run(folder, mode="resume") -> Exit."""
-    from hornbook.resolve import resolve
-    from hornbook.run.launch import Start, launch
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.launch.launch import Start, launch
+    from hornbook.settings.resolve import resolve
 
     def start(folder: Path, *words: str, mode: Any = "start", origin: Any = None) -> Any:
         run = RunDir(folder)
@@ -161,8 +161,8 @@ def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
 @pytest.fixture
 def branch() -> Callable[[Path], list[dict[str, Any]]]:
     """The steps of a run that count, without what differs between two equal runs (times and attempts)."""
-    from hornbook.journal import current_branch, read_records
-    from hornbook.rundir import RunDir
+    from hornbook.files.journal import current_branch, read_records
+    from hornbook.files.run_directory import RunDir
 
     def read(folder: Path) -> list[dict[str, Any]]:
         records = current_branch(record for record, _ in read_records(RunDir(folder).metrics))
@@ -176,8 +176,8 @@ def branch() -> Callable[[Path], list[dict[str, Any]]]:
 @pytest.fixture
 def events() -> Callable[..., list[dict[str, Any]]]:
     """The ledger's records of the given kinds, or all."""
-    from hornbook.journal import read_records
-    from hornbook.rundir import RunDir
+    from hornbook.files.journal import read_records
+    from hornbook.files.run_directory import RunDir
 
     def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
         return [record for record, _ in read_records(RunDir(folder).events) if not kinds or record["kind"] in kinds]

@@ -32,7 +32,7 @@ from tests.processes import ROOT, Server, answer, die_with
 
 PRELOADED = (
     "hornbook.model.build",
-    "hornbook.model.init",
+    "hornbook.model.init.init",
     "hornbook.optim.build",
     "hornbook.parallel.engine",
     "safetensors.torch",

@@ -8,8 +8,8 @@ import pytest
 
 from hornbook.cli.main import VERBS, load_verb
 from hornbook.errors import UsageError
-from hornbook.listing import find_setting, spelled
-from hornbook.schema import settings
+from hornbook.settings.schema import settings
+from hornbook.settings.show import find_setting, spelled
 from hornbook.text.refinery.table import STEPS
 
 ROOT = Path(__file__).parents[1]

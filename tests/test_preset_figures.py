@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import presets, report
-from hornbook.recipe_files import shipped_recipes
+from hornbook.settings.recipe_files import shipped_recipes
 
 DOCS = Path(__file__).parent.parent / "docs"
 

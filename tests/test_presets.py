@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf_config import choose_architecture
-from hornbook.parameters import count_parameters
-from hornbook.recipe import Recipe
-from hornbook.recipe_files import shipped_recipes
-from hornbook.resolve import resolve
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.hf.config import choose_architecture
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
 
 PRESETS = [name for name, text in shipped_recipes().items() if name != "tiny" and 'extends = "tiny' not in text]
 

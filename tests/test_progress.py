@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hornbook import compile_ahead
 from hornbook.errors import Exit
+from hornbook.kernels import ahead as compile_ahead
 from hornbook.progress import progress_bar, resting, size_text
 from tests.terminal import ENVIRON, Shown, Terminal
 

@@ -19,21 +19,21 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
 from hornbook.data.batch import Batch
-from hornbook.data.loader import Loader
+from hornbook.data.loader.loader import Loader
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import ModelConfig
-from hornbook.model.init import initial_values
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import Mesh, Place, distributed
-from hornbook.run.background import Background
-from hornbook.run.checkpoint import Checkpoints
+from hornbook.run.checkpoints.background import Background
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
 from hornbook.run.config import CheckpointConfig, TrainConfig
-from hornbook.run.exchange import Exchange
-from hornbook.run.snapshot import Buffers, take_snapshot
 from hornbook.run.state import ModelSpec, State
 
 LEARNING = AdamW.model_validate({"lr": 1e-4})

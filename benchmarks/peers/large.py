@@ -26,12 +26,12 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     from benchmarks.peers.batches import cut, make_batch
     from hornbook.model.build import build_model, parameter_roles
     from hornbook.model.cpu.memory import keep_freed_memory
-    from hornbook.model.init import initial_values
+    from hornbook.model.init.init import initial_values
     from hornbook.optim.build import build_optimizer
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.engine import parallelize
-    from hornbook.resolve import resolve
     from hornbook.run.config import TrainConfig
+    from hornbook.settings.resolve import resolve
 
     recipe, shape = resolve(spec["recipe"], [], environ={}).recipe, spec["shape"]
     keep_freed_memory()

@@ -12,7 +12,7 @@ from benchmarks.throughput import model_config
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.run.config import TrainConfig

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.bpe import VOCAB, batches, digest_tokens, serve
-from hornbook.text.bpe import train_bpe
-from hornbook.text.bpe_count import WordCounts
-from hornbook.text.bpe_learn import learn_merges
-from hornbook.text.bpe_styles import PATTERN, STYLES
-from hornbook.text.config import BPE
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.count import WordCounts
+from hornbook.text.tokenizer.bpe.learn import learn_merges
+from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 def _train_like_rustbpe(texts: list[str]) -> list[bytes]:

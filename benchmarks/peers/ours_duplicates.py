@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.duplicates import BANDS, LINE_BYTES, NGRAM, ROWS, SHINGLE, main
-from hornbook.text.config import ExactDedup as ExactConfig
-from hornbook.text.config_duplicates import Decontaminate as DecontaminateConfig
-from hornbook.text.config_duplicates import LineDedup as LineConfig
-from hornbook.text.config_duplicates import NearDedup as NearConfig
-from hornbook.text.config_duplicates import SpanDedup as SpanConfig
-from hornbook.text.document import Document
-from hornbook.text.refinery.basics import ExactDedup, content_hash
-from hornbook.text.refinery.decontaminate import Decontaminate
-from hornbook.text.refinery.lines import LineDedup
-from hornbook.text.refinery.near_dedup import NearDedup
-from hornbook.text.refinery.span_dedup import SpanDedup
+from hornbook.text.config.duplicates import Decontaminate as DecontaminateConfig
+from hornbook.text.config.duplicates import LineDedup as LineConfig
+from hornbook.text.config.duplicates import NearDedup as NearConfig
+from hornbook.text.config.duplicates import SpanDedup as SpanConfig
+from hornbook.text.config.text import ExactDedup as ExactConfig
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.dedup.decontaminate import Decontaminate
+from hornbook.text.refinery.dedup.lines import LineDedup
+from hornbook.text.refinery.dedup.near_dedup import NearDedup
+from hornbook.text.refinery.dedup.span_dedup import SpanDedup
 from hornbook.text.refinery.step import Corpus, Cut, Sketched
+from hornbook.text.refinery.steps.basics import ExactDedup, content_hash
 
 BATCH_BYTES, BATCH_ROWS = 4 * 2**20, 1024
 """As prepare's."""

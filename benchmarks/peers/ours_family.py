@@ -11,9 +11,9 @@ from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cpu.memory import keep_freed_memory
-from hornbook.model.hf import read_hf
+from hornbook.model.hf.hf import read_hf
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.run.config import TrainConfig

@@ -25,7 +25,7 @@ from benchmarks.peers.worker import serve
 from benchmarks.throughput import model_config
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import PRECISIONS, parallelize
 from hornbook.parallel.mesh import Mesh, Place, distributed

@@ -11,11 +11,11 @@ VOCAB = 320
 def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
     """A LLaMA of two layers with initial values, and 320 rows of embedding for a tokenizer of 257 ids."""
     from hornbook.model.build import build_model
-    from hornbook.model.config import FullAttention, ModelConfig
-    from hornbook.model.config_init import ScaledNormal
-    from hornbook.model.config_position import Rope
-    from hornbook.model.hf import write_hf
-    from hornbook.model.init import initialize
+    from hornbook.model.config.init import ScaledNormal
+    from hornbook.model.config.model import FullAttention, ModelConfig
+    from hornbook.model.config.position import Rope
+    from hornbook.model.hf.hf import write_hf
+    from hornbook.model.init.init import initialize
 
     config = ModelConfig(
         layers=2,
@@ -40,9 +40,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> P
 @pytest.fixture(scope="session")
 def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     """A run directory with the checkpoints of steps 10 and 20, both `checkpoint`. Read only."""
-    from hornbook.run.checkpoint import Checkpoints
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.checkpoints.checkpoint import Checkpoints
     from hornbook.run.config import CheckpointConfig
-    from hornbook.rundir import RunDir
 
     class Saved:
         def __init__(self, step: int) -> None:

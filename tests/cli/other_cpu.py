@@ -10,9 +10,9 @@ import torch
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.journal import current_branch, read_records
-from hornbook.model.precision import choose_precision
-from hornbook.rundir import RunDir
+from hornbook.files.journal import current_branch, read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.model.layers.precision import choose_precision
 
 SMALL = (
     *("--model.layers", "1", "--model.width", "64", "--model.heads", "2", "--train.sequence", "64"),

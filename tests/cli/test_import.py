@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.hf import read_hf
+from hornbook.model.hf.hf import read_hf
 from tests.model.architectures import VOCAB
 from tests.model.parity import make_pair
 

@@ -8,11 +8,11 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.config_head import ClassificationHead
-from hornbook.model.load import load_model
-from hornbook.resolve import resolve
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.origin import import_origin
+from hornbook.model.config.head import ClassificationHead
+from hornbook.model.storage.load import load_model
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.start.origin import import_origin
+from hornbook.settings.resolve import resolve
 
 NAMES = ("positive", "negative", "neutral")
 SMALL = (

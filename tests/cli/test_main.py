@@ -16,10 +16,10 @@ import typer
 from hornbook.cli import main as frame
 from hornbook.cli.examples import EXAMPLES
 from hornbook.cli.main import VERBS, build_command, main
-from hornbook.cli.settings_help import FREQUENT, setting_rows
+from hornbook.cli.settings.help import FREQUENT, setting_rows
 from hornbook.cli.shell import DryRun, Words, guard, split_target
 from hornbook.errors import EXIT_MEANING, Exit
-from hornbook.schema import settings
+from hornbook.settings.schema import settings
 from tests.test_documents import missing_words
 
 DESIGN_VERBS = (

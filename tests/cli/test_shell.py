@@ -229,11 +229,11 @@ def test_a_reader_of_stderr_that_leaves_changes_no_exit_code(code: int, fails: b
 
 def test_the_code_of_a_run_stays_when_the_reader_of_its_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler starts what ended with 75 again."""
-    from hornbook.cli import training
-    from hornbook.recipe import Recipe
-    from hornbook.resolve import Resolved
-    from hornbook.run import launch
-    from hornbook.rundir import RunDir
+    from hornbook.cli.train import training
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.launch import launch
+    from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import Resolved
 
     def gone(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "gone")

@@ -9,9 +9,9 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.data.corpus import Corpus
 from hornbook.errors import Exit
-from hornbook.recipe_files import shipped_recipes
-from hornbook.text.installed import write_installed_corpus
-from hornbook.text.installed_labels import write_passages
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.text.ingest.corpora.installed import write_installed_corpus
+from hornbook.text.ingest.corpora.installed_labels import write_passages
 
 LABELLED = "tiny-classify"
 RECIPES = [name for name in shipped_recipes() if name.startswith("tiny-") and name != LABELLED]

@@ -11,8 +11,8 @@ import torch
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.load import load_model
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.model.storage.load import load_model
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture

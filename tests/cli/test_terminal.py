@@ -11,11 +11,11 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import ClassificationHead
-from hornbook.model.config_position import Rope
-from hornbook.model.hf import write_hf
-from hornbook.model.init import initialize
+from hornbook.model.config.head import ClassificationHead
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.hf.hf import write_hf
+from hornbook.model.init.init import initialize
 from tests.run.launcher import Launcher
 from tests.terminal import ENVIRON, Shown, Terminal
 

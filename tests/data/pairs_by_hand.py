@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hornbook.data.infill import poisson_bounds
-from hornbook.data.pairs import Pairs, Parts, Roles, write_pairs
+from hornbook.data.objectives.infill import poisson_bounds
+from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
 
 END, PAD, MASK, MODE, START, FIRST_SENTINEL = 1, 0, 4000, 4001, 4002, 5000
 

@@ -11,7 +11,7 @@ import pytest
 
 from hornbook.data.corpus import Corpus, _allow_open_files
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.shards import describe_shard, writing_shard
+from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 from tests.data.conftest import restate
 
 

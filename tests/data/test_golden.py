@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.loader import build_loader
-from hornbook.data.mixture import Stage
-from hornbook.data.order import Kind, Order
+from hornbook.data.loader.loader import build_loader
+from hornbook.data.order.mixture import Stage
+from hornbook.data.order.order import Kind, Order
 from hornbook.data.validation import held_out
 from tests.conftest import SPECIALS, write_corpus
 from tests.golden import digest

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from hornbook.data.batch import Batch, GlobalBatch
 from hornbook.data.config import DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.recipe import Recipe
-from hornbook.resume_rules import refuse_incompatible, resume_changes
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resume_rules import refuse_incompatible, resume_changes
 from tests.data.conftest import SENTINELS, VOCAB, Raw, restate, write_tokenizer
 
 SEQUENCE = 64

@@ -17,10 +17,10 @@ from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.candidates import best_of, candidate_figures, question_of
 from hornbook.evals.labels import evaluate_labels
 from hornbook.parallel.mesh import Mesh
-from hornbook.text.config import SourceConfig, TextConfig, WordPiece
-from hornbook.text.config_labels import ClassLabels
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.labels import ClassLabels
+from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 
 DRAW = np.random.default_rng(8)
 

@@ -14,10 +14,10 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.labels import LabelScore, evaluate_labels
 from hornbook.parallel.mesh import Mesh
-from hornbook.text.config import SourceConfig, TextConfig, WordPiece
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 
 
 class Oracle:

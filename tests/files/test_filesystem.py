@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.filesystem import exists, is_file, is_folder, list_folder, walk_files
-from hornbook.journal import read_records
-from hornbook.model.rectangles import create_file
-from hornbook.model.safetensors_folder import list_tensors
-from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.commit import commit, list_checkpoints, read_pointer
+from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, walk_files
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import find_runs, newest_evaluation
+from hornbook.model.storage.rectangles import create_file
+from hornbook.model.storage.safetensors_folder import list_tensors
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
+from hornbook.run.checkpoints.manifest import verify_folder, write_manifest
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.launch import is_empty
-from hornbook.run.manifest import verify_folder, write_manifest
+from hornbook.run.diagnose.verify import check_run, differing_tensors
+from hornbook.run.launch.launch import is_empty
 from hornbook.run.requests import refuse_if_held
-from hornbook.run.verify import check_run, differing_tensors
-from hornbook.rundir import RunDir
-from hornbook.runstatus import find_runs, newest_evaluation
 
 Failing = Callable[..., None]
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.durable import write_atomic
 from hornbook.errors import Exit, IntegrityError, InUseError, StorageError
-from hornbook.journal import Appender, chain, current_branch, read_records, verify_chain
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock, is_alive, process_identity
+from hornbook.files.durable import write_atomic
+from hornbook.files.journal import Appender, chain, current_branch, read_records, verify_chain
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock, is_alive, process_identity
 
 HOLD = """
 import sys, time
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
 with RunLock(RunDir(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -244,8 +244,8 @@ def test_lock_inside_one_process_and_after_release(tmp_path: Path):
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path):
     script = """
 import os, sys, time
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
 with RunLock(RunDir(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # the child has run what follows a fork
@@ -283,7 +283,7 @@ def test_process_identity_survives_reuse_of_a_pid():
 
 
 def test_importing_it_brings_neither_torch_nor_numpy():
-    code = "import sys, hornbook.rundir; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    code = "import sys, hornbook.files.run_directory; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -321,7 +321,7 @@ def test_a_full_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_process_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As on macOS."""
-    monkeypatch.setattr("hornbook.runlock._PROC", tmp_path)
+    monkeypatch.setattr("hornbook.files.run_lock._PROC", tmp_path)
     mine = process_identity(os.getpid())
     assert is_alive(mine) is True
     assert is_alive(mine | {"started": "1"}) is False

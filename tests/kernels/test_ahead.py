@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hornbook import compile_ahead as ahead
-from hornbook import kernel_cache
-from hornbook.compile_ahead import announce_late_compiling, compile_ahead
+from hornbook.kernels import ahead
+from hornbook.kernels import cache as kernel_cache
+from hornbook.kernels.ahead import announce_late_compiling, compile_ahead
 
 
 def done_by(folder: Path, name: str) -> None:

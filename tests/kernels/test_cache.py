@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hornbook.text.compiled import compiled, inlined
+from hornbook.kernels.compiled import compiled, inlined
 
 FACTOR = 10
 TABLE = np.array([1, 2])
@@ -45,7 +45,7 @@ def below(value):
 """
 CALLER = """
 from callee import FACTOR, TABLE, above
-from hornbook.text.compiled import compiled
+from hornbook.kernels.compiled import compiled
 
 
 @compiled
@@ -107,7 +107,7 @@ def test_what_it_is_made_of_has_changed(folder: Path, old: str, new: str, value:
 
 def test_options_are_part_of_it(folder: Path):
     (folder / "caller.py").write_text(
-        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.kernel_cache import kept_function\n")
+        CALLER.replace("import compiled\n", "import compiled as _\nfrom hornbook.kernels.cache import kept_function\n")
         .replace("@compiled\ndef", "def")
         .replace(
             "\n\nprint",

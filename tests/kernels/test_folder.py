@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook import kernel_folder
+from hornbook.kernels import folder as kernel_folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.transformer import Transformer
 
 RandomModel = Callable[..., Transformer]

@@ -1,8 +1,8 @@
 """Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
 
-from hornbook.model.config import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions
+from hornbook.model.config.mlp import MLP
+from hornbook.model.config.model import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
+from hornbook.model.config.position import LearnedPositions
 
 
 def gpt2_like(

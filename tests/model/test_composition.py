@@ -9,15 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from hornbook.model import config as c
-from hornbook.model import config_mlp, config_position
 from hornbook.model.build import build_model
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as c
+from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
-from hornbook.model.dropout import RowDropout, row_keys
-from hornbook.model.mlp import activate
-from hornbook.model.norm import BatchNorm, LayerNorm, OffsetRMSNorm
+from hornbook.model.layers.dropout import RowDropout, row_keys
+from hornbook.model.layers.norm import BatchNorm, LayerNorm, OffsetRMSNorm
+from hornbook.model.mlp.mlp import activate
 from hornbook.model.transformer import Source, Transformer
-from hornbook.resolve import ConfigError, resolve
+from hornbook.settings.resolve import ConfigError, resolve
 
 WIDTH, VOCAB = 16, 40
 

@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model import config, config_head, config_init, config_mlp, config_position
-from hornbook.model.attention_dropout import Drop
+from hornbook.model.attention.dropout import Drop
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
+from hornbook.model.config import head as config_head
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.context import Context
-from hornbook.model.dropout import Dropout, RowDropout, row_keys, site_keys, uniform
-from hornbook.model.init import initial_values
+from hornbook.model.init.init import initial_values
+from hornbook.model.layers.dropout import Dropout, RowDropout, row_keys, site_keys, uniform
 from tests.golden import checksum, digest
 from tests.model.likenesses import bert_like, gpt2_like
 

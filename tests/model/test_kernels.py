@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hornbook.model.attention.position import Layout, rotate
 from hornbook.model.cpu import team
 from hornbook.model.cpu.dropout import DropoutFunction
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
@@ -18,8 +19,7 @@ from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.scalar import exponential
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
-from hornbook.model.dropout import keep_mask, mix
-from hornbook.model.position import Layout, rotate
+from hornbook.model.layers.dropout import keep_mask, mix
 
 # Relative to the largest value: float32 sums of some hundred terms; one rounding to bfloat16 is 2^-9 = 0.002, and a
 # product of two rounded values at most two of them.

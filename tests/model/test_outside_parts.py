@@ -11,10 +11,10 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.hf import read_hf, write_hf
-from hornbook.model.init import initialize
-from hornbook.parameters import count_parameters
-from hornbook.resolve import resolve
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.hf.hf import read_hf, write_hf
+from hornbook.model.init.init import initialize
+from hornbook.settings.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from hornbook.fields import Config
+from hornbook.settings.fields import Config
 
 
 class Scale(Config):

@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 
-from hornbook.model import config, config_init, config_mlp, config_position
 from hornbook.model.build import build_model
-from hornbook.model.init import initialize
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source
 
 VOCAB, ROWS, TIME, WIDTH = 32, 16, 12, 64

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_head, config_mlp, config_position
+from hornbook.model.attention.cache import KVCache
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cache import KVCache
-from hornbook.model.dropout import row_keys
+from hornbook.model.config import head as config_head
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Transformer
 
 VOCAB = 61

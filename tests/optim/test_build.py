@@ -7,12 +7,12 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_head import LMHead
-from hornbook.model.config_mlp import GLU, MLP
-from hornbook.model.config_position import LearnedPositions
+from hornbook.model.config.head import LMHead
+from hornbook.model.config.mlp import GLU, MLP
+from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.position import LearnedPositions
 from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
-from hornbook.optim.config import AdamW, Factors
+from hornbook.optim.config.optim import AdamW, Factors
 
 GPT2_LIKE = ModelConfig(
     layers=2,

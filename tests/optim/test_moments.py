@@ -6,7 +6,7 @@ from torch.nn import Parameter
 
 from hornbook.errors import IntegrityError
 from hornbook.optim.build import build_optimizer, set_learning_rate
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import load_moments, read_moments
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.global_index import GlobalIndex
-from hornbook.model.config import ModelConfig
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.model.config.model import ModelConfig
 
 VOCAB = 320
 """Rows of the embedding: room for the marked corpus."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Source, blank
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_mlp import Experts, SigmoidRouter
-from hornbook.model.init import initialize
+from hornbook.model.config.mlp import Experts, SigmoidRouter
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.balance import counted_tokens
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize

@@ -9,10 +9,10 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import LMHead, ModelConfig
-from hornbook.model.init import initialize
+from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.model.build import build_model
-from hornbook.model.init import initial_values
-from hornbook.model.losses import loss_and_grad_
+from hornbook.model.heads.losses import loss_and_grad_
+from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize
 from hornbook.run.config import TrainConfig
@@ -120,7 +120,7 @@ def test_a_masked_model_computes_logits_of_its_targets_alone(
         heights.append(len(logits))
         return loss_and_grad_(logits, *rest)
 
-    monkeypatch.setattr("hornbook.model.head.loss_and_grad_", seen)
+    monkeypatch.setattr("hornbook.model.heads.head.loss_and_grad_", seen)
     learn(engine, [batch])
     found = engine.evaluate(batch)
     count = int(batch.weights.sum())

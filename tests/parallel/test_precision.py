@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hornbook.model import products
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.generate import generate
-from hornbook.model.init import initial_values
-from hornbook.model.surgery.config import Lora
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import Lora
+from hornbook.model.generate.generate import generate
+from hornbook.model.init.init import initial_values
+from hornbook.model.layers import products
 from hornbook.model.surgery.operate import operate
 from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig

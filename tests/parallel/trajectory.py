@@ -16,11 +16,11 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, blank, rank_share
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import LMHead, ModelConfig
-from hornbook.model.config_mlp import GLU, Experts, SigmoidRouter
-from hornbook.model.init import initial_values
+from hornbook.model.config.mlp import GLU, Experts, SigmoidRouter
+from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine, parallelize
 from hornbook.parallel.mesh import Mesh, Place, distributed

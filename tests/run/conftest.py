@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hornbook.journal import verify_chain
-from hornbook.rundir import RunDir
+from hornbook.files.journal import verify_chain
+from hornbook.files.run_directory import RunDir
 from tests.run.launcher import Launcher
 
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -25,9 +25,9 @@ import torch
 
 import hornbook.cli.main
 import hornbook.errors
-import hornbook.model.generate
-import hornbook.run.launch
-import hornbook.run.supervisor
+import hornbook.model.generate.generate
+import hornbook.run.launch.launch
+import hornbook.run.launch.supervisor
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 
 LIMIT_SECONDS = 120.0
@@ -92,7 +92,7 @@ class Launcher:
 def serve(parent: int) -> None:
     """Answer until the input ends."""
     die_with(parent)
-    hornbook.run.supervisor.preload()
+    hornbook.run.launch.supervisor.preload()
     answer("ready")
     pids: set[int] = set()
     for line in sys.stdin:
@@ -149,8 +149,8 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault waits for it there."""
-    from hornbook.run.pulse import Pulse
-    from hornbook.run.signals import StopSignals
+    from hornbook.run.launch.pulse import Pulse
+    from hornbook.run.launch.signals import StopSignals
 
     original, catch_really = Pulse.enter, StopSignals._catch
 
@@ -186,7 +186,7 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
         return
     if fault["do"] == "end token":
-        hornbook.model.generate.choose_token = lambda *_: fault["id"]
+        hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
         return
     if "after" in fault:
         signal.setitimer(signal.ITIMER_REAL, fault["after"])

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from hornbook.cli.main import main
-from hornbook.journal import read_records
-from hornbook.run.commit import list_checkpoints
-from hornbook.run.manifest import verify_folder
-from hornbook.run.verify import check_run, compare_runs
-from hornbook.rundir import RunDir
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.commit import list_checkpoints
+from hornbook.run.checkpoints.manifest import verify_folder
+from hornbook.run.diagnose.verify import check_run, compare_runs
 from tests.processes import wait_until
 
 NEWEST = "step-00000012"

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hornbook.durable import write_atomic
-from hornbook.journal import Appender, verify_chain
-from hornbook.model.rectangles import Rectangle, Writer, create_file
-from hornbook.model.safetensors_folder import read_header
-from hornbook.run.checkpoint import Checkpoints
+from hornbook.files.durable import write_atomic
+from hornbook.files.journal import Appender, verify_chain
+from hornbook.files.run_directory import RunDir
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
+from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
-from hornbook.rundir import RunDir
 
 NAMES = ("model.safetensors", "trainer/optimizer.safetensors")
 SAVES = 11

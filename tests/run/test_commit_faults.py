@@ -23,14 +23,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hornbook.durable import write_file
 from hornbook.errors import StorageError
-from hornbook.model.rectangles import Rectangle, Writer, create_file
-from hornbook.model.safetensors_folder import read_header
-from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.commit import read_pointer
+from hornbook.files.durable import write_file
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
+from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.commit import read_pointer
+from hornbook.run.checkpoints.manifest import Figure
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.manifest import Figure
 
 OPERATIONS = (
     "open",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
 from tests.run.launcher import Launcher
 
 Branch = Callable[[Path], list[dict[str, Any]]]

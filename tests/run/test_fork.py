@@ -10,13 +10,13 @@ import pytest
 from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
-from hornbook.resolve import resolve
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.manifest import Figure, read_manifest
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.manifest import Figure, read_manifest
-from hornbook.run.origin import Origin, adopt_model, check_tokenizer, fork_origin
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.run.start.origin import Origin, adopt_model, check_tokenizer, fork_origin
+from hornbook.settings.resolve import resolve
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -86,7 +86,7 @@ def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
 
     launch_run(tmp_path / "whole", origin=fork_of(parent, 8))
     with monkeypatch.context() as patch:
-        patch.setattr("hornbook.run.saves.Saves.save", die)
+        patch.setattr("hornbook.run.checkpoints.saves.Saves.save", die)
         assert launch_run(tmp_path / "child", origin=fork_of(parent, 8)) == Exit.INTERRUPTED
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
     assert branch(tmp_path / "child") == branch(tmp_path / "whole")
@@ -158,7 +158,7 @@ def test_a_start_that_was_interrupted_is_scored_on_resume_and_once(
     origin, child = Origin("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child").create()
     write_request(child, Request(action="stop"))
     with monkeypatch.context() as patch:
-        patch.setattr("hornbook.run.observers.Evaluation._gives_way", lambda *_, **__: True)
+        patch.setattr("hornbook.run.observe.observers.Evaluation._gives_way", lambda *_, **__: True)
         assert launch_run(child.path, origin=origin) == Exit.RESUMABLE
     assert [record["step"] for record in events(child.path, "evaluation", "save")] == [0]
     write_request(child, Request(action="stop"))

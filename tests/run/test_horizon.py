@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.fields import Duration
-from hornbook.ramps import LinearRamp, NoRamp
+from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
+from hornbook.optim.config.schedules import WSD, Constant, Cosine, Linear, Schedule
 from hornbook.run.config import TrainConfig
 from hornbook.run.horizon import Cut, Horizon, horizon
-from hornbook.schedules import WSD, Constant, Cosine, Linear, Schedule
+from hornbook.settings.fields import Duration
 
 
 def no_epochs(_: float) -> int:

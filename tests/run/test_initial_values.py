@@ -9,8 +9,8 @@ import torch
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
-from hornbook.model.hf import read_hf
-from hornbook.rundir import RunDir
+from hornbook.files.run_directory import RunDir
+from hornbook.model.hf.hf import read_hf
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

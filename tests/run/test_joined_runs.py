@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.journal import read_records, verify_chain
+from hornbook.files.journal import read_records, verify_chain
+from hornbook.files.run_directory import RunDir
 from hornbook.run.ledger import At, Ledger, Monotone, replay
-from hornbook.rundir import RunDir
 
 
 def test_each_start_is_an_attempt(tmp_path: Path) -> None:

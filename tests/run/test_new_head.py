@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
-from hornbook.journal import read_records
-from hornbook.model.config_head import TokenClassificationHead
-from hornbook.model.hf import read_hf
-from hornbook.model.load import load_model
-from hornbook.resolve import resolve
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.launch import Start, launch
-from hornbook.run.origin import Origin, import_origin, origin_of
-from hornbook.rundir import RunDir
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.model.config.head import TokenClassificationHead
+from hornbook.model.hf.hf import read_hf
+from hornbook.model.storage.load import load_model
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.launch.launch import Start, launch
+from hornbook.run.start.origin import Origin, import_origin, origin_of
+from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
 LABELS = [f"token {number}" for number in range(320)]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hornbook.errors import Exit
-from hornbook.model.load import load_model
-from hornbook.model.surgery.quantize import parse_format, quantize_model
+from hornbook.model.storage.load import load_model
+from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model
 from hornbook.model.transformer import Transformer
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.origin import Origin
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.start.origin import Origin
 
 Launch = Callable[..., Exit]
 SIZE = ("model.layers=2", "model.width=64", "model.heads=4", "train.batch_tokens=1024", "train.micro_batch=16")

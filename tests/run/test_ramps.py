@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.pulse import Pulse
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.pulse import Pulse
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]

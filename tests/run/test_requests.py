@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, UsageError
-from hornbook.journal import read_records
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.requests import Inbox, Orders, Request, refuse_if_held, stop_file, write_request
-from hornbook.run.signals import StopSignals
-from hornbook.rundir import RunDir
 
 Launch = Callable[..., Exit]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hornbook.model.hf import read_hf
-from hornbook.run.manifest import MANIFEST, verify_folder
+from hornbook.model.hf.hf import read_hf
+from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
 from tests.ranks import RankError
 from tests.run.sharing import MODELS
 

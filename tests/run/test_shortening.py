@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from hornbook.cli.training import describe_job
+from hornbook.cli.train.training import describe_job
 from hornbook.errors import Exit
-from hornbook.ramps import NoRamp
-from hornbook.resolve import resolve
+from hornbook.files.run_directory import RunDir
+from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.run.horizon import Cut, Horizon
-from hornbook.run.launch import Start
+from hornbook.run.launch.launch import Start
 from hornbook.run.requests import Request, write_request
 from hornbook.run.step import Step
 from hornbook.run.timekeeper import Timekeeper
 from hornbook.run.train import _keep_time
-from hornbook.rundir import RunDir
+from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]

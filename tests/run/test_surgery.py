@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.origin import Origin
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
+from hornbook.run.start.origin import Origin
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

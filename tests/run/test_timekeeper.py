@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.ramps import LinearRamp, NoRamp
+from hornbook.files.run_directory import RunDir
+from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
 from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.step import Step
 from hornbook.run.timekeeper import MARGIN, Timekeeper, seconds_spent
-from hornbook.rundir import RunDir
 
 BATCH = 40
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.data.loader import build_loader
+from hornbook.data.loader.loader import build_loader
 from hornbook.errors import DivergedError, Exit, UsageError
-from hornbook.journal import read_records, verify_chain
-from hornbook.model import head
+from hornbook.files.journal import read_records, verify_chain
+from hornbook.files.run_directory import RunDir
+from hornbook.model.heads import head
 from hornbook.parallel.engine import Engine
-from hornbook.resolve import resolve
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
+from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

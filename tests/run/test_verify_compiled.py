@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.run.verify import compare_runs
-from hornbook.rundir import RunDir
+from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.verify import compare_runs
 
 
 @pytest.mark.slow

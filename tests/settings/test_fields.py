@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hornbook.fields import Config, Count, Duration, Number, field_docs, parse_number
+from hornbook.settings.fields import Config, Count, Duration, Number, field_docs, parse_number
 
 
 class Sample(Config):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hornbook.model.config_position import LearnedPositions, Rope
-from hornbook.recipe import Recipe, cross_check
-from hornbook.recipe_files import shipped_recipes
-from hornbook.resolve import Resolved, resolve
+from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.settings.recipe import Recipe, cross_check
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import Resolved, resolve
 
 
 def shipped(name: str) -> Resolved:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import Exit
-from hornbook.recipe import Recipe
-from hornbook.resolve import ConfigError, Resolved, resolve
-from hornbook.schedules import WSD, Cosine
+from hornbook.optim.config.schedules import WSD, Cosine
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import ConfigError, Resolved, resolve
 
 
 def made(*words: str, target: str | None = None, **environ: str) -> Resolved:
@@ -277,8 +277,8 @@ LAYER = st.fixed_dictionaries(
 @given(st.lists(LAYER, max_size=4))
 def test_the_rule_of_unions_over_any_layers(layers: list[dict[str, Any]]) -> None:
     """Against the rule as DESIGN states it, applied by hand to one union."""
-    from hornbook.layers import Given, Layer
-    from hornbook.merge import Merge
+    from hornbook.settings.merge import Merge
+    from hornbook.settings.sources import Given, Layer
 
     merge = Merge().lay(
         [Layer({"optim": {"schedule": {key: Given(value, "x") for key, value in layer.items()}}}) for layer in layers]

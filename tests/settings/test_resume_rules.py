@@ -5,10 +5,10 @@ from fnmatch import fnmatchcase
 import pytest
 
 from hornbook.errors import Exit, UsageError
-from hornbook.resolve import resolve
-from hornbook.resume_rules import RULES, refuse_incompatible, resume_changes, rule_of
-from hornbook.run.origin import refuse_other_shape
-from hornbook.schema import settings
+from hornbook.run.start.origin import refuse_other_shape
+from hornbook.settings.resolve import resolve
+from hornbook.settings.resume_rules import RULES, refuse_incompatible, resume_changes, rule_of
+from hornbook.settings.schema import settings
 
 RAMPED = ("train.ramp=linear", "train.ramp.start_tokens=1024", "train.ramp.over_tokens=100k", "train.micro_batch=4")
 

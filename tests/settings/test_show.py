@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.listing import explanation, json_schema, toml_value
-from hornbook.recipe_files import shipped_recipes
-from hornbook.resolve import Resolved, resolve
-from hornbook.schema import settings
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import Resolved, resolve
+from hornbook.settings.schema import settings
+from hornbook.settings.show import explanation, json_schema, toml_value
 
 CHANGED = [
     "train.epochs=2.5",

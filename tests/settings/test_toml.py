@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.toml_lines import key_lines
+from hornbook.settings.toml import key_lines
 
 
 def paths(node: Any, path: tuple[Any, ...] = ()) -> set[tuple[Any, ...]]:
@@ -113,7 +113,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(KEYS, VALUES, max_size=5))
 def test_every_line_holds_its_key(document: dict[str, Any]) -> None:
-    from hornbook.listing import toml_value
+    from hornbook.settings.show import toml_value
 
     text = "# first\n" + "".join(f"\n{key} = {toml_value(value)} # end\n" for key, value in document.items())
     lines = key_lines(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.rundir import RunDir
+from hornbook.files.run_directory import RunDir
 
 MakeRun = Callable[..., RunDir]
 

@@ -26,8 +26,8 @@ HORNBOOK = [sys.executable, "-m", "hornbook.cli.main"]
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from hornbook.text.config import SourceConfig, TextConfig
-from hornbook.text.prepare import prepare
+from hornbook.text.config.text import SourceConfig, TextConfig
+from hornbook.text.refinery.pipeline.prepare import prepare
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 config = TextConfig(sources={"s": SourceConfig(paths=[sys.argv[1]])}, max_document_bytes=2**20)
 funnel = prepare(config, Path(sys.argv[2]), workers=1)

@@ -10,12 +10,12 @@ import pytest
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError
-from hornbook.text import plan as planning
-from hornbook.text.config import BPE, SourceConfig, TextConfig
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, TagLabels
-from hornbook.text.folder import read_text_config
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, TagLabels
+from hornbook.text.config.text import BPE, SourceConfig, TextConfig
+from hornbook.text.refinery.pipeline import plan as planning
+from hornbook.text.refinery.pipeline.folder import read_text_config
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 
 Tree = Callable[[Path], dict[str, bytes]]
 NAMES = ("pos", "neg", "so so")

@@ -12,25 +12,17 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
-from hornbook.text import plan as planning
-from hornbook.text.bpe_dropout import Dropout
-from hornbook.text.config import (
-    BPE,
-    DropEmpty,
-    SourceConfig,
-    TextConfig,
-    TokenizerFile,
-    Unigram,
-    WordPiece,
-)
-from hornbook.text.config_labels import ClassLabels
-from hornbook.text.config_later import Since
-from hornbook.text.folder import config_key
-from hornbook.text.prepare import prepare
+from hornbook.text.config.labels import ClassLabels
+from hornbook.text.config.later import Since
+from hornbook.text.config.text import BPE, DropEmpty, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
+from hornbook.text.refinery.pipeline import plan as planning
+from hornbook.text.refinery.pipeline.folder import config_key
+from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.store import read_json
-from hornbook.text.tokenize import tokenize
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.wordpiece import train_wordpiece
+from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.tokenize import tokenize
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
 from tests.text.kills import killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]

@@ -6,7 +6,7 @@ Whatever ends the process PARENT, SIGKILL included, ends this one: nobody would 
 import sys
 
 from hornbook.cli.main import main
-from hornbook.run.rank import die_with
+from hornbook.run.launch.rank import die_with
 
 if __name__ == "__main__":
     die_with(int(sys.argv.pop(1)))

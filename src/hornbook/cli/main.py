@@ -16,9 +16,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from hornbook.cli.examples import ExampleCommand
 from hornbook.cli.shell import WORDS, guard, take_speech
-from hornbook.compile_ahead import announce_late_compiling
 from hornbook.errors import EXIT_MEANING, UsageError
-from hornbook.run.signals import leave_early
+from hornbook.kernels.ahead import announce_late_compiling
+from hornbook.run.launch.signals import leave_early
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def build_command(function: Any, name: str, *, words: bool) -> Any:
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     kind: type[TyperCommand] = ExampleCommand
     if words:
-        from hornbook.cli.settings_help import SettingsCommand
+        from hornbook.cli.settings.help import SettingsCommand
 
         kind, settings = SettingsCommand, settings | WORDS
     single.command(name, cls=kind, context_settings=settings)(function)

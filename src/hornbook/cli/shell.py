@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from hornbook.errors import Exit, HornbookError, StorageError, UsageError
-from hornbook.journal import finite
+from hornbook.files.journal import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hornbook.resolve import Resolved
+    from hornbook.settings.resolve import Resolved
 
 WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Context settings of a verb that takes `--section.key value` in any place."""
@@ -107,7 +107,7 @@ def split_target(words: Sequence[str] | None, what: str = "recipe or run directo
 
 def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """(all positional words, overrides written `key=value`) of a verb's free words."""
-    from hornbook.layers import split_words
+    from hornbook.settings.sources import split_words
 
     return split_words(words or [])
 
@@ -118,7 +118,7 @@ def resolve_words(words: Sequence[str] | None, *extra: str, default: str | None 
     `extra` are overrides that options of the verb stand for, such as `data.path=DATA`; they win. `default`
     is the recipe used when the words name none; without it, the schema's defaults are used.
     """
-    from hornbook.resolve import resolve
+    from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words)
     return resolve(target or default, [*overrides, *extra])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, Number
 
 Start = Literal["pad", "end"]
 

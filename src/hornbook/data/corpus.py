@@ -16,12 +16,12 @@ import numpy as np
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hornbook.data.shard import REMEDY, Shard
-from hornbook.data.truncation import watch
+from hornbook.data.shards.shard import REMEDY, Shard
+from hornbook.data.shards.truncation import watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.file_records import FileRecord, Size, first_problem, read_record
-from hornbook.text.config_labels import LabelsConfig, outputs_of
-from hornbook.text.shards import read_sidecar, verify_shard
+from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
+from hornbook.text.config.labels import LabelsConfig, outputs_of
+from hornbook.text.tokenizer.shards import read_sidecar, verify_shard
 
 _labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
 
@@ -110,7 +110,7 @@ class Corpus:
     def open(path: Path | str) -> "Corpus":
         """Map the shards of the data folder `path` (or of its `tokens` folder).
 
-        Reads no tokens: sizes are compared with the index here, contents when they are first read (`data/shard.py`).
+        Reads no tokens: sizes are compared with the index here, contents when they are first read (`data/shards/shard.py`).
 
         Raises:
             UsageError: there are no token shards at `path`.

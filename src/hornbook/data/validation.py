@@ -16,10 +16,10 @@ from jaxtyping import Int64
 from hornbook.data.batch import Batch
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Labels, Masked, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.making import Draws, Maker, Setting
-from hornbook.data.objective import build_maker
-from hornbook.data.permutation import key_of, permute
-from hornbook.data.plan import Plan
+from hornbook.data.objectives.making import Draws, Maker, Setting
+from hornbook.data.objectives.objective import build_maker
+from hornbook.data.order.permutation import key_of, permute
+from hornbook.data.packing.plan import Plan
 from hornbook.errors import UsageError
 
 _CAUSAL = Causal()

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from hornbook.data.corpus import Corpus
-from hornbook.data.word_edges import Edges, edges_of_alphabet, edges_of_text, goes_on
+from hornbook.data.objectives.word_edges import Edges, edges_of_alphabet, edges_of_text, goes_on
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.special_tokens import find_special_tokens
-from hornbook.text.tokenizer import Tokenizer, read_settings
+from hornbook.text.tokenizer.special_tokens import find_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 
 
 def load_vocabulary(corpus: Corpus) -> "Vocabulary":

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count
+from hornbook.settings.fields import Config, Count
 
 
 class EvalConfig(Config):

@@ -20,14 +20,14 @@ from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
 from hornbook.evals.labels import LabelScore, evaluate_labels
 from hornbook.evals.loss import Score, evaluate
+from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
-from hornbook.recipe import Recipe
-from hornbook.runstatus import coverage
-from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
-from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.settings.recipe import Recipe
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 AnyScore = Score | LabelScore
 Progress = Callable[[str, int, int], None]

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
-from hornbook.data.plan import Plan
-from hornbook.data.shard_table import ShardTable
+from hornbook.data.packing.plan import Plan
+from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.evals import candidates, metrics
-from hornbook.model.label_answers import best_span
+from hornbook.model.heads.label_answers import best_span
 from hornbook.parallel.mesh import Mesh
-from hornbook.text.config_labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.label_tokens import CHOOSABLE
+from hornbook.text.config.labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
 
 class Answerer(Protocol):

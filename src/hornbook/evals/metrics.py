@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from hornbook.model.label_answers import entities
+from hornbook.model.heads.label_answers import entities
 
 Labels = Int[np.ndarray, " n"]
 

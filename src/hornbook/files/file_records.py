@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hornbook.errors import IntegrityError
-from hornbook.strict_json import InvalidJson, parse_json
+from hornbook.files.strict_json import InvalidJson, parse_json
 
 Size = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, or a number of bytes."""

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import xxhash
 
-from hornbook.durable import storage_error, sync_directory, sync_file
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.filesystem import exists
-from hornbook.strict_json import InvalidJson, parse_json
+from hornbook.files.durable import storage_error, sync_directory, sync_file
+from hornbook.files.filesystem import exists
+from hornbook.files.strict_json import InvalidJson, parse_json
 
 _BLOCK = 1 << 16
 _READ = 1 << 20

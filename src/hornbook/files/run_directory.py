@@ -1,8 +1,8 @@
 """The run directory: where everything of a run lies, and what its records hold.
 
 The directory is the only interface between a run and whatever watches or steers it. Its files are of two
-kinds: JSON lines that only grow (`hornbook.journal`), and small files that are replaced as a whole
-(`hornbook.durable`). One process at a time owns a run (`hornbook.runlock`).
+kinds: JSON lines that only grow (`hornbook.files.journal`), and small files that are replaced as a whole
+(`hornbook.files.durable`). One process at a time owns a run (`hornbook.files.run_lock`).
 """
 
 import json
@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Literal, NotRequired, Self, TypedDict, cast
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, write_atomic
 from hornbook.errors import StorageError
-from hornbook.filesystem import exists, is_file, is_folder, list_folder
-from hornbook.journal import finite
+from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
+from hornbook.files.journal import finite
 
 Status = Literal["running", "finished", "stopped", "failed"]
 

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Self
 import psutil
 from pydantic import Field
 
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError, InUseError
-from hornbook.file_records import FileRecord, as_record
-from hornbook.rundir import RunDir
-from hornbook.strict_json import InvalidJson, parse_json
+from hornbook.files.durable import storage_error
+from hornbook.files.file_records import FileRecord, as_record
+from hornbook.files.run_directory import RunDir
+from hornbook.files.strict_json import InvalidJson, parse_json
 
 _BLOCK = 1 << 16
 _PROC = Path("/proc")
 ORPHAN_SECONDS = 5.0
-"""Children of a dead owner are waited for so long; they die with it (`hornbook.run.rank`)."""
+"""Children of a dead owner are waited for so long; they die with it (`hornbook.run.launch.rank`)."""
 
 
 _REMEDY = "if no process uses the run, delete the file and start again"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import HornbookError, IntegrityError
-from hornbook.filesystem import is_folder, list_folder
-from hornbook.journal import current_branch, read_records
-from hornbook.rundir import RunDir
-from hornbook.runlock import is_alive
+from hornbook.files.filesystem import is_folder, list_folder
+from hornbook.files.journal import current_branch, read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import is_alive
 
 SILENCE_SECONDS = 300.0
 """A run of another host that has not written its heartbeat for so long is taken for dead."""

@@ -1,7 +1,7 @@
 """Kernels that are about to be needed are compiled on all cores at once.
 
 numba compiles one kernel at a time in a process. So this process forks: each fork takes the next job, compiles, leaves
-the kernel on disk (`kernel_cache`) and exits; who needs the kernel then loads it. A fork that dies costs only time.
+the kernel on disk (`kernels/cache`) and exits; who needs the kernel then loads it. A fork that dies costs only time.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 
-from hornbook import kernel_cache
+from hornbook.kernels import cache as kernel_cache
 from hornbook.progress import resting
 
 Job = Callable[[], object]

@@ -1,6 +1,6 @@
 """Binary search in compiled code: a few instructions, where numba compiles a second of code for `np.searchsorted`."""
 
-from hornbook.text.compiled import inlined
+from hornbook.kernels.compiled import inlined
 
 
 @inlined

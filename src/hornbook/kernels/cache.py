@@ -2,7 +2,7 @@
 
 numba asks whether a kernel's own file is the same. But what a kernel calls is compiled into it, from other files too,
 and so are the values of constants: after a change there, old machine code would go on computing in its old way.
-So a kernel is kept under a name that says all it was made of (`kernel_digest`), for this CPU and these versions.
+So a kernel is kept under a name that says all it was made of (`kernels/digest`), for this CPU and these versions.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from hornbook import kernel_folder
-from hornbook.kernel_digest import digest_of_code, digest_of_signature
+from hornbook.kernels import folder as kernel_folder
+from hornbook.kernels.digest import digest_of_code, digest_of_signature
 
 COMPILED: dict[str, float] = {}
 """Names of the kernels that were compiled in this process, and the seconds that each took, what it calls included."""

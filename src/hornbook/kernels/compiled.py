@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hornbook.kernel_cache import kept_function
+from hornbook.kernels.cache import kept_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

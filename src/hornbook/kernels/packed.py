@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, load64
+from hornbook.kernels.compiled import compiled, load64
 
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)

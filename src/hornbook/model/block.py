@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.context import Auxiliary, Context
-from hornbook.model.dropout import Dropout, RowDropout
+from hornbook.model.layers.dropout import Dropout, RowDropout
 
 Stream = Float[Tensor, "batch time width"]
 

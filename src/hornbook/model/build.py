@@ -10,21 +10,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from hornbook.model import config, config_head, config_mlp, config_position
-from hornbook.model.attention import CrossAttention, FullAttention
+from hornbook.model.attention.attention import CrossAttention, FullAttention
+from hornbook.model.attention.delta import CausalConvolution, DeltaAttention
+from hornbook.model.attention.latent import LatentAttention
+from hornbook.model.attention.position import Alibi, LearnedPositions, RelativeBuckets, SinusoidalPositions
 from hornbook.model.block import Addition, Block, Norms, ParallelBlock
-from hornbook.model.delta_attention import CausalConvolution, DeltaAttention
-from hornbook.model.dropout import Dropout, RowDropout
-from hornbook.model.embedding import Embedding, Entrance, TokenTypes
-from hornbook.model.experts import Experts
-from hornbook.model.head import Head, Scaled, Transform
-from hornbook.model.label_heads import Classifier, LabelHead, Regressor, SpanFinder, Tagger
-from hornbook.model.latent_attention import LatentAttention
-from hornbook.model.linear import Linear
-from hornbook.model.mlp import GLU, MLP
-from hornbook.model.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
-from hornbook.model.position import Alibi, LearnedPositions, RelativeBuckets, SinusoidalPositions
-from hornbook.model.router import SigmoidRouter, SoftmaxRouter, SwitchRouter
+from hornbook.model.config import head as config_head
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.heads.head import Head, Scaled, Transform
+from hornbook.model.heads.label_heads import Classifier, LabelHead, Regressor, SpanFinder, Tagger
+from hornbook.model.layers.dropout import Dropout, RowDropout
+from hornbook.model.layers.embedding import Embedding, Entrance, TokenTypes
+from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.mlp import GLU, MLP
+from hornbook.model.mlp.router import SigmoidRouter, SoftmaxRouter, SwitchRouter
 from hornbook.model.transformer import Stack, Transformer
 
 PARTS: dict[type, Callable[[Any, int], Any]] = {

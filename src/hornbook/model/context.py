@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hornbook.model.cache import KVCache
-from hornbook.model.position import Rope, Rotation
-from hornbook.model.sight import Pieces, Sight
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.position import Rope, Rotation
+from hornbook.model.attention.sight import Pieces, Sight
 
 Auxiliary = dict[str, Tensor]
 """By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""
@@ -32,11 +32,11 @@ class Context:
     sight: Sight = field(default_factory=Sight)
     """Who sees whom."""
     keys: Int[Tensor, " batch"] | None = None
-    """Dropout keys (`hornbook.model.dropout.row_keys`); None means no dropout."""
+    """Dropout keys (`hornbook.model.layers.dropout.row_keys`); None means no dropout."""
     cache: KVCache | None = None
     """Keys and values of earlier calls."""
     bias: Float[Tensor, "heads distances"] | None = None
-    """Scores by distance (`hornbook.model.attend.Bias`), if the stack's positions are of that kind."""
+    """Scores by distance (`hornbook.model.attention.attend.Bias`), if the stack's positions are of that kind."""
     memory: Memory | None = None
     """What the layers of a decoder look at besides."""
     counted: Bool[Tensor, "batch time"] | None = None

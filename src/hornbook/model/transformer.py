@@ -13,12 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hornbook.model.cache import KVCache
-from hornbook.model.context import Auxiliary, Context, Memory
-from hornbook.model.dropout import Dropout
-from hornbook.model.embedding import Embedding, Entrance
-from hornbook.model.head import Head
-from hornbook.model.position import (
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.position import (
     LearnedPositions,
     Lengths,
     Rope,
@@ -26,7 +22,11 @@ from hornbook.model.position import (
     check_length,
     document_positions,
 )
-from hornbook.model.sight import Pieces, Sight
+from hornbook.model.attention.sight import Pieces, Sight
+from hornbook.model.context import Auxiliary, Context, Memory
+from hornbook.model.heads.head import Head
+from hornbook.model.layers.dropout import Dropout
+from hornbook.model.layers.embedding import Embedding, Entrance
 
 
 class Source(NamedTuple):

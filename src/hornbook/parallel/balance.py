@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
-from hornbook.model.experts import Experts
-from hornbook.model.router import load_direction
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.router import load_direction
 from hornbook.parallel.mesh import Mesh
 from hornbook.parallel.pieces import Piece
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count
+from hornbook.settings.fields import Config, Count
 
 
 class ParallelConfig(Config):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
-from hornbook.model.dropout import row_keys
-from hornbook.model.head import Head
-from hornbook.model.precision import choose_precision
+from hornbook.model.heads.head import Head
+from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.precision import choose_precision
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.moments import check_cover
 from hornbook.parallel.balance import Balance, counted_tokens

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count, Number
-from hornbook.ramps import NoRamp, Ramp
+from hornbook.optim.config.batch_schedule import NoRamp, Ramp
+from hornbook.settings.fields import Config, Count, Number
 
 
 class LossConfig(Config):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hornbook.errors import UsageError
-from hornbook.ramps import Batches
+from hornbook.optim.config.batch_schedule import Batches
 from hornbook.run.config import TrainConfig
 
 

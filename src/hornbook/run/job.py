@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from hornbook.data.corpus import Corpus
-from hornbook.data.loader import Loader, build_loader
-from hornbook.data.objective_parts import start_of
-from hornbook.durable import write_atomic
+from hornbook.data.loader.loader import Loader, build_loader
+from hornbook.data.objectives.objective_parts import start_of
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import ModelConfig
+from hornbook.files.durable import write_atomic
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import process_identity
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.model.surgery.build import build_operated
 from hornbook.parallel.mesh import Place
-from hornbook.parameters import count_parameters, embedding_rows
-from hornbook.recipe import Recipe
-from hornbook.resolve import Resolved
-from hornbook.resume_rules import Change
 from hornbook.run.horizon import Horizon, horizon
-from hornbook.run.labels import labelled_head
+from hornbook.run.launch.pulse import Pulse
 from hornbook.run.ledger import LENGTH_SETTINGS, Ledger, Monotone
-from hornbook.run.origin import Origin
-from hornbook.run.pulse import Pulse
 from hornbook.run.requests import Inbox
+from hornbook.run.start.labels import labelled_head
+from hornbook.run.start.origin import Origin
 from hornbook.run.state import ModelSpec
-from hornbook.rundir import RunDir
-from hornbook.runlock import process_identity
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
+from hornbook.settings.resume_rules import Change
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

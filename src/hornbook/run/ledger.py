@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.journal import Appender, read_records, verify_chain
+from hornbook.files.journal import Appender, read_records, verify_chain
+from hornbook.files.run_directory import RunDir
 from hornbook.run.horizon import Cut
-from hornbook.rundir import RunDir
 
 Listener = Callable[[dict[str, Any]], None]
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from hornbook.durable import TEMPORARY, write_atomic
 from hornbook.errors import UsageError
-from hornbook.fields import Config
-from hornbook.filesystem import exists
+from hornbook.files.durable import TEMPORARY, write_atomic
+from hornbook.files.filesystem import exists
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import Ledger, Position
-from hornbook.run.signals import STOP_SIGNALS, StopSignals
-from hornbook.rundir import RunDir
+from hornbook.settings.fields import Config
 
 REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
 """Who may ask to stop; as numbers, ranks can agree on one."""

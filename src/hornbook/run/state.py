@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
-from hornbook.data.loader import Loader
+from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf import view_hf
-from hornbook.model.init import with_new_head
-from hornbook.model.rectangles import Rectangle
-from hornbook.model.safetensors_folder import Reader, read_header
-from hornbook.model.surgery.adapter_files import base_of, is_adapter
-from hornbook.model.surgery.adapter_reading import read_adapter
-from hornbook.model.surgery.config import SurgeryStep, adapter_of
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import SurgeryStep, adapter_of
+from hornbook.model.hf.hf import view_hf
+from hornbook.model.init.init import with_new_head
+from hornbook.model.storage.rectangles import Rectangle
+from hornbook.model.storage.safetensors_folder import Reader, read_header
+from hornbook.model.surgery.adapters.files import base_of, is_adapter
+from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import read_added
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.moments import check_cover, load_moments, read_moments

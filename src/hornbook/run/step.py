@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from hornbook.rundir import StepRecord
+from hornbook.files.run_directory import StepRecord
 
 
 @dataclass(frozen=True)

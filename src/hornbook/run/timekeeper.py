@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hornbook.journal import read_records
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
 from hornbook.run.horizon import Horizon
 from hornbook.run.step import Step
-from hornbook.rundir import RunDir
 
 WINDOW = 20
 """Newest steps whose mean says how fast the next ones will be."""

@@ -7,20 +7,20 @@ from torch import Tensor
 
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.mup import learning_factors
+from hornbook.model.init.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import Mesh, distributed
-from hornbook.run.begin import begin
-from hornbook.run.consoles import open_consoles
+from hornbook.run.checkpoints.saves import open_saves
 from hornbook.run.guard import Guard
 from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.job import Inputs, Job
-from hornbook.run.observers import Observers, is_due, open_observers
-from hornbook.run.pulse import Pulse
-from hornbook.run.saves import open_saves
+from hornbook.run.launch.pulse import Pulse
+from hornbook.run.observe.consoles import open_consoles
+from hornbook.run.observe.observers import Observers, is_due, open_observers
+from hornbook.run.start.begin import begin
 from hornbook.run.state import State
 from hornbook.run.step import Step
 from hornbook.run.timekeeper import Timekeeper, seconds_spent

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hornbook.layers import COMMAND_LINE, Problem
-from hornbook.schema import Listing, Path, Section, Shape, dotted, item_settings, shapes_at
+from hornbook.settings.schema import Listing, Path, Section, Shape, dotted, item_settings, shapes_at
+from hornbook.settings.sources import COMMAND_LINE, Problem
 
 _INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
 _NUMBER = "must be a number"

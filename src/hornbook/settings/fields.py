@@ -100,7 +100,9 @@ def outside_part(kind: Any) -> type[Config] | None:
     except Exception as error:  # the module is anybody's code
         raise ValueError(f"{kind} cannot be imported ({error}): is its folder in PYTHONPATH?") from error
     if not (isinstance(found, type) and issubclass(found, Config) and hasattr(found, "build")):
-        raise ValueError(f"{kind} is no part: a subclass of hornbook.fields.Config with a method `build` is needed")
+        raise ValueError(
+            f"{kind} is no part: a subclass of hornbook.settings.fields.Config with a method `build` is needed"
+        )
     return found
 
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.layers import Given, Layer, Problem, parse_toml, split_quoted
-from hornbook.recipe import ALTERNATIVES, Recipe
-from hornbook.schema import (
+from hornbook.settings.recipe import ALTERNATIVES, Recipe
+from hornbook.settings.schema import (
     ROOT,
     Leaf,
     Listing,
@@ -23,7 +22,8 @@ from hornbook.schema import (
     field_name,
     shape_of,
 )
-from hornbook.suggestions import suggest
+from hornbook.settings.sources import Given, Layer, Problem, parse_toml, split_quoted
+from hornbook.settings.suggestions import suggest
 
 
 @dataclass

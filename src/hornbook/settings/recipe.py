@@ -2,7 +2,7 @@
 
 A `Recipe` is frozen and complete: given a recipe, the token shards it names and the code, every number
 of the run follows. Rules that span sections live in `cross_check`, and only there; those of the model alone, which hold
-for checkpoints too, in `hornbook.model.config_checks`.
+for checkpoints too, in `hornbook.model.config.checks`.
 """
 
 import math
@@ -12,17 +12,17 @@ from pydantic import Field
 
 from hornbook.data.config import DataConfig
 from hornbook.evals.config import EvalConfig
-from hornbook.fields import Config, Count
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_checks import model_problems
-from hornbook.model.config_head import LabelHeadConfig, RegressionHead
-from hornbook.model.surgery.config import Prompt, Surgery, adapter_of, surgery_problems
-from hornbook.optim.config import OptimConfig
+from hornbook.model.config.checks import model_problems
+from hornbook.model.config.head import LabelHeadConfig, RegressionHead
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.mup import unfit_for_mup
+from hornbook.model.config.surgery import Prompt, Surgery, adapter_of, surgery_problems
+from hornbook.optim.config.optim import OptimConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parametrization import unfit_for_mup
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
-from hornbook.text.config import TextConfig
-from hornbook.text.config_labels import LabelsConfig, NumberLabels
+from hornbook.settings.fields import Config, Count
+from hornbook.text.config.labels import LabelsConfig, NumberLabels
+from hornbook.text.config.text import TextConfig
 
 
 class Recipe(Config):

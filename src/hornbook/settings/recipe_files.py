@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hornbook.layers import Given, Layer, Problem
-from hornbook.toml_lines import key_lines
+from hornbook.settings.sources import Given, Layer, Problem
+from hornbook.settings.toml import key_lines
 
 
 @cache

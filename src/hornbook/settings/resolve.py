@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hornbook.errors import UsageError
-from hornbook.layers import Problem, command_line_layer, environment_layer
-from hornbook.merge import Merge, drop
-from hornbook.messages import problem_of
-from hornbook.parametrization import derived_factors, differs, with_value
-from hornbook.recipe import Recipe, cross_check
-from hornbook.recipe_files import read_recipe
-from hornbook.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
+from hornbook.model.config.mup import derived_factors, differs, with_value
+from hornbook.settings.errors import problem_of
+from hornbook.settings.merge import Merge, drop
+from hornbook.settings.recipe import Recipe, cross_check
+from hornbook.settings.recipe_files import read_recipe
+from hornbook.settings.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
+from hornbook.settings.sources import Problem, command_line_layer, environment_layer
 
 
 class ConfigError(UsageError):
@@ -47,13 +47,13 @@ class Resolved:
 
     def to_toml(self) -> str:
         """The whole recipe as TOML, each value with its origin as a comment; itself a valid recipe."""
-        from hornbook.listing import recipe_toml
+        from hornbook.settings.show import recipe_toml
 
         return recipe_toml(self.recipe, self.origins)
 
     def explain(self, key: str) -> str:
         """What is known of one setting: doc, type, range, default, value, origin. Raises UsageError."""
-        from hornbook.listing import explain
+        from hornbook.settings.show import explain
 
         return explain(self.recipe, self.origins, key)
 

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, Literal
 
 from hornbook.errors import UsageError
-from hornbook.listing import toml_value
-from hornbook.recipe import Recipe
-from hornbook.schema import dotted, leaves
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.schema import dotted, leaves
+from hornbook.settings.show import toml_value
 
 Policy = Literal["free", "journaled", "refused"]
 

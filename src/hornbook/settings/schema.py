@@ -16,8 +16,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from hornbook.fields import Config, Duration, field_docs, outside_part
-from hornbook.recipe import Recipe
+from hornbook.settings.fields import Config, Duration, field_docs, outside_part
+from hornbook.settings.recipe import Recipe
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 

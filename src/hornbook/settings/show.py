@@ -4,9 +4,8 @@ import json
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.layers import split_key
-from hornbook.recipe import Recipe
-from hornbook.schema import (
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.schema import (
     REQUIRED,
     Path,
     Setting,
@@ -19,7 +18,8 @@ from hornbook.schema import (
     settings,
     shapes_at,
 )
-from hornbook.suggestions import suggest
+from hornbook.settings.sources import split_key
+from hornbook.settings.suggestions import suggest
 
 _COMMENT_COLUMN = 48
 

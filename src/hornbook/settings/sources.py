@@ -1,7 +1,7 @@
 """Where settings come from besides recipe files: the environment, and words of the command line.
 
 Each source becomes a layer: nested dicts whose leaves are `Given` (a value and its origin). What the
-values mean is judged later, in `hornbook.resolve`, where layers are laid over one another.
+values mean is judged later, in `hornbook.settings.resolve`, where layers are laid over one another.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.schema import Leaf, Path, shapes_at
+from hornbook.settings.schema import Leaf, Path, shapes_at
 
 COMMAND_LINE = "command line"
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}

@@ -2,7 +2,7 @@
 
 import difflib
 
-from hornbook.schema import settings
+from hornbook.settings.schema import settings
 
 # Names of other trainers for the same thing; the value is the dotted key here.
 SYNONYMS = {

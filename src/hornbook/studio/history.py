@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.rundir import RunDir
-from hornbook.runstatus import coverage, evaluations, events, figures_of, steps_that_count
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import coverage, evaluations, events, figures_of, steps_that_count
 from hornbook.studio.series import Numbers, find_spikes, moving_median
 
 Position = Literal["step", "tokens"]

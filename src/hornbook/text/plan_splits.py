@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.dates import interval, spell
 from hornbook.errors import IntegrityError
-from hornbook.text.config import SourceConfig
-from hornbook.text.config_later import Since
+from hornbook.text.config.dates import interval, spell
+from hornbook.text.config.later import Since
+from hornbook.text.config.text import SourceConfig
 from hornbook.text.splits import Split, is_later
 from hornbook.text.store import read_batches
 

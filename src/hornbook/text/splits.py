@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from hornbook.dates import interval
+from hornbook.text.config.dates import interval
 
 Part = Literal["train", "validation", "later"]
 PARTS: dict[Part, tuple[str, str]] = {
@@ -46,7 +46,7 @@ class Split:
     whole: Literal["train", "validation"] | None = None
     """Where all of them go."""
     since: int | None = None
-    """From which moment on (`hornbook.dates`) they are held out."""
+    """From which moment on (`hornbook.text.config.dates`) they are held out."""
     known: frozenset[str] = frozenset()
     """Clusters of later documents that are there from before too: those go where their equals go."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.durable import sync_directory, sync_file, unfinished, write_atomic
+from hornbook.files.durable import sync_directory, sync_file, unfinished, write_atomic
 
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.run.exposure import learned as learned_of
-from hornbook.rundir import RunDir
-from hornbook.runstatus import steps_that_count
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import steps_that_count
+from hornbook.run.observe.exposure import learned as learned_of
 
 Output = Callable[..., tuple[int, str]]
 

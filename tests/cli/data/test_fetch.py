@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.text.corpora import CORPORA, Corpus
+from hornbook.text.ingest.corpora.corpora import CORPORA, Corpus
 
 
 def test_the_table_names_every_corpus(capsys: pytest.CaptureFixture[str]):

@@ -12,8 +12,8 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model import generate as generating
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.model.generate import generate as generating
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ': ' + m['content'] + '\\n' }}{% endfor %}a: "
 Talk = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Launch = Callable[..., Any]
 

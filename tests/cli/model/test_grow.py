@@ -6,7 +6,7 @@ import torch
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.load import load_model
+from hornbook.model.storage.load import load_model
 
 TOKENS = torch.arange(16)[None]
 

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import (
+from hornbook.model.config.head import (
     ClassificationHead,
     DenseTransform,
     LMHead,
@@ -23,9 +22,10 @@ from hornbook.model.config_head import (
     SpanHead,
     TokenClassificationHead,
 )
-from hornbook.model.config_position import Rope
-from hornbook.model.hf import write_hf
-from hornbook.model.init import initialize
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.hf.hf import write_hf
+from hornbook.model.init.init import initialize
 from tests.model.likenesses import bert_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports

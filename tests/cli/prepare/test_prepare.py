@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.prepare import is_recipe, name_sources
+from hornbook.cli.prepare.prepare import is_recipe, name_sources
 from hornbook.errors import Exit
 
 Run = Callable[..., tuple[int, str, str]]

@@ -6,7 +6,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.resolve import resolve
+from hornbook.settings.resolve import resolve
 
 
 @pytest.fixture

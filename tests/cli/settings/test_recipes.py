@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.recipes import short
+from hornbook.cli.settings.recipes import short
 from hornbook.errors import Exit
-from hornbook.recipe_files import shipped_recipes
-from hornbook.resolve import resolve
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
 
 
 def test_ls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from hornbook.cli import demo_time
-from hornbook.cli.demo import SIZES
-from hornbook.cli.demo_time import LEAST_STEPS, PROBED, SLACK, Budget, Machine, choose_size, least_seconds, machine_of
+from hornbook.cli.start import demo_time
+from hornbook.cli.start.demo import SIZES
+from hornbook.cli.start.demo_time import (
+    LEAST_STEPS,
+    PROBED,
+    SLACK,
+    Budget,
+    Machine,
+    choose_size,
+    least_seconds,
+    machine_of,
+)
 from hornbook.errors import UsageError
 
 XS, M = (size.parameters for size in PROBED)

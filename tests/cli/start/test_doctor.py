@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.run import doctor
+from hornbook.run.diagnose import doctor
 
 
 @pytest.fixture(autouse=True)

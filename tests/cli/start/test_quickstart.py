@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.cli import demo
-from hornbook.cli.demo_time import Budget
 from hornbook.cli.main import main
+from hornbook.cli.start import demo
+from hornbook.cli.start.demo_time import Budget
 from hornbook.errors import Exit, HornbookError, UsageError
-from hornbook.resolve import resolve
-from hornbook.rundir import RunDir
+from hornbook.files.run_directory import RunDir
+from hornbook.settings.resolve import resolve
 from tests.terminal import Shown
 
 

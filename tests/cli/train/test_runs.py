@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.runs import columns, different_settings
+from hornbook.cli.train.runs import columns, different_settings
 from hornbook.errors import IntegrityError
-from hornbook.rundir import RunDir, StateRecord
-from hornbook.runlock import process_identity
-from hornbook.runstatus import SILENCE_SECONDS, status_of
+from hornbook.files.run_directory import RunDir, StateRecord
+from hornbook.files.run_lock import process_identity
+from hornbook.files.run_status import SILENCE_SECONDS, status_of
 
 Output = Callable[..., tuple[int, str]]
 

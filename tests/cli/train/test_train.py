@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.training import describe_result, ending
+from hornbook.cli.train.training import describe_result, ending
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
 from hornbook.run.requests import Request, write_request
-from hornbook.rundir import RunDir
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 

@@ -12,15 +12,15 @@ import pytest
 from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
-from hornbook.data.label_table import only_label
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.labelled.table import only_label
+from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerConfig, Unigram, WordPiece
-from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config.text import BPE, SourceConfig, TextConfig, TokenizerConfig, Unigram, WordPiece
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ate", "some", "fish", "with", "much", "joy"]
 PIECES = WordPiece(vocab=300, objectives=["masked"])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.config import DataConfig, StageConfig
-from hornbook.data.loader import Loader, build_loader, repetition_warnings, seen_text
-from hornbook.data.windows import position_of
+from hornbook.data.loader.loader import Loader, build_loader, repetition_warnings, seen_text
+from hornbook.data.loader.windows import position_of
 from hornbook.errors import IntegrityError, UsageError
 from tests.data.conftest import restate
 

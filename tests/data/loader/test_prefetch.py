@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hornbook.data.prefetch import Prefetcher
+from hornbook.data.loader.prefetch import Prefetcher
 
 
 def threads() -> int:
@@ -61,7 +61,7 @@ def test_the_thread_ends_with_its_owner() -> None:
 def test_the_interpreter_ends_cleanly_while_a_value_is_made() -> None:
     code = (
         "import time\n"
-        "from hornbook.data.prefetch import Prefetcher\n"
+        "from hornbook.data.loader.prefetch import Prefetcher\n"
         "def make(key):\n"
         "    time.sleep(0.3 * key)\n"
         "    return key\n"

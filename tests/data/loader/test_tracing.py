@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.global_index import GlobalIndex
-from hornbook.data.tracing import (
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.data.loader.tracing import (
     Learned,
     all_streams,
     end_of,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.windows import merge_windows, position_of, positions_of
+from hornbook.data.loader.windows import merge_windows, position_of, positions_of
 
 windows = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda w: (w[0], w[0] + w[1])), max_size=6)
 

@@ -11,14 +11,14 @@ import tokenizers
 
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
-from hornbook.data.fim import cut
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.loader.loader import Loader, build_loader
+from hornbook.data.objectives.fim import cut
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.data.conftest import flip
 
 FIM = FillInTheMiddle()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.infill import draw_spans, poisson_bounds
+from hornbook.data.objectives.infill import draw_spans, poisson_bounds
 from tests.data.pairs_by_hand import END, MASK, pairs_of, tables
 
 

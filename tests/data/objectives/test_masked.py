@@ -12,12 +12,12 @@ import torch
 from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig, Masked
 from hornbook.data.corpus import Corpus
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import UsageError
-from hornbook.text.config import BPE, SourceConfig, TextConfig
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.text import BPE, SourceConfig, TextConfig
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
 from tests.data.conftest import VOCAB, Raw, spelling, write_tokenizer
 
 SEQUENCE = 128

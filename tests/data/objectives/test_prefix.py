@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hornbook.data.config import Causal, DataConfig, Mixture, MixturePart, ObjectiveConfig, Prefix
-from hornbook.data.loader import Loader, build_loader
+from hornbook.data.loader.loader import Loader, build_loader
 from tests.data.conftest import Raw
 
 SEQUENCE = 64

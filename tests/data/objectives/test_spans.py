@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.pair_plan import raw_length
-from hornbook.data.pairs import pair_sizes
+from hornbook.data.objectives.pair_plan import raw_length
+from hornbook.data.objectives.pairs import pair_sizes
 from tests.data.pairs_by_hand import END, FIRST_SENTINEL, MODE, pairs_of, tables
 
 

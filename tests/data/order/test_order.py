@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hornbook.data.mixture import Stage
-from hornbook.data.order import Order
+from hornbook.data.order.mixture import Stage
+from hornbook.data.order.order import Order
 
 NAMES, SIZES = ["a", "b", "c"], [37, 1, 400]
 

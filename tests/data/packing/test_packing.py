@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data import plan as plan_module
 from hornbook.data.corpus import Corpus
-from hornbook.data.packing import best_fit
-from hornbook.data.plan import PlanSet, build_plan, stream_ends
+from hornbook.data.packing import plan as plan_module
+from hornbook.data.packing.packing import best_fit
+from hornbook.data.packing.plan import PlanSet, build_plan, stream_ends
 
 
 def reference_rows(lengths: list[int], sequence: int) -> list[int]:

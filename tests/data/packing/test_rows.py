@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.data.corpus import Corpus
-from hornbook.data.plan import build_plan
-from hornbook.data.rows import RowReader
-from hornbook.data.shard_table import ShardTable
+from hornbook.data.packing.plan import build_plan
+from hornbook.data.packing.rows import RowReader
+from hornbook.data.shards.shard_table import ShardTable
 from hornbook.errors import IntegrityError
 from tests.data.conftest import restate
 

@@ -14,18 +14,18 @@ import pytest
 
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.global_index import GlobalIndex
-from hornbook.data.loader import build_loader
-from hornbook.data.shard import Shard, _map_error
-from hornbook.data.shard_table import ShardTable
-from hornbook.data.tracing import find_documents
-from hornbook.data.truncation import truncated
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.data.loader.loader import build_loader
+from hornbook.data.loader.tracing import find_documents
+from hornbook.data.shards.shard import Shard, _map_error
+from hornbook.data.shards.shard_table import ShardTable
+from hornbook.data.shards.truncation import truncated
 from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
 from hornbook.evals.corpus import baselines
-from hornbook.text.shards import BLOCK_BYTES
 from hornbook.text.store import digest_file
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.shards import BLOCK_BYTES
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.data.conftest import Raw, flip, write_tokenizer
 
 Make = Callable[..., Raw]
@@ -87,7 +87,7 @@ def test_the_token_behind_a_row_belongs_to_what_is_compared(make_corpus: Make) -
 
 
 def test_more_blocks_than_are_found_at_once(make_corpus: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.data.shard_table._MOST_FOUND", 1)
+    monkeypatch.setattr("hornbook.data.shards.shard_table._MOST_FOUND", 1)
     raw = make_corpus({"a": [40] * 300}, shards=100)
     stream = (corpus := Corpus.open(raw.path)).train["a"]
     written = [token for document in raw.documents["train"]["a"] for token in document]

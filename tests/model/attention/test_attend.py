@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hornbook.model.attend import attend, reference_attention
-from hornbook.model.attention_dropout import Drop
-from hornbook.model.blocks import QUERIES, plan
-from hornbook.model.sight import Pieces, Sight, mask
+from hornbook.model.attention.attend import attend, reference_attention
+from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.sight import Pieces, Sight, mask
+from hornbook.model.attention.tiles import QUERIES, plan
 
 Parts = tuple[Tensor, Tensor, Tensor]
 
@@ -142,7 +142,7 @@ def test_probabilities_computed_again_are_equal(
     grad = torch.randn(shape.batch, shape.heads, shape.queries, 6)
 
     def gradients(kept: int) -> tuple[Tensor, ...]:
-        monkeypatch.setattr("hornbook.model.block_attention.KEPT", kept)
+        monkeypatch.setattr("hornbook.model.attention.block_attention.KEPT", kept)
         out = attend(*parts, sight, **chosen)
         saved = getattr(out.grad_fn, "saved_tensors", ())
         assert len(saved) == 7 + (len(plan(shape.queries, shape.keys, shape.batch, sight).blocks) if kept else 0)
@@ -168,7 +168,7 @@ def test_torchs_attention_is_the_other_way(
     shape: Shape, sight: Sight, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way that other devices, compiled blocks and few queries take."""
-    monkeypatch.setattr("hornbook.model.attend.FEW_QUERIES", 10**9)
+    monkeypatch.setattr("hornbook.model.attention.attend.FEW_QUERIES", 10**9)
     names = tuple(name for name in names if sight.kind != "cross" or name != "bias")
     compare(shape, sight, torch.float32, 1e-5, names)
 

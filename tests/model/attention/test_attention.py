@@ -8,13 +8,15 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from hornbook.model import config, config_mlp, config_position
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.latent import LatentAttention
+from hornbook.model.attention.sight import Sight
 from hornbook.model.build import build_model
-from hornbook.model.cache import KVCache
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
-from hornbook.model.dropout import row_keys
-from hornbook.model.latent_attention import LatentAttention
-from hornbook.model.sight import Sight
+from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source
 
 VOCAB, WIDTH, HEADS = 61, 32, 4

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_mlp, config_position
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.delta import DeltaAttention
+from hornbook.model.attention.sight import Sight
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cache import KVCache
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
-from hornbook.model.delta_attention import DeltaAttention
-from hornbook.model.init import initialize
-from hornbook.model.sight import Sight
+from hornbook.model.init.init import initialize
 
 WIDTH, TIME = 24, 150
 PART = config.DeltaAttention(key_heads=2, value_heads=4, key_dim=8, value_dim=10)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hornbook.model.delta_rule import chunked_delta_rule, recurrent_delta_rule
+from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
 
 BATCH, HEADS, KEY, VALUE = 2, 3, 8, 12
 

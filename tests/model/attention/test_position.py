@@ -11,8 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hornbook.model import config_position
-from hornbook.model.position import (
+from hornbook.model.attention.position import (
     Alibi,
     LearnedPositions,
     RelativeBuckets,
@@ -22,7 +21,8 @@ from hornbook.model.position import (
     relative_buckets,
     rotate,
 )
-from hornbook.model.rope_scaling import attention_factor, scaled_frequencies
+from hornbook.model.attention.rope_scaling import attention_factor, scaled_frequencies
+from hornbook.model.config import position as config_position
 
 CPU = torch.device("cpu")
 SCALINGS = [

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hornbook.costs import keys_seen, operations_per_token, state_bytes
+from hornbook.model.attention.sight import Sight
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.sight import Sight
+from hornbook.model.config.flops import keys_seen, operations_per_token, state_bytes
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters, head_matrices
 from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parameters import count_parameters, head_matrices
-from hornbook.resolve import resolve
+from hornbook.settings.resolve import resolve
 
 SMALL = ["model.layers=2", "model.width=32", "model.heads=4"]
 SHAPES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hornbook.resolve import ConfigError, resolve
+from hornbook.settings.resolve import ConfigError, resolve
 
 WORDS = ["model.init.kind=mup", "model.init.base_width=64", "model.init.base_layers=2"]
 

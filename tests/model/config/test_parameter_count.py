@@ -1,8 +1,8 @@
 import pytest
 
-from hornbook.model.config import ModelConfig
-from hornbook.parameters import count_parameters, embedding_rows, parameter_counts
-from hornbook.resolve import resolve
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters, embedding_rows, parameter_counts
+from hornbook.settings.resolve import resolve
 
 
 @pytest.mark.parametrize(("name", "total"), [("gpt2-124m", 124_439_808), ("llama-1b", 1_235_814_400)])

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from hornbook.errors import UsageError
-from hornbook.model.beam import beam_search
-from hornbook.model.generate import generate
-from hornbook.model.load import load_model
+from hornbook.model.generate.beam import beam_search
+from hornbook.model.generate.generate import generate
+from hornbook.model.storage.load import load_model
 from hornbook.model.transformer import Source
 
 STOP = 5

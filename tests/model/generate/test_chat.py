@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.chat import ChatTemplate, Message, read_chat_template
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.model.generate.chat import ChatTemplate, Message, read_chat_template
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.conftest import write_tokenizer
 
 CHATML = (

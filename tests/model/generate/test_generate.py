@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.cache import KVCache
-from hornbook.model.config import FullAttention, LMHead, ModelConfig
-from hornbook.model.config_position import Rope
-from hornbook.model.generate import Past, generate, next_logits, stream_text
-from hornbook.model.hf import write_hf
-from hornbook.model.load import load_model
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.config.model import FullAttention, LMHead, ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.generate.generate import Past, generate, next_logits, stream_text
+from hornbook.model.hf.hf import write_hf
+from hornbook.model.storage.load import load_model
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.model.likenesses import gpt2_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -220,7 +220,7 @@ def test_a_text_that_goes_on_costs_only_what_is_new(model, monkeypatch):
         sizes.append(len(tokens))
         return next_logits(model, tokens, *rest)
 
-    monkeypatch.setattr("hornbook.model.generate.next_logits", counted)
+    monkeypatch.setattr("hornbook.model.generate.generate.next_logits", counted)
     past, text = Past(), [1, 2, 3]
     for more in ([7, 8], [9], []):
         made = list(generate(model, text, max_tokens=4, greedy=True, past=past))

@@ -6,13 +6,13 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import MaskedHead
-from hornbook.model.generate import generate
-from hornbook.model.init import initialize
-from hornbook.model.prompts import begin, encode_spelled, fill_masks
+from hornbook.model.config.head import MaskedHead
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.generate.generate import generate
+from hornbook.model.generate.prompts import begin, encode_spelled, fill_masks
+from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source, Transformer
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SPECIAL = ["<pad>", "</s>", "<mask>", "<extra_id_0>", "<extra_id_1>"]
 

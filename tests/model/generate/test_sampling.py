@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.model.sampling import Sampling, choose_token, draw, filter_logits, keyed_uniform
+from hornbook.model.generate.sampling import Sampling, choose_token, draw, filter_logits, keyed_uniform
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hornbook.model import config
-from hornbook.model import head as head_module
-from hornbook.model.embedding import Embedding
-from hornbook.model.head import ChunkedLoss, Head, Transform
-from hornbook.model.losses import LossTerms
-from hornbook.model.norm import LayerNorm
+from hornbook.model.config import model as config
+from hornbook.model.heads import head as head_module
+from hornbook.model.heads.head import ChunkedLoss, Head, Transform
+from hornbook.model.heads.losses import LossTerms
+from hornbook.model.layers.embedding import Embedding
+from hornbook.model.layers.norm import LayerNorm
 
 VOCAB, WIDTH = 37, 8
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hornbook.model.config_head import ClassificationHead, RegressionHead, TokenClassificationHead
-from hornbook.model.label_answers import Entity, best_span, entities, probabilities
+from hornbook.model.config.head import ClassificationHead, RegressionHead, TokenClassificationHead
+from hornbook.model.heads.label_answers import Entity, best_span, entities, probabilities
 
 
 def exhaustive(outputs, choosable, longest):

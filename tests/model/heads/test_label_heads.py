@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_checks import model_problems
-from hornbook.model.config_head import (
+from hornbook.model.config.checks import model_problems
+from hornbook.model.config.head import (
     ClassificationHead,
     DenseTransform,
     RegressionHead,
@@ -20,12 +19,13 @@ from hornbook.model.config_head import (
     TokenClassificationHead,
     num_outputs,
 )
-from hornbook.model.config_mlp import MLP
-from hornbook.model.dropout import row_keys
-from hornbook.model.init import initialize
-from hornbook.model.label_heads import CHOOSABLE, END, START, LabelHead
+from hornbook.model.config.mlp import MLP
+from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.heads.label_heads import CHOOSABLE, END, START, LabelHead
+from hornbook.model.init.init import initialize
+from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Transformer
-from hornbook.parameters import count_parameters
 
 VOCAB, WIDTH, LABELS = 41, 16, ["a", "b", "c"]
 HEADS: dict[str, Any] = {

@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.extras import install_command
-from hornbook.model import certificate
-from hornbook.model.certificate import MissingTransformers, certify
-from hornbook.model.config import FullAttention, LMHead, ModelConfig
-from hornbook.model.config_mlp import GLU, MLP
-from hornbook.model.config_position import Rope
-from hornbook.model.hf import left_out, read_hf, write_hf
-from hornbook.model.hf_config import identify
-from hornbook.model.load import load_model
+from hornbook.model.config.mlp import GLU, MLP
+from hornbook.model.config.model import FullAttention, LMHead, ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.hf import certificate
+from hornbook.model.hf.certificate import MissingTransformers, certify
+from hornbook.model.hf.config import identify
+from hornbook.model.hf.hf import left_out, read_hf, write_hf
+from hornbook.model.storage.load import load_model
 from tests.model.likenesses import gpt2_like
 from tests.model.parity import make_pair
 

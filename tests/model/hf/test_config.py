@@ -8,7 +8,10 @@ import transformers
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
-from hornbook.model.config import (
+from hornbook.model.config.head import ClassificationHead, RegressionHead, SpanHead, TokenClassificationHead
+from hornbook.model.config.init import ScaledNormal
+from hornbook.model.config.mlp import GLU
+from hornbook.model.config.model import (
     EmbeddingConfig,
     FullAttention,
     LayerConfig,
@@ -17,16 +20,13 @@ from hornbook.model.config import (
     NoNorm,
     PreNorm,
 )
-from hornbook.model.config_head import ClassificationHead, RegressionHead, SpanHead, TokenClassificationHead
-from hornbook.model.config_init import ScaledNormal
-from hornbook.model.config_mlp import GLU
-from hornbook.model.config_position import NTKScaling, Rope
-from hornbook.model.hf_config import choose_architecture, from_json, misfits, to_json, why_native
-from hornbook.model.hf_differences import flatten
-from hornbook.model.hf_layout import parameter_shapes
-from hornbook.model.hf_tables.inert import INERT
-from hornbook.model.hf_tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
-from hornbook.model.hf_tables.vocabulary import Architecture
+from hornbook.model.config.position import NTKScaling, Rope
+from hornbook.model.hf.config import choose_architecture, from_json, misfits, to_json, why_native
+from hornbook.model.hf.differences import flatten
+from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.hf.tables.inert import INERT
+from hornbook.model.hf.tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
+from hornbook.model.hf.tables.vocabulary import Architecture
 from tests.model.likenesses import bert_like, gpt2_like
 
 LLAMA_KEYS = {

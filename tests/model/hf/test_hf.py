@@ -9,18 +9,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.attention.cache import KVCache
 from hornbook.model.build import build_model
-from hornbook.model.cache import KVCache
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_head import LMHead, MaskedHead
-from hornbook.model.config_mlp import GLU, MLP
-from hornbook.model.config_position import LearnedPositions, Rope
-from hornbook.model.hf import read_hf, stored_bytes, write_hf
-from hornbook.model.hf_config import choose_architecture
-from hornbook.model.hf_layout import parameter_shapes
-from hornbook.model.init import initial_values
+from hornbook.model.config.head import LMHead, MaskedHead
+from hornbook.model.config.mlp import GLU, MLP
+from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.hf import read_hf, stored_bytes, write_hf
+from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.init.init import initial_values
 from hornbook.model.transformer import Transformer
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.model.likenesses import bert_like
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports

@@ -7,12 +7,12 @@ import shutil
 import pytest
 
 from hornbook.errors import IntegrityError
-from hornbook.model.hf_tokenizer import begin_texts, copy_tokenizer
-from hornbook.text.asked import ask_text
-from hornbook.text.config import BPE, Unigram, WordPiece
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_files import save_tokenizer
-from hornbook.text.train_tokenizer import train_tokenizer
+from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
+from hornbook.text.config.text import BPE, Unigram, WordPiece
+from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.prompt_encoding import ask_text
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.train import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

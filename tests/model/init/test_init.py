@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_head, config_init, config_mlp, config_position
 from hornbook.model.build import ROLES, build_model, parameter_roles
-from hornbook.model.init import Own, check_overrides, check_ranges, initial_value, initial_values, initialize
-from hornbook.model.norm import RMSNorm
+from hornbook.model.config import head as config_head
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.init.init import Own, check_overrides, check_ranges, initial_value, initial_values, initialize
+from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.transformer import Transformer
 
 LLAMA = config.ModelConfig(

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model import config, config_init, config_mlp
 from hornbook.model.build import build_model
-from hornbook.model.init import initialize
-from hornbook.model.linear import Linear
-from hornbook.model.lsuv import scale_to_unit_variance
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.init.init import initialize
+from hornbook.model.init.lsuv import scale_to_unit_variance
+from hornbook.model.layers.linear import Linear
 from hornbook.model.transformer import Transformer
 
 VOCAB = 64

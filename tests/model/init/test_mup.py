@@ -12,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_head, config_init, config_mlp
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.init import initialize
-from hornbook.model.mup import learning_factors
+from hornbook.model.config import head as config_head
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config.mup import parametrized, scaled
+from hornbook.model.init.init import initialize
+from hornbook.model.init.mup import learning_factors
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW, Factors
-from hornbook.parametrization import parametrized, scaled
+from hornbook.optim.config.optim import AdamW, Factors
 
 VOCAB, HEAD_DIM = 4, 32
 FLAT, STEEP = 0.05, 0.3

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model import config, config_init, config_mlp, config_position
 from hornbook.model.build import build_model
-from hornbook.model.init import initial_value, initial_values, name_seed, truncated_std
-from hornbook.model.init_schemes import Matrix, distribution
+from hornbook.model.config import init as config_init
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
+from hornbook.model.init.init import initial_value, initial_values, name_seed, truncated_std
+from hornbook.model.init.schemes import Matrix, distribution
 
 D, HEADS, K, HIDDEN, L, VOCAB = 256, 4, 32, 512, 6, 512
 SHAPES = {

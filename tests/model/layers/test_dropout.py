@@ -3,7 +3,7 @@
 import torch
 
 from hornbook.model.context import Context
-from hornbook.model.dropout import Dropout, keep_mask, mix, row_keys, site_keys
+from hornbook.model.layers.dropout import Dropout, keep_mask, mix, row_keys, site_keys
 
 HALF = 2**23
 

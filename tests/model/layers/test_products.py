@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model import precision, products
-from hornbook.model.precision import Choice, choose_precision
-from hornbook.model.products import is_widened, linear, matmul, mm_into
+from hornbook.model.layers import precision, products
+from hornbook.model.layers.precision import Choice, choose_precision
+from hornbook.model.layers.products import is_widened, linear, matmul, mm_into
 
 ROUNDING = 2.0**-8
 """Half a unit in the last place of bfloat16, relative."""

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hornbook.model import config_mlp
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.dropout import row_keys
-from hornbook.model.experts import Experts
-from hornbook.model.grouped import Weights, grouped_glu
-from hornbook.model.mlp import GLU, activate
+from hornbook.model.layers.dropout import row_keys
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.grouped import Weights, grouped_glu
+from hornbook.model.mlp.mlp import GLU, activate
 
 WIDTH, HIDDEN, ROWS, TIME = 24, 40, 3, 12
 SIGMOID = config_mlp.SigmoidRouter(groups=4, groups_active=2, scale=2.5)

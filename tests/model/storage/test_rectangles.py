@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
-from hornbook.model.config import FullAttention, LayerConfig, ModelConfig, Parallel
-from hornbook.model.config_head import LMHead
-from hornbook.model.config_mlp import Experts
-from hornbook.model.config_position import Rope
-from hornbook.model.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
-from hornbook.model.hf_config import choose_architecture
-from hornbook.model.hf_layout import lay_out, parameter_shapes
-from hornbook.model.rectangles import Rectangle, Writer, create_file, create_tensors, runs
-from hornbook.model.safetensors_folder import list_tensors, plan_shards, read_header, write_json
+from hornbook.model.config.head import LMHead
+from hornbook.model.config.mlp import Experts
+from hornbook.model.config.model import FullAttention, LayerConfig, ModelConfig, Parallel
+from hornbook.model.config.position import Rope
+from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
+from hornbook.model.hf.layout import lay_out, parameter_shapes
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file, create_tensors, runs
+from hornbook.model.storage.safetensors_folder import list_tensors, plan_shards, read_header, write_json
 from tests.model.likenesses import gpt2_like
 
 VOCAB = 70
@@ -126,7 +126,7 @@ def test_rectangles_of_views_are_what_was_written(name, tmp_path):
 
 def test_a_view_reads_nothing_but_what_is_looked_at(tmp_path):
     create_tensors(tmp_path, {"big": (1 << 14, 1 << 14)}, "float32", 5 * 10**9)
-    from hornbook.model.safetensors_folder import Reader
+    from hornbook.model.storage.safetensors_folder import Reader
 
     def resident() -> int:
         return psutil.Process().memory_info().rss

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.model.safetensors_folder import (
+from hornbook.model.storage.safetensors_folder import (
     Reader,
     list_tensors,
     plan_shards,

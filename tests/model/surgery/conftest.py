@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.model.config import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config_head import LMHead
-from hornbook.model.config_mlp import MLP
-from hornbook.model.config_position import LearnedPositions, Rope
-from hornbook.model.hf import read_hf, write_hf
+from hornbook.model.config.head import LMHead
+from hornbook.model.config.mlp import MLP
+from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.surgery.build import build_operated, fill
 from hornbook.model.transformer import Transformer
 

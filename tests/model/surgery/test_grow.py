@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.surgery.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
 from hornbook.model.transformer import Source, Transformer
 
 VOCAB = 48

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
-from hornbook.model.linear import Linear
-from hornbook.model.surgery.config import FakeQuant, Grid, Lora, Nf4
-from hornbook.model.surgery.fake_quant import LearnedQuant, RangeQuant, convert
-from hornbook.model.surgery.integers import IntegerCode, largest_code, pack, quantize, shares, unpack
-from hornbook.model.surgery.nf4 import Nf4Code, levels
+from hornbook.model.config.surgery import FakeQuant, Grid, Lora, Nf4
+from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.operate import operate
+from hornbook.model.surgery.quantization.fake_quant import LearnedQuant, RangeQuant, convert
+from hornbook.model.surgery.quantization.integers import IntegerCode, largest_code, pack, quantize, shares, unpack
+from hornbook.model.surgery.quantization.nf4 import Nf4Code, levels
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
 
 GRIDS = [

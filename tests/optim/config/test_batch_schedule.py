@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hornbook.fields import Duration
-from hornbook.ramps import Batches, BatchStage, LinearRamp, NoRamp, StagedRamp
-from hornbook.resolve import ConfigError, resolve
-from hornbook.schedules import Constant, Cosine
+from hornbook.optim.config.batch_schedule import Batches, BatchStage, LinearRamp, NoRamp, StagedRamp
+from hornbook.optim.config.schedules import Constant, Cosine
+from hornbook.settings.fields import Duration
+from hornbook.settings.resolve import ConfigError, resolve
 
 RAMPED = ("train.ramp=linear", "train.ramp.start_tokens=1024", "train.ramp.over_tokens=100k", "train.micro_batch=4")
 

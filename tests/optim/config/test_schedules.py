@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hornbook.fields import Duration
-from hornbook.ramps import Batches, NoRamp
-from hornbook.schedules import WSD, Constant, Cosine, Linear
+from hornbook.optim.config.batch_schedule import Batches, NoRamp
+from hornbook.optim.config.schedules import WSD, Constant, Cosine, Linear
+from hornbook.settings.fields import Duration
 
 TOTAL, BATCH = 100_000, 1_000
 BATCHES = NoRamp().batches(BATCH)

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import save, save_file
 
 from hornbook.errors import IntegrityError, StorageError, UsageError
-from hornbook.model.rectangles import Rectangle, Writer, create_file
-from hornbook.model.safetensors_folder import read_header as read_tensors
-from hornbook.run import commit as commit_module
-from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.checkpoint_path import checkpoint_path
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
+from hornbook.model.storage.safetensors_folder import read_header as read_tensors
+from hornbook.run.checkpoints import commit as commit_module
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.manifest import MANIFEST, Figure, open_inside, read_manifest, verify_folder
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.weights import check_weights, compare_bytes, list_tensors, read_header
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.manifest import MANIFEST, Figure, open_inside, read_manifest, verify_folder
-from hornbook.run.weights import check_weights, compare_bytes, list_tensors, read_header
 
 FILES = ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", MANIFEST)
 
@@ -220,7 +220,7 @@ def forge(folder: Path, name: str) -> None:
 
 
 def manifest_bytes(manifest: object) -> bytes:
-    from hornbook.run import manifest as module
+    from hornbook.run.checkpoints import manifest as module
 
     return module._encode(manifest)  # pyright: ignore
 
@@ -436,11 +436,11 @@ def test_litter_of_dead_writers_is_removed_and_noted(tmp_path: Path):
 def test_too_little_space_is_told_in_bytes_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = make(tmp_path, range(1, 2), keep=1)
     needed = commit_module.needed_bytes(read_manifest(tmp_path / "step-00000001").total_bytes)
-    monkeypatch.setattr("hornbook.run.checkpoint.free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 1)
     with pytest.raises(StorageError, match=f"needs {needed:,} bytes and {needed - 1:,} are free"):
         checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000001"]
-    monkeypatch.setattr("hornbook.run.checkpoint.free_bytes", lambda _: needed)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed)
     checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000002"]
 
@@ -449,11 +449,11 @@ def test_surplus_checkpoints_make_room_but_only_if_that_suffices(tmp_path: Path,
     checkpoints = make(tmp_path, range(1, 5), keep=4)
     size = read_manifest(tmp_path / "step-00000004").total_bytes
     needed = commit_module.needed_bytes(size)
-    monkeypatch.setattr("hornbook.run.checkpoint.free_bytes", lambda _: needed - 3 * size - 1)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 3 * size - 1)
     with pytest.raises(StorageError):
         checkpoints.save(Weights(5))
     assert len(names(tmp_path)) == 4
-    monkeypatch.setattr("hornbook.run.checkpoint.free_bytes", lambda _: needed - 2 * size)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 2 * size)
     checkpoints.save(Weights(5))
     assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005"]
     assert [note.kind for note in checkpoints.take_notes()] == ["checkpoint_removed"] * 2
@@ -490,7 +490,7 @@ def test_what_goes_wrong_after_the_commit_is_noted_not_raised(tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("hornbook.run.checkpoint.write_atomic", fail)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.write_atomic", fail)
     assert checkpoints.save(Weights(4)) == tmp_path / "step-00000004"
     assert [note.kind for note in checkpoints.take_notes()] == ["tidying_failed"]
     assert restored(checkpoints) == 4

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, StorageError
+from hornbook.files.run_directory import RunDir
 from hornbook.run import train as train_module
-from hornbook.run.background import NICE, Background
-from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.manifest import MANIFEST, verify_folder
-from hornbook.run.saves import LEAST_SECONDS, SLOW_DISK, WAIT_SECONDS, Saves
-from hornbook.rundir import RunDir
+from hornbook.run.checkpoints.background import NICE, Background
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
+from hornbook.run.checkpoints.saves import LEAST_SECONDS, SLOW_DISK, WAIT_SECONDS, Saves
 from tests.processes import wait_until
 
 Launch = Callable[..., Exit]
@@ -65,7 +65,7 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a power cut a checkpoint may not be newer than the record of its steps."""
-    from hornbook.journal import Appender
+    from hornbook.files.journal import Appender
 
     order: list[str] = []
     sync, save = Appender.sync, Checkpoints.save
@@ -178,7 +178,7 @@ def test_the_next_save_waits_for_the_one_in_flight(
 def test_a_disk_that_never_answers_ends_the_run(
     tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, background: str
 ) -> None:
-    monkeypatch.setattr("hornbook.run.saves.LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("hornbook.run.checkpoints.saves.LEAST_SECONDS", 1.0)
     until = threading.Event()
     slow_save(monkeypatch, 8, until, [])
     with pytest.raises(StorageError, match=r"the save of step 8 was given up after \d+ s: the disk does not answer"):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hornbook.extras import install_command
-from hornbook.model.precision import Choice
-from hornbook.run import doctor, doctor_ranks
-from hornbook.run.doctor import Check, diagnose, worst
+from hornbook.model.layers.precision import Choice
+from hornbook.run.diagnose import doctor, doctor_ranks
+from hornbook.run.diagnose.doctor import Check, diagnose, worst
 
 
 def one(checks: list[Check]) -> Check:

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.journal import Appender
-from hornbook.run.checkpoint import Checkpoints
+from hornbook.files.journal import Appender
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.verify import Comparison, check_run, compare_runs, differing_tensors
-from hornbook.rundir import RunDir
+from hornbook.run.diagnose.verify import Comparison, check_run, compare_runs, differing_tensors
 
 STEPS = 6
 

@@ -12,10 +12,10 @@ from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[r
 
 from hornbook.errors import UsageError
 from hornbook.parallel.mesh import Place
-from hornbook.recipe import Recipe
-from hornbook.resolve import resolve
-from hornbook.run import comparing
-from hornbook.run.comparing import compare_ranks, rank_facts
+from hornbook.run.launch import comparing
+from hornbook.run.launch.comparing import compare_ranks, rank_facts
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
 
 LOCK = {"shards": {"tokens/train/a/00000": "0123"}, "tokenizer": "4567", "fingerprint": "89ab"}
 

@@ -4,9 +4,9 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.parallel.mesh import Place
-from hornbook.run import joining
-from hornbook.run.joining import first_host, joined_place
-from hornbook.run.meeting import Address
+from hornbook.run.launch import joining
+from hornbook.run.launch.joining import first_host, joined_place
+from hornbook.run.launch.meeting import Address
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "m", "MASTER_PORT": "29400"}
 BATCH = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "n[03-05]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}

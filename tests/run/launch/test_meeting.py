@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import InUseError, UsageError
-from hornbook.run import meeting
-from hornbook.run.meeting import Address, await_leader, leading, open_store
+from hornbook.run.launch import meeting
+from hornbook.run.launch.meeting import Address, await_leader, leading, open_store
 from tests.processes import free_port
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hornbook.run import supervisor
+from hornbook.run.launch import supervisor
+from hornbook.run.launch.pulse import PHASES, SLOT_BYTES, Pulse, shared_pulses
+from hornbook.run.launch.supervisor import FIRST_SILENCE, LEAST_SILENCE, Silence
 from hornbook.run.ledger import At
-from hornbook.run.pulse import PHASES, SLOT_BYTES, Pulse, shared_pulses
-from hornbook.run.supervisor import FIRST_SILENCE, LEAST_SILENCE, Silence
 from hornbook.run.train import longest_wait
 
 
@@ -69,7 +69,7 @@ def test_other_processes_see_the_beats_of_each_rank() -> None:
 
 
 def test_nothing_half_written_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.run.pulse.READS", 10**9)  # the writer may have to wait for a busy machine
+    monkeypatch.setattr("hornbook.run.launch.pulse.READS", 10**9)  # the writer may have to wait for a busy machine
     (pulse,) = shared_pulses(1, incarnation=0)
     writer = os.fork()
     if writer == 0:
@@ -95,7 +95,7 @@ def half_a_beat(memory: bytearray) -> None:
 
 
 def test_a_beat_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hornbook.run.pulse.READS", 10**9)
+    monkeypatch.setattr("hornbook.run.launch.pulse.READS", 10**9)
     memory = bytearray(SLOT_BYTES)
     pulse = Pulse(memory)
     pulse.enter("data", At(1, 3))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
-from hornbook.run import failure as failure_module
-from hornbook.run import rank as ranks
-from hornbook.run.failure import diagnose, diagnose_hang
-from hornbook.run.launch import check_supervision
-from hornbook.run.pulse import Pulse
-from hornbook.run.rank import Rank, Report, fork_rank, wait_for_ends
+from hornbook.run.launch import failure as failure_module
+from hornbook.run.launch import rank as ranks
+from hornbook.run.launch.failure import diagnose, diagnose_hang
+from hornbook.run.launch.launch import check_supervision
+from hornbook.run.launch.pulse import Pulse
+from hornbook.run.launch.rank import Rank, Report, fork_rank, wait_for_ends
 from tests.processes import wait_until
 
 Fork = Callable[..., Rank]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
 from hornbook.parallel.engine import Engine
-from hornbook.resolve import resolve
-from hornbook.run.launch import Start, launch
-from hornbook.run.signals import STOPPING, StopSignals
-from hornbook.rundir import RunDir
+from hornbook.run.launch.launch import Start, launch
+from hornbook.run.launch.signals import STOPPING, StopSignals
+from hornbook.settings.resolve import resolve
 from tests.processes import wait_until
 
 Launch = Callable[..., Exit]

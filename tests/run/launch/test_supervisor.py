@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit
-from hornbook.journal import verify_chain
-from hornbook.rundir import RunDir
+from hornbook.files.journal import verify_chain
+from hornbook.files.run_directory import RunDir
 from tests.processes import state_of, wait_until
 from tests.run.launcher import Launcher, Started
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hornbook.run.console import Console, Header, Watch, clock, si, sparkline
+from hornbook.run.launch.signals import STOPPING
 from hornbook.run.memory import Memory, memory_of
-from hornbook.run.signals import STOPPING
+from hornbook.run.observe.console import Console, Header, Watch, clock, si, sparkline
 from hornbook.run.step import Step
 from tests.terminal import Shown
 

@@ -10,8 +10,8 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.extras import install_command
-from hornbook.run.event_files import EventFiles
-from hornbook.rundir import RunDir
+from hornbook.files.run_directory import RunDir
+from hornbook.run.observe.event_files import EventFiles
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

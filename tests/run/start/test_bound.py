@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, IntegrityError, StorageError, UsageError
-from hornbook.journal import chain, read_records
+from hornbook.files.journal import chain, read_records
+from hornbook.files.run_directory import RunDir
 from hornbook.run import train
-from hornbook.run.bound import past_of, recipe_in_force, refuse_edited, why_foreign
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.manifest import Manifest, read_manifest, write_manifest
+from hornbook.run.checkpoints.manifest import Manifest, read_manifest, write_manifest
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.diagnose.verify import check_run
 from hornbook.run.requests import Request, write_request
-from hornbook.run.verify import check_run
-from hornbook.rundir import RunDir
+from hornbook.run.start.bound import past_of, recipe_in_force, refuse_edited, why_foreign
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -9,7 +9,7 @@ import torch
 
 from hornbook.errors import IntegrityError
 from hornbook.parallel.mesh import Mesh
-from hornbook.run.environment import bits_depend_on, check_data_lock, describe_environment, git_state
+from hornbook.run.start.environment import bits_depend_on, check_data_lock, describe_environment, git_state
 
 LOCK = {"tokenizer": "t", "shards": {"a": "1", "b": "2"}}
 

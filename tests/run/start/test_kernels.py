@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
-from hornbook.model.cpu_kernels import kernels_of
-from hornbook.resolve import resolve
+from hornbook.model.cpu.kernels import kernels_of
+from hornbook.settings.resolve import resolve
 
 
 def start(folder: Path, name: str, words: tuple[str, ...]) -> "subprocess.Popen[str]":

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.cli.training import describe_job, summary_text, time_text
-from hornbook.costs import operations_per_token
+from hornbook.cli.train.training import describe_job, summary_text, time_text
 from hornbook.errors import Exit, UsageError
-from hornbook.parameters import count_parameters
-from hornbook.resolve import resolve
-from hornbook.run import plan
+from hornbook.files.run_directory import RunDir
+from hornbook.model.config.flops import operations_per_token
+from hornbook.model.config.parameter_count import count_parameters
 from hornbook.run.job import Inputs, open_inputs, vocabulary_warning
-from hornbook.run.launch import Start
-from hornbook.rundir import RunDir
+from hornbook.run.launch.launch import Start
+from hornbook.run.start import plan
+from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hornbook.errors import Exit, UsageError
-from hornbook.model.precision import Choice
-from hornbook.recipe import Recipe
-from hornbook.run import precision
-from hornbook.run.precision import describe_precision, settle_precision, slow_precision
+from hornbook.model.layers.precision import Choice
+from hornbook.run.start import precision
+from hornbook.run.start.precision import describe_precision, settle_precision, slow_precision
+from hornbook.settings.recipe import Recipe
 from tests.run.launcher import Launcher
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hornbook.dates import interval, spell
+from hornbook.text.config.dates import interval, spell
 
 DAY = 24 * 3600 * 10**6
 

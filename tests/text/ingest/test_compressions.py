@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from hornbook.text.compressions import DamagedStream, decompressed
+from hornbook.text.ingest.compressions import DamagedStream, decompressed
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(20_000))
 PACK: dict[str, Callable[[bytes], bytes]] = {

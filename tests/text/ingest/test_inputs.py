@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config import SourceConfig
-from hornbook.text.inputs import InputFile, format_of, list_inputs
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.inputs import InputFile, format_of, list_inputs
 
 
 def listed(*paths: str | Path) -> list[InputFile]:

@@ -10,9 +10,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.text import lines
-from hornbook.text.compressions import DamagedStream, decompressed
-from hornbook.text.lines import HashingFile, read_lines, read_pieces
+from hornbook.text.ingest import lines
+from hornbook.text.ingest.compressions import DamagedStream, decompressed
+from hornbook.text.ingest.lines import HashingFile, read_lines, read_pieces
 
 
 class Trickle:

@@ -14,11 +14,11 @@ import zstandard
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hornbook.text import readers
-from hornbook.text.config import SourceConfig
-from hornbook.text.document import Document, Rejected
-from hornbook.text.inputs import InputFile, list_inputs
-from hornbook.text.readers import ReadOptions, read_file
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest import readers
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.readers import ReadOptions, read_file
 
 Write = Callable[[Path, list[Any]], Path]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Corpus, Sketched
 
 

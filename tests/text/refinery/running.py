@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.config import SourceConfig, TextConfig
-from hornbook.text.decide import Verdict, decide
-from hornbook.text.document import Document
-from hornbook.text.measure import edit_document, measure
-from hornbook.text.plan import list_all, plan
-from hornbook.text.prepare import prepare as run_prepare
+from hornbook.text.config.text import SourceConfig, TextConfig
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.pipeline.decide import Verdict, decide
+from hornbook.text.refinery.pipeline.measure import edit_document, measure
+from hornbook.text.refinery.pipeline.plan import list_all, plan
+from hornbook.text.refinery.pipeline.prepare import prepare as run_prepare
 from hornbook.text.refinery.table import build
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair
-from hornbook.text.document import Document
-from hornbook.text.refinery.code import licence
-from hornbook.text.refinery.language import script_of
+from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, Personal, Repair
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.steps.code import licence
+from hornbook.text.refinery.steps.language import script_of
 from hornbook.text.refinery.table import build
 from tests.text.refinery.running import columns_of, edited, judge, prepare
 

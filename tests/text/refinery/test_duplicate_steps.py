@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config import TextConfig
+from hornbook.text.config.text import TextConfig
 from tests.text.refinery.running import judge, prepare
 
 RNG = np.random.default_rng(0)

@@ -11,19 +11,19 @@ import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text import decide as deciding
-from hornbook.text import plan as planning
-from hornbook.text.config import DropEmpty, ExactDedup, Normalize, PythonStep, TextConfig
-from hornbook.text.config_content import Language
-from hornbook.text.config_rules import GopherQuality
-from hornbook.text.config_step import CutConfig, DecisionConfig
-from hornbook.text.decide import remove
-from hornbook.text.document import Document
+from hornbook.text.config.content import Language
+from hornbook.text.config.rules import GopherQuality
+from hornbook.text.config.step import CutConfig, DecisionConfig
+from hornbook.text.config.text import DropEmpty, ExactDedup, Normalize, PythonStep, TextConfig
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery import table
-from hornbook.text.refinery.basics import DropEmpty as DropEmptyStep
-from hornbook.text.refinery.basics import ExactDedup as ExactDedupStep
-from hornbook.text.refinery.curve import curve, read_signals
+from hornbook.text.refinery.pipeline import decide as deciding
+from hornbook.text.refinery.pipeline import plan as planning
+from hornbook.text.refinery.pipeline.decide import remove
+from hornbook.text.refinery.scores.curve import curve, read_signals
 from hornbook.text.refinery.step import Columns, Corpus, Cut, Decision
+from hornbook.text.refinery.steps.basics import DropEmpty as DropEmptyStep
+from hornbook.text.refinery.steps.basics import ExactDedup as ExactDedupStep
 from tests.text.refinery.running import judge, prepare
 
 

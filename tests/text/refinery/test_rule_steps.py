@@ -1,8 +1,8 @@
 """The rules as steps of a recipe, from files to reasons."""
 
-from hornbook.text.config import TextConfig
-from hornbook.text.config_rules import C4, FineWeb, GopherQuality, GopherRepetition
-from hornbook.text.config_step import EditConfig
+from hornbook.text.config.rules import C4, FineWeb, GopherQuality, GopherRepetition
+from hornbook.text.config.step import EditConfig
+from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.table import STEPS, build
 from tests.text.refinery.running import columns_of, judge
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Raw
 
-from hornbook.text import pieces
-from hornbook.text.bpe import train_bpe
-from hornbook.text.config import BPE
-from hornbook.text.pieces import Cutter, can_cut
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer import pieces
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.pieces import Cutter, can_cut
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [
     "the model's page, read twice.\n\nIt says:  12345 (ok)!!\n\tx = f(y)\r\n",

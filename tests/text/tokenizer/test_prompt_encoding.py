@@ -7,8 +7,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hornbook.errors import UsageError
-from hornbook.text.asked import ask_question, ask_text, ask_words
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.prompt_encoding import ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TEXTS = ["The page says: letters, words!", "who reads the letters of a page?", "", "a", "\u00e9t\u00e9 in Z\u00fcrich"]
 CONTEXT = "the letters of the page are read by Ann, and the words of the book by a child of seven years. " * 3

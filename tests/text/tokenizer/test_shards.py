@@ -9,9 +9,9 @@ import pytest
 import xxhash
 
 from hornbook.errors import IntegrityError
-from hornbook.text import shards
-from hornbook.text.shards import describe_shard, dtype_for, verify_shard, writing_shard
 from hornbook.text.store import read_json
+from hornbook.text.tokenizer import shards
+from hornbook.text.tokenizer.shards import describe_shard, dtype_for, verify_shard, writing_shard
 
 DOCUMENTS = [[0, 1, 2], [0], [0, *range(500)]]
 

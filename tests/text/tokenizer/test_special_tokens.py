@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from hornbook.text.bpe import train_bpe
-from hornbook.text.config import BPE
-from hornbook.text.special_tokens import SpecialTokens, find_special_tokens
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.special_tokens import SpecialTokens, find_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 NONE = SpecialTokens(None, None, None, None, None, None, (), None, None, None, {})
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -13,18 +13,18 @@ import pytest
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, InUseError, UsageError
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
-from hornbook.text import plan as planning
-from hornbook.text.bpe import train_bpe
-from hornbook.text.config import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
-from hornbook.text.folder import read_manifest
-from hornbook.text.prepare import prepare
-from hornbook.text.shards import verify_shard
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.text.config.text import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
+from hornbook.text.refinery.pipeline import plan as planning
+from hornbook.text.refinery.pipeline.folder import read_manifest
+from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import is_validation
 from hornbook.text.store import digest_of, read_json
-from hornbook.text.tokenize import tokenize
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.shards import verify_shard
+from hornbook.text.tokenizer.tokenize import tokenize
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.text.kills import Killed, killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
@@ -331,7 +331,7 @@ def test_two_in_one_folder_the_second_is_refused(data: Path):
 
 
 def test_duplicates_never_straddle_the_splits(tmp_path: Path, write_rows: Write, make_texts: Make):
-    from hornbook.text.config import Normalize
+    from hornbook.text.config.text import Normalize
 
     texts = make_texts(60) * 3
     path = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Raw
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.bpe import train_bpe
-from hornbook.text.config import BPE
-from hornbook.text.tokenizer import Tokenizer, choose_delimiters, read_settings
-from hornbook.text.tokenizer_files import save_tokenizer
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer, choose_delimiters, read_settings
 
 TEXTS = [
     "the model reads a page and says it again",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.compare import Figures
-    from hornbook.text.text_samples import TextSample
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.text.tokenizer.compare.compare import Figures
+    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 2_000_000
 """Of each text: enough for figures of three digits."""
@@ -42,8 +42,8 @@ def _is_prepared(word: str) -> bool:
 
 def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
     """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
-    from hornbook.cli.prepare import name_sources
-    from hornbook.text.text_samples import sample_path, sample_prepared
+    from hornbook.cli.prepare.prepare import name_sources
+    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
 
     samples: list[TextSample] = []
     for name, path in name_sources(texts).items():
@@ -56,7 +56,7 @@ def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bo
 
 def load_tokenizers(words: Sequence[str], texts: Sequence[str]) -> "dict[str, Tokenizer]":
     """The tokenizers by name: read, or trained on the one prepared folder among the texts."""
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     found: dict[str, Tokenizer] = {}
     for word in words:
@@ -77,12 +77,12 @@ def _short_name(word: str) -> str:
 
 def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.progress import progress_bar
-    from hornbook.resolve import resolve
-    from hornbook.text.config import Trained
-    from hornbook.text.folder import read_text_config
-    from hornbook.text.sample import TrainingTexts
+    from hornbook.settings.resolve import resolve
+    from hornbook.text.config.text import Trained
+    from hornbook.text.refinery.pipeline.folder import read_text_config
     from hornbook.text.splits import Split
-    from hornbook.text.train_tokenizer import train_tokenizer
+    from hornbook.text.tokenizer.sample import TrainingTexts
+    from hornbook.text.tokenizer.train.train import train_tokenizer
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
     if len(folders) != 1:
@@ -102,7 +102,7 @@ def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]"
     from rich import box
     from rich.table import Table
 
-    from hornbook.text.compare import ROUNDS
+    from hornbook.text.tokenizer.compare.compare import ROUNDS
 
     title = f"Tokenizers compared (speed: the fastest of {ROUNDS} rounds, in turns, on all cores)"
     note = "exact: documents that decode to what they were; bold: the best of those that lose nothing"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hornbook.cli.runs import columns, existing_run
 from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.train.runs import columns, existing_run
 from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
 
 if TYPE_CHECKING:
-    from hornbook.data.loader import Loader
-    from hornbook.run.exposure import Exposure
-    from hornbook.rundir import RunDir
+    from hornbook.data.loader.loader import Loader
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.observe.exposure import Exposure
 
 
 _LISTED = ("where", "affected")
@@ -57,8 +57,8 @@ def documents(
     as_json: Json = False,
 ) -> None:
     """Name the documents that a step learned from."""
-    from hornbook.run.exposure import loader_of, windows_of
-    from hornbook.runstatus import steps_that_count
+    from hornbook.files.run_status import steps_that_count
+    from hornbook.run.observe.exposure import loader_of, windows_of
 
     path, _, step = place.rpartition("@")
     if not path or not step.isdecimal():
@@ -176,7 +176,7 @@ def _unread(unread: Mapping[str, str]) -> list[str]:
 
 def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure], dict[str, str]]":
     """(what each run knows of a document or source; of runs that cannot be read why)."""
-    from hornbook.run.exposure import Tracer
+    from hornbook.run.observe.exposure import Tracer
 
     runs = _runs(folder)
     tracer, found, unread = Tracer(name, runs), {}, {}
@@ -189,7 +189,7 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
 
 
 def _checkpoints(run: "RunDir", first: int) -> list[Path]:
-    from hornbook.run.commit import list_checkpoints, step_of
+    from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 
     return [path for path in reversed(list_checkpoints(run.checkpoints)) if (step_of(path) or 0) >= first]
 
@@ -199,7 +199,7 @@ def _folder(runs: Path | None) -> Path:
 
 
 def _runs(runs: Path | None) -> "list[RunDir]":
-    from hornbook.runstatus import find_runs
+    from hornbook.files.run_status import find_runs
 
     found = find_runs(_folder(runs))
     if not found:

@@ -9,8 +9,8 @@ from hornbook.cli.shell import DryRun, Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.corpora import Corpus
-    from hornbook.text.fetch import Remote
+    from hornbook.text.ingest.corpora.corpora import Corpus
+    from hornbook.text.ingest.corpora.fetch import Remote
 
 
 def fetch(
@@ -33,12 +33,12 @@ def fetch(
 
     Interrupted downloads resume; published digests are checked. -n prints every address and size.
     """
-    from hornbook.text.corpora import CORPORA, corpus_of
+    from hornbook.text.ingest.corpora.corpora import CORPORA, corpus_of
 
     if name is None:
         answer({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table(), as_json=as_json)
         return
-    from hornbook.text.fetch import plan
+    from hornbook.text.ingest.corpora.fetch import plan
 
     corpus = corpus_of(name)
     remotes, total = plan(corpus, _given(variables or []), None if everything else files)
@@ -54,7 +54,7 @@ def fetch(
 
 def _fetch(remotes: "list[Remote]", folder: Path) -> None:
     from hornbook.progress import progress_bar
-    from hornbook.text.fetch import fetch as run
+    from hornbook.text.ingest.corpora.fetch import fetch as run
 
     with progress_bar() as progress:
         run(remotes, folder, progress=progress)
@@ -77,7 +77,7 @@ def _row(corpus: "Corpus") -> dict[str, Any]:
 
 def corpus_table() -> str:
     """The table of corpora, for people."""
-    from hornbook.text.corpora import CORPORA
+    from hornbook.text.ingest.corpora.corpora import CORPORA
 
     lines: list[str] = []
     for corpus in CORPORA.values():
@@ -113,8 +113,8 @@ def _section(corpus: "Corpus", remotes: "list[Remote]", folder: Path) -> str:
     """The section of a recipe; what prepare cannot read until it is unpacked is named as it will be called."""
     import tomli_w
 
-    from hornbook.text.corpora import source_section
-    from hornbook.text.inputs import NAMED_ONLY, format_of
+    from hornbook.text.ingest.corpora.corpora import source_section
+    from hornbook.text.ingest.inputs import NAMED_ONLY, format_of
 
     kinds = {(format_of(each.name) or ("",))[0] for each in remotes}
     named = bool(kinds & set(NAMED_ONLY))

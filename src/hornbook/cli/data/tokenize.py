@@ -9,11 +9,11 @@ from hornbook.cli.shell import DryRun, Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.cli.train_proxy import Proxy
-    from hornbook.text.config import TextConfig
-    from hornbook.text.text_samples import TextSample
-    from hornbook.text.tokenize import TokenReport
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.cli.data.train_proxy import Proxy
+    from hornbook.text.config.text import TextConfig
+    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.tokenize import TokenReport
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 PROXY_BYTES = "1M"  # under a minute per tokenizer on two cores, both seeds
@@ -60,7 +60,7 @@ def tokenize(
     writes the same bytes.
     """
     from hornbook.progress import progress_bar
-    from hornbook.text.tokenize import tokenize as run
+    from hornbook.text.tokenizer.tokenize import tokenize as run
 
     if proxy_bytes is not None and not train_proxy:
         raise UsageError("--proxy-bytes says how much text --train-proxy takes: give both, or neither")
@@ -92,8 +92,8 @@ def tokenize(
 def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
     """The data folder, and the [text] section stored in it with the settings given now."""
     from hornbook.cli.shell import split_target
-    from hornbook.resolve import resolve
-    from hornbook.text.folder import TEXT_TOML, read_text_config
+    from hornbook.settings.resolve import resolve
+    from hornbook.text.refinery.pipeline.folder import TEXT_TOML, read_text_config
 
     target, overrides = split_target(words, "data folder")
     if target is None:
@@ -115,9 +115,9 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
 
 def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
     """Compare tokenizers; where `proxy_bytes` is not 0, by small models on that much text too."""
-    from hornbook.cli.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
+    from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
     from hornbook.cli.shell import split_targets
-    from hornbook.text.compare import compare
+    from hornbook.text.tokenizer.compare.compare import compare
 
     targets, overrides = split_targets(words)
     if overrides:
@@ -138,7 +138,7 @@ def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
 def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]", lossy: list[str]) -> dict[str, Any]:
     import tempfile
 
-    from hornbook.cli.train_proxy import noise, proxy_table, train_proxies
+    from hornbook.cli.data.train_proxy import noise, proxy_table, train_proxies
     from hornbook.progress import progress_bar
 
     with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
@@ -154,7 +154,7 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
 
 def read_count(text: str) -> int:
     """A positive number that may be written 64k or 1.5M. Raises UsageError."""
-    from hornbook.fields import parse_number
+    from hornbook.settings.fields import parse_number
 
     number = parse_number(text)
     if not isinstance(number, int) or number <= 0:
@@ -163,7 +163,7 @@ def read_count(text: str) -> int:
 
 
 def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
-    from hornbook.text.config import TokenizerFile
+    from hornbook.text.config.text import TokenizerFile
 
     kind = config.tokenizer
     what = f"use {kind.path}" if isinstance(kind, TokenizerFile) else f"train {kind.kind}, {kind.vocab:,} tokens"

@@ -10,7 +10,7 @@ import typer
 from hornbook.cli.shell import Json, answer
 
 if TYPE_CHECKING:
-    from hornbook.text.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.text_samples import TextSample
 
 _TokenizerPath = Annotated[
     Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json or its folder.")
@@ -34,10 +34,10 @@ def terms(
     `hornbook import CHECKPOINT --add-tokens FILE` gives a model tokens for them, and `hornbook tokenize --compare`
     shows what that saved.
     """
-    from hornbook.cli.runs import columns
-    from hornbook.durable import write_atomic
-    from hornbook.text.terms import mine_terms
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.cli.train.runs import columns
+    from hornbook.files.durable import write_atomic
+    from hornbook.text.tokenizer.compare.terms import mine_terms
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     known = Tokenizer.load(tokenizer)
     samples = list(_samples(text, megabytes * 1_000_000))
@@ -56,8 +56,8 @@ def terms(
 
 
 def _samples(text: str, most: int) -> "Iterator[TextSample]":
-    from hornbook.text.folder import MANIFEST
-    from hornbook.text.text_samples import sample_path, sample_prepared
+    from hornbook.text.refinery.pipeline.folder import MANIFEST
+    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
 
     if (Path(text) / MANIFEST).exists():
         yield from sample_prepared(Path(text), most, held_out=False)

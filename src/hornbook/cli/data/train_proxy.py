@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import Exit, HornbookError
 
 if TYPE_CHECKING:
-    from hornbook.text.text_samples import TextSample
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SEEDS = (1, 2)
 HELD_OUT = 0.1
@@ -75,8 +75,8 @@ def noise(found: Sequence[Proxy]) -> float:
 
 def _prepare(samples: "Sequence[TextSample]", scratch: Path) -> Path:
     """The samples in pieces, as a prepared folder."""
-    from hornbook.text.config import SourceConfig, TextConfig
-    from hornbook.text.prepare import prepare
+    from hornbook.text.config.text import SourceConfig, TextConfig
+    from hornbook.text.refinery.pipeline.prepare import prepare
 
     sources = {}
     for number, sample in enumerate(samples):
@@ -89,9 +89,9 @@ def _prepare(samples: "Sequence[TextSample]", scratch: Path) -> Path:
 
 
 def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
-    from hornbook.text.config import TextConfig, TokenizerFile
-    from hornbook.text.tokenize import tokenize
-    from hornbook.text.tokenizer_files import save_tokenizer
+    from hornbook.text.config.text import TextConfig, TokenizerFile
+    from hornbook.text.tokenizer.files import save_tokenizer
+    from hornbook.text.tokenizer.tokenize import tokenize
 
     shutil.copytree(data, folder)
     save_tokenizer(tokenizer, folder.with_name(f"{folder.name}-tokenizer"))
@@ -102,10 +102,10 @@ def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
 
 def _train(data: Path, out: Path, seed: int) -> float:
     """Bits that the trained model needs for the held-out text."""
-    from hornbook.resolve import resolve
-    from hornbook.run.launch import Start, launch
-    from hornbook.rundir import RunDir
-    from hornbook.runstatus import fullest, newest_evaluation
+    from hornbook.files.run_directory import RunDir
+    from hornbook.files.run_status import fullest, newest_evaluation
+    from hornbook.run.launch.launch import Start, launch
+    from hornbook.settings.resolve import resolve
 
     settings = (*MODEL, *TRAINING, *QUIETLY, f"seed={seed}", f"data.path={json.dumps(str(data))}")
     resolved, run = resolve("tiny", settings, environ={}), RunDir(out)

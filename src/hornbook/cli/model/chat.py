@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from hornbook.cli.generate import (
+from hornbook.cli.model.generate import (
     Device,
     Greedy,
     MaxTokens,
@@ -27,9 +27,9 @@ from hornbook.cli.shell import Json, answer, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.chat import ChatTemplate
-    from hornbook.model.load import Loaded
-    from hornbook.model.sampling import Sampling
+    from hornbook.model.generate.chat import ChatTemplate
+    from hornbook.model.generate.sampling import Sampling
+    from hornbook.model.storage.load import Loaded
 
 _KEYS = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
@@ -57,7 +57,7 @@ def chat(
     /reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer and keeps the session. stdout has the answers,
     stderr all else; --json prints one object per turn.
     """
-    from hornbook.model.sampling import Sampling
+    from hornbook.model.generate.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     loaded = load_speaker(target, device)
@@ -109,13 +109,13 @@ class Turns:
 
     def reset(self) -> None:
         """Forget all turns but what the model is told first."""
-        from hornbook.model.chat import Message
+        from hornbook.model.generate.chat import Message
 
         self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
 
     def hear(self, line: str) -> bool:
         """Blank lines are no turns."""
-        from hornbook.model.chat import Message
+        from hornbook.model.generate.chat import Message
 
         if line.strip():
             self._messages.append(Message("user", line.strip()))
@@ -127,7 +127,7 @@ class Turns:
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
         """Keep an answer, a stopped one too: the next line is about it."""
-        from hornbook.model.chat import Message
+        from hornbook.model.generate.chat import Message
 
         del ids, ended
         self._messages.append(Message("assistant", text))
@@ -169,7 +169,7 @@ class OneText:
 
 
 def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
-    from hornbook.model.chat import read_chat_template
+    from hornbook.model.generate.chat import read_chat_template
 
     assert loaded.tokenizer is not None
     template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
@@ -184,7 +184,7 @@ class Speaker:
     """Generates answers; what was computed for the turns before is kept."""
 
     def __init__(self, loaded: "Loaded", conversation: Conversation, max_tokens: int, sampling: "Sampling") -> None:
-        from hornbook.model.generate import Past
+        from hornbook.model.generate.generate import Past
 
         self._loaded, self._conversation = loaded, conversation
         self._max_tokens, self._sampling = max_tokens, sampling
@@ -217,7 +217,7 @@ class Speaker:
         """Pieces of the answer; the ids are collected in `ids` on the way. Each turn has draws of its own."""
         import dataclasses
 
-        from hornbook.model.generate import generate, stream_text
+        from hornbook.model.generate.generate import generate, stream_text
 
         tokenizer, before = self._loaded.tokenizer, self._conversation.tokens()
         assert tokenizer is not None

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hornbook.data.corpus import Corpus
-    from hornbook.model.load import Loaded
+    from hornbook.model.storage.load import Loaded
     from hornbook.progress import Show
-    from hornbook.recipe import Recipe
-    from hornbook.text.config_labels import LabelsConfig
+    from hornbook.settings.recipe import Recipe
+    from hornbook.text.config.labels import LabelsConfig
 
 WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
 
@@ -53,10 +53,10 @@ def evaluate(
 def _figures(target: Path, data: list[str] | None, progress: "Show", *, baselines: bool) -> dict[str, Any]:
     """All figures, as `--json` shows them."""
     from hornbook.evals import corpus as scoring
-    from hornbook.model.load import load_model
+    from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.engine import parallelize
-    from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.run.checkpoints.path import checkpoint_path
 
     folder = checkpoint_path(target)
     loaded = load_model(folder)
@@ -90,10 +90,10 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
     sentinels for them, on infilling.
     """
     from hornbook.data.config import Causal, DataConfig, Infill, Masked, Span
-    from hornbook.recipe import Recipe
-    from hornbook.run.bound import recipe_in_force
+    from hornbook.files.run_directory import RunDir
     from hornbook.run.config import TrainConfig
-    from hornbook.rundir import RunDir
+    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.settings.recipe import Recipe
 
     run = RunDir(folder.resolve().parent.parent)
     if run.recipe.is_file():
@@ -135,7 +135,7 @@ def _show(figures: dict[str, Any]) -> None:
     """Print the figures as a table for people."""
     from rich.table import Table
 
-    from hornbook.runstatus import coverage
+    from hornbook.files.run_status import coverage
 
     if "labels" in figures:
         _show_labels(figures)
@@ -157,7 +157,7 @@ def _show_labels(figures: dict[str, Any]) -> None:
     """Print the figures of labels as a table for people."""
     from rich.table import Table
 
-    from hornbook.runstatus import coverage
+    from hornbook.files.run_status import coverage
 
     rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
     names = [name for name, value in rows[0][1].items() if isinstance(value, float)]

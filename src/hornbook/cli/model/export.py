@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.shell import DryRun, Json, answer, say
-from hornbook.cli.training import use_command
+from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.certificate import Certificate
+    from hornbook.model.hf.certificate import Certificate
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -37,14 +37,14 @@ def export(
     The folder appears when everything is written and certified. Exit code 3 if the certificate fails. Adapters are
     merged into their base; with --to peft they stay apart. What --quantize writes, eval and generate read.
     """
-    from hornbook.cli.export_forms import export_adapter, export_quantized
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.config_head import LabelHeadConfig
-    from hornbook.model.hf import write_hf
-    from hornbook.model.hf_tokenizer import begin_texts
+    from hornbook.cli.model.export_forms import export_adapter, export_quantized
+    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.hf.hf import write_hf
+    from hornbook.model.hf.tokenizer import begin_texts
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
-    from hornbook.run.checkpoint_path import checkpoint_path
-    from hornbook.run.lineage import write_lineage
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.start.lineage import write_lineage
 
     if to not in ("hf", "peft"):
         raise UsageError(f"--to {to}: choose hf or peft")
@@ -86,7 +86,7 @@ def export(
 
 def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
     """The certificate, or why there is none; a failed one is an IntegrityError."""
-    from hornbook.model.certificate import MissingTransformers, certify
+    from hornbook.model.hf.certificate import MissingTransformers, certify
 
     try:
         return certify(folder, source=tensors).require(), ""
@@ -95,9 +95,9 @@ def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
 
 
 def _plan(config: Any, vocab: int, dtype: str) -> dict[str, Any]:
-    from hornbook.model.hf import stored_bytes
-    from hornbook.model.hf_config import choose_architecture
-    from hornbook.model.hf_tables.known import NATIVE
+    from hornbook.model.hf.config import choose_architecture
+    from hornbook.model.hf.hf import stored_bytes
+    from hornbook.model.hf.tables.known import NATIVE
 
     architecture = choose_architecture(config)
     return {

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.cli.shell import answer, say
-from hornbook.cli.training import use_command
+from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
 
 def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
-    from hornbook.cli.out_folder import appearing, file_sizes, report_text
-    from hornbook.model.surgery.adapter_files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
+    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
+    from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
-    from hornbook.run.lineage import write_lineage
+    from hornbook.run.start.lineage import write_lineage
 
     if not is_adapter(folder):
         raise UsageError(f"{folder} holds no adapter: --to peft is for what surgery with lora, dora or prompt trained")
@@ -43,12 +43,12 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
 
 def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_json: bool) -> None:
     """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
-    from hornbook.cli.out_folder import appearing, file_sizes, report_text
+    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.model.build import build_model
     from hornbook.model.surgery.build import fill
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
-    from hornbook.model.surgery.quantize import parse_format, quantize_model, write_quantized
-    from hornbook.run.lineage import write_lineage
+    from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model, write_quantized
+    from hornbook.run.start.lineage import write_lineage
 
     step = parse_format(form)
     config, vocab, stream, tokenizer = read_merged(folder)

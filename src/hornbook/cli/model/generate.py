@@ -14,9 +14,9 @@ from hornbook.cli.shell import Json, answer, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.load import Loaded
-    from hornbook.model.prompts import Prompt
-    from hornbook.model.sampling import Sampling
+    from hornbook.model.generate.prompts import Prompt
+    from hornbook.model.generate.sampling import Sampling
+    from hornbook.model.storage.load import Loaded
 
 Target = Annotated[
     Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
@@ -60,7 +60,7 @@ def generate(
     A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
     Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
     """
-    from hornbook.model.sampling import Sampling
+    from hornbook.model.generate.sampling import Sampling
 
     sampling, beam = Sampling(temperature, top_k, top_p, greedy, seed), Beam(beams, length_penalty)
     loaded = load_speaker(target, device)
@@ -74,10 +74,10 @@ def generate(
 
 def load_speaker(target: Path, device: str) -> "Loaded":
     """A model with a tokenizer, and a head that says tokens. Raises UsageError where it is none."""
-    from hornbook.model.config_head import LabelHeadConfig
-    from hornbook.model.load import load_model
+    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.storage.load import load_model
     from hornbook.parallel.mesh import choose_device
-    from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.run.checkpoints.path import checkpoint_path
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
@@ -136,7 +136,7 @@ def _respond(
 
 def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
     """Show the prompt with its masks filled, and on stderr what else could stand there."""
-    from hornbook.model.prompts import encode_spelled, fill_masks
+    from hornbook.model.generate.prompts import encode_spelled, fill_masks
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
@@ -162,8 +162,8 @@ def _stream(
     loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, ids: list[int]
 ) -> Iterator[str]:
     """Pieces of text; the ids are collected in `ids` on the way."""
-    from hornbook.model.generate import stream_text
-    from hornbook.model.prompts import begin
+    from hornbook.model.generate.generate import stream_text
+    from hornbook.model.generate.prompts import begin
     from hornbook.model.surgery.folders import decoder_start_of
 
     tokenizer = loaded.tokenizer
@@ -185,9 +185,9 @@ def _stream(
 def _tokens(
     loaded: "Loaded", begun: "Prompt", max_tokens: int, sampling: "Sampling", beam: Beam, stop: tuple[int, ...]
 ) -> Iterator[int]:
-    from hornbook.model.beam import beam_search
-    from hornbook.model.generate import generate as generate_ids
-    from hornbook.model.surgery.prompt import prompt_length
+    from hornbook.model.generate.beam import beam_search
+    from hornbook.model.generate.generate import generate as generate_ids
+    from hornbook.model.surgery.adapters.prompt import prompt_length
 
     assert loaded.tokenizer is not None
     vocab = loaded.tokenizer.vocab_size

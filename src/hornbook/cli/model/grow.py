@@ -9,7 +9,7 @@ from hornbook.cli.shell import DryRun, Json, answer
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.config import ModelConfig
+    from hornbook.model.config.model import ModelConfig
 
 
 def grow(
@@ -35,13 +35,13 @@ def grow(
     as_json: Json = False,
 ) -> None:
     """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.config_mlp import Experts
-    from hornbook.model.grow import preserves, regrow, resized, upcycle, upcycled
-    from hornbook.model.hf import write_hf
+    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.model.config.mlp import Experts
+    from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
-    from hornbook.run.checkpoint_path import checkpoint_path
-    from hornbook.run.lineage import write_lineage
+    from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.start.lineage import write_lineage
 
     if order not in ("stack", "spread"):
         raise UsageError(f"--order {order}: choose stack or spread")

@@ -28,11 +28,11 @@ def import_(
     Decoders, encoders of masked text, encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.cli.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.certificate import MissingTransformers, certify
-    from hornbook.model.hf import left_out, read_hf, write_hf
+    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.model.hf.certificate import MissingTransformers, certify
+    from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
-    from hornbook.run.lineage import write_lineage
+    from hornbook.run.start.lineage import write_lineage
 
     _require_folder(source)
     config, vocab, stream = read_hf(source)
@@ -72,7 +72,7 @@ def import_(
 
 def _require_folder(source: Path) -> None:
     """UsageError that says how to get a model folder, unless `source` is one."""
-    from hornbook.run.checkpoint_path import HOW_TO_GET
+    from hornbook.run.checkpoints.path import HOW_TO_GET
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
@@ -83,14 +83,14 @@ def _require_folder(source: Path) -> None:
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
-    from hornbook.cli.out_folder import appearing, file_sizes, report_text
+    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.errors import IntegrityError
-    from hornbook.model.hf import read_hf, write_hf
-    from hornbook.model.hf_tokenizer import SETTINGS
+    from hornbook.model.hf.hf import read_hf, write_hf
+    from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
-    from hornbook.run.lineage import write_lineage
-    from hornbook.text.tokenizer import Tokenizer
+    from hornbook.run.start.lineage import write_lineage
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
         raise UsageError(f"{source}: it has no tokenizer.json, so there is nothing to add tokens to")

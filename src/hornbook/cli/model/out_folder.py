@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file
 from hornbook.errors import UsageError
+from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file
 
 
 def check_free(out: Path) -> None:

@@ -15,8 +15,8 @@ from hornbook.cli.shell import Json, answer, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.load import Loaded
-    from hornbook.model.predict import Query
+    from hornbook.model.generate.predict import Query
+    from hornbook.model.storage.load import Loaded
     from hornbook.progress import Show
 
 CHUNK = 256
@@ -64,10 +64,10 @@ def predict(
 
 def _load(target: Path, device: str) -> "Loaded":
     """A model with a head for labels, and a tokenizer. Raises UsageError where it has another head, or none."""
-    from hornbook.model.config_head import LabelHeadConfig
-    from hornbook.model.load import load_model
+    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.storage.load import load_model
     from hornbook.parallel.mesh import choose_device
-    from hornbook.run.checkpoint_path import checkpoint_path
+    from hornbook.run.checkpoints.path import checkpoint_path
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if not isinstance(loaded.config.head, LabelHeadConfig):
@@ -84,7 +84,7 @@ def _found(
     loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Show"
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
     """What each line holds, and what is said of it; so many lines at once."""
-    from hornbook.model.predict import predict as ask
+    from hornbook.model.generate.predict import predict as ask
     from hornbook.progress import resting
 
     done, total = 0, _count(file)
@@ -140,13 +140,13 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _from_text(line: str) -> Asked:
-    from hornbook.model.predict import Query
+    from hornbook.model.generate.predict import Query
 
     return {"text": line}, Query(line)
 
 
 def _from_object(where: str, line: str, kind: str) -> Asked:
-    from hornbook.model.predict import Query
+    from hornbook.model.generate.predict import Query
 
     try:
         given = json.loads(line)

@@ -10,7 +10,7 @@ from hornbook.cli.shell import Json, answer
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.refinery.bias import MentionReport, Shift, SourceMentions
+    from hornbook.text.refinery.bias.bias import MentionReport, Shift, SourceMentions
 
 
 def bias(
@@ -23,8 +23,8 @@ def bias(
     Where {kind = "mentions"} or {kind = "rebalance"} is one of the steps; from what prepare counted: no text is read.
     PMI is in bits: +1 is twice as often as if it stood near all groups alike. It is association in text, not harm.
     """
-    from hornbook.text.folder import read_text_config
-    from hornbook.text.refinery.bias import read_bias
+    from hornbook.text.refinery.bias.bias import read_bias
+    from hornbook.text.refinery.pipeline.folder import read_text_config
 
     found = read_bias(data, read_text_config(data).steps)
     if not found:
@@ -56,8 +56,8 @@ def _text(report: "MentionReport", top: int) -> str:
 
 
 def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> str:
-    from hornbook.cli.runs import columns
-    from hornbook.text.refinery.bias import nothing_stands_out, shares, standing_out
+    from hornbook.cli.train.runs import columns
+    from hornbook.text.refinery.bias.bias import nothing_stands_out, shares, standing_out
 
     pairs = standing_out(source)
     head = f"{source.name}: {source.documents:,} documents mention {shares(source)}"

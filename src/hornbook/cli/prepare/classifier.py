@@ -21,9 +21,9 @@ def classifier(
 
     Use it as a step: {kind = "classifier", model = "FILE", keep = "above", threshold = 0.5}.
     """
-    from hornbook.cli.sample_texts import sample_texts
-    from hornbook.text.refinery.classifier import train
-    from hornbook.text.refinery.words import DEFINITIONS
+    from hornbook.cli.prepare.sample_texts import sample_texts
+    from hornbook.text.refinery.scores.classifier import train
+    from hornbook.text.refinery.words.words import DEFINITIONS
 
     if words not in DEFINITIONS:
         raise UsageError(f"--words {words}: it is one of {', '.join(DEFINITIONS)}")

@@ -23,11 +23,11 @@ def curve(
     What of the vocabulary stays is estimated where {kind = "vocabulary"} is one of the steps, with 95 % intervals.
     From the columns that prepare stored: no text is read, and nothing is changed.
     """
-    from hornbook.cli.runs import columns
-    from hornbook.text.folder import read_text_config
-    from hornbook.text.refinery.curve import around, numbers, read_signals
-    from hornbook.text.refinery.curve import curve as points_of
-    from hornbook.text.refinery.curve_table import curve_table
+    from hornbook.cli.train.runs import columns
+    from hornbook.text.refinery.pipeline.folder import read_text_config
+    from hornbook.text.refinery.scores.curve import around, numbers, read_signals
+    from hornbook.text.refinery.scores.curve import curve as points_of
+    from hornbook.text.refinery.scores.curve_table import curve_table
 
     name, dot, key = threshold.rpartition(".")
     if not dot:

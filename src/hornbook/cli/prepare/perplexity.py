@@ -25,8 +25,8 @@ def perplexity(
 
     Use it as a step: {kind = "perplexity", model = "FILE", maximum = 2.4}; bits per byte beyond that are dropped.
     """
-    from hornbook.cli.sample_texts import sample_texts
-    from hornbook.text.refinery.perplexity_train import train
+    from hornbook.cli.prepare.sample_texts import sample_texts
+    from hornbook.text.refinery.scores.perplexity_train import train
 
     model, report = train(sample_texts("--good", good), order, megabytes * 1_000_000, ngrams)
     model.save(out)

@@ -11,9 +11,9 @@ from hornbook.cli.shell import DryRun, Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.config import TextConfig
-    from hornbook.text.funnel import Funnel, SourceFunnel
-    from hornbook.text.prepare import Share
+    from hornbook.text.config.text import TextConfig
+    from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
+    from hornbook.text.refinery.pipeline.prepare import Share
 
 _ENDING = re.compile(
     r"(\.warc)?\.(txt|md|py|jsonl?|parquet|arrow|[ct]sv|html?|tex|warc|wet|xml|zip|tar|tgz)?(\.(gz|zst|bz2|xz))?$",
@@ -60,8 +60,8 @@ def prepare(
     read are listed in DATA/quarantine.jsonl.
     """
     from hornbook.progress import progress_bar
-    from hornbook.text.prepare import prepare as run
-    from hornbook.text.prepare import prepare_share
+    from hornbook.text.refinery.pipeline.prepare import prepare as run
+    from hornbook.text.refinery.pipeline.prepare import prepare_share
 
     config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
     place = _one_of("--on", on, "here", "ray")
@@ -100,7 +100,7 @@ def _one_of(option: str, given: str, *known: str) -> Any:
 
 
 def _share(words: str) -> "Share":
-    from hornbook.text.prepare import Share
+    from hornbook.text.refinery.pipeline.prepare import Share
 
     index, slash, count = words.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
@@ -114,7 +114,7 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
     fields: settings of the sources that are named by a path, None where nobody gave one.
     """
     from hornbook.cli.shell import split_targets
-    from hornbook.resolve import resolve
+    from hornbook.settings.resolve import resolve
 
     targets, overrides = split_targets(words)
     recipe = targets.pop(0) if targets and is_recipe(targets[0]) else None
@@ -145,8 +145,8 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
 
 def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
     """Settings of one source, as on the command line."""
-    from hornbook.listing import toml_value
-    from hornbook.schema import dotted
+    from hornbook.settings.schema import dotted
+    from hornbook.settings.show import toml_value
 
     shown = {field: toml_value(value) if isinstance(value, list) else value for field, value in values.items()}
     return [f"{dotted(('text', 'sources', name, field))}={value}" for field, value in shown.items()]
@@ -154,7 +154,7 @@ def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
 
 def is_recipe(word: str) -> bool:
     """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe that is no path here."""
-    from hornbook.recipe_files import shipped_recipes
+    from hornbook.settings.recipe_files import shipped_recipes
 
     if word.endswith(".toml"):
         return True
@@ -180,7 +180,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
 
 def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
     from hornbook.progress import size_text
-    from hornbook.text.plan import list_all, plan
+    from hornbook.text.refinery.pipeline.plan import list_all, plan
 
     inputs = list_all(config)
     tasks = plan(config, inputs, out / "work")
@@ -206,7 +206,7 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
     from rich import box
     from rich.table import Table
 
-    from hornbook.text.folder import MISSING_TEXT
+    from hornbook.text.refinery.pipeline.folder import MISSING_TEXT
 
     table = Table(box=box.SIMPLE_HEAD, title="From raw text to clean documents", title_justify="left", pad_edge=False)
     table.add_column("source")

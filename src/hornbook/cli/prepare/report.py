@@ -14,9 +14,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report.html (funnel, examples and precision of every rule) and DATA_CARD.md."""
-    from hornbook.durable import write_atomic
-    from hornbook.text.folder import CARD, PAGE
-    from hornbook.text.report import card, page, read_receipt
+    from hornbook.files.durable import write_atomic
+    from hornbook.text.refinery.pipeline.folder import CARD, PAGE
+    from hornbook.text.refinery.report.report import card, page, read_receipt
 
     receipt = read_receipt(data)
     folder = out or data

@@ -10,7 +10,7 @@ from hornbook.cli.shell import Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.reviews import Example
+    from hornbook.text.refinery.report.reviews import Example
 
 _KEYS = {"y": True, "n": False}
 
@@ -25,8 +25,8 @@ def review(
     Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again: they then count where the same text
     is again an example. Without a terminal only what is known so far is printed.
     """
-    from hornbook.text.reviews import as_json as precisions_as_json
-    from hornbook.text.reviews import judge, judged, precisions
+    from hornbook.text.refinery.report.reviews import as_json as precisions_as_json
+    from hornbook.text.refinery.report.reviews import judge, judged, precisions
 
     examples = judged(data)
     reasons = sorted({example.reason for example, _ in examples})
@@ -67,8 +67,8 @@ def _printable(text: str, also: str = "") -> str:
 
 
 def _table(data: Path) -> str:
-    from hornbook.cli.runs import columns
-    from hornbook.text.reviews import precisions
+    from hornbook.cli.train.runs import columns
+    from hornbook.text.refinery.report.reviews import precisions
 
     rows = [("rule", "judged", "right", "precision", "95 % interval")]
     for reason, each in precisions(data).items():

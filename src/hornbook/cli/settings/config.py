@@ -25,8 +25,8 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Tell what a setting does, its type, limits and default, and who set it."""
-    from hornbook.listing import explanation
-    from hornbook.resolve import resolve
+    from hornbook.settings.resolve import resolve
+    from hornbook.settings.show import explanation
 
     targets, overrides = split_targets(words)
     if not 1 <= len(targets) <= 2:
@@ -39,7 +39,7 @@ def explain(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of recipes, for editors and forms."""
-    from hornbook.listing import json_schema
+    from hornbook.settings.show import json_schema
 
     answer({}, json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
@@ -47,7 +47,7 @@ def schema() -> None:
 @app.command(context_settings=WORDS)
 def check(words: Words = None, as_json: Json = False) -> Exit:
     """Check a recipe; all problems are told at once, with exit code 2."""
-    from hornbook.resolve import ConfigError, resolve
+    from hornbook.settings.resolve import ConfigError, resolve
 
     target, overrides = split_target(words)
     if target is None:

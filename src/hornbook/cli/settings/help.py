@@ -74,7 +74,7 @@ class SettingsCommand(ExampleCommand):
 
 def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
     """(option, doc with type and default) of the settings named, or of all."""
-    from hornbook.schema import REQUIRED, settings
+    from hornbook.settings.schema import REQUIRED, settings
 
     rows = []
     for key in keys or settings():
@@ -88,6 +88,6 @@ def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _shown(default: Any) -> str:
-    from hornbook.listing import toml_value
+    from hornbook.settings.show import toml_value
 
     return "none" if default is None else toml_value(default)

@@ -13,7 +13,7 @@ from hornbook.cli.shell import WORDS, DryRun, Json, Words, answer, resolve_words
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.costs import Operations
+    from hornbook.model.config.flops import Operations
     from hornbook.run.config import TrainConfig
 
 app = typer.Typer(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
@@ -28,7 +28,7 @@ WIDTH = 100
 @app.command("ls")
 def list_recipes(as_json: Json = False) -> None:
     """List them by family, with their size and length of training."""
-    from hornbook.recipe_files import shipped_recipes
+    from hornbook.settings.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
     rows.sort(key=_place)
@@ -59,8 +59,8 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @app.command(context_settings=WORDS)
 def show(words: Words = None, as_json: Json = False) -> None:
     """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state, steps."""
-    from hornbook.costs import operations_per_token, state_bytes
-    from hornbook.parameters import parameter_counts
+    from hornbook.model.config.flops import operations_per_token, state_bytes
+    from hornbook.model.config.parameter_count import parameter_counts
 
     if split_target(words)[0] is None:
         raise UsageError("which recipe? `hornbook recipes ls` lists them")
@@ -133,7 +133,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy a recipe to a file of your own, to be changed."""
-    from hornbook.recipe_files import shipped_recipes
+    from hornbook.settings.recipe_files import shipped_recipes
 
     if name not in shipped_recipes():
         family = [known for known in shipped_recipes() if known.startswith(name)]
@@ -153,8 +153,8 @@ def copy(
 
 def summary(name: str, text: str) -> dict[str, Any]:
     """What `ls` tells of a recipe; `about` is the first comment line of the file."""
-    from hornbook.parameters import count_parameters
-    from hornbook.resolve import resolve
+    from hornbook.model.config.parameter_count import count_parameters
+    from hornbook.settings.resolve import resolve
 
     recipe = resolve(name, environ={}).recipe
     about = text.splitlines()[0].lstrip("# ")
@@ -165,7 +165,7 @@ def summary(name: str, text: str) -> dict[str, Any]:
 
 def rows_of(recipe: Any) -> int:
     """Rows of the recipe's embedding, as far as known before the tokenizer exists."""
-    from hornbook.parameters import embedding_rows
+    from hornbook.model.config.parameter_count import embedding_rows
 
     return embedding_rows(recipe.model, getattr(recipe.text.tokenizer, "vocab", 0))
 

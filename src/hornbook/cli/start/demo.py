@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.errors import Exit, HornbookError
-from hornbook.journal import read_records
-from hornbook.rundir import RunDir
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
 
 KILL_AT = 0.5  # share of the run after which the worker is killed
 SAVES_PER_RUN = 5

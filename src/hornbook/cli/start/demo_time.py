@@ -1,6 +1,6 @@
 """How `hornbook quickstart` keeps its time: what was measured here, what it says of the stages to come, what fits.
 
-A probe (`hornbook.run.calibrate`) measures what everything else is made of: how long a process takes that loads torch,
+A probe (`hornbook.run.start.calibrate`) measures what everything else is made of: how long a process takes that loads torch,
 how long kernels take to compile, how long a token of training takes in the precision of the run. Whatever has run is
 no longer estimated: the size is chosen twice, before the text is written and again before training, by the time left.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from hornbook.cli.demo import BATCH_TOKENS, EVAL_TOKENS, SCORES_PER_RUN, SEQUENCE, SIZES, VALIDATION, VOCAB, Size
+from hornbook.cli.start.demo import BATCH_TOKENS, EVAL_TOKENS, SCORES_PER_RUN, SEQUENCE, SIZES, VALIDATION, VOCAB, Size
 from hornbook.errors import UsageError
 
 PROBED = (SIZES[0], SIZES[2])
@@ -160,14 +160,14 @@ def choose_size(left: float, machine: Machine, sizes: Sequence[Size] = SIZES, *,
 def process_start() -> float:
     """Seconds until a process has imported what training needs, now: the first of all had to read it from the disk."""
     begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import hornbook.run.launch"], check=True)
+    subprocess.run([sys.executable, "-c", "import hornbook.run.launch.launch"], check=True)
     return time.monotonic() - begun
 
 
 def probe() -> Machine:
     """Measure this machine as it is now, in a process of its own that takes some seconds."""
     shapes = [f"{size.layers}x{size.width}x{size.heads}" for size in PROBED]
-    command = [sys.executable, "-m", "hornbook.run.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
+    command = [sys.executable, "-m", "hornbook.run.start.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
     begun = time.monotonic()
     done = subprocess.run([*command, str(PROBE_SECONDS), *shapes], check=True, stdout=subprocess.PIPE, text=True)
     return machine_of(json.loads(done.stdout), time.monotonic() - begun)

@@ -18,7 +18,7 @@ def doctor(
 
     Exit code 0 unless something fails: then 7 for the disk, 2 for what is installed.
     """
-    from hornbook.run.doctor import diagnose, worst
+    from hornbook.run.diagnose.doctor import diagnose, worst
 
     checks = diagnose(folder)
     verdict = worst(checks)

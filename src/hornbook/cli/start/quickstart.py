@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli import demo
-from hornbook.cli.demo_time import Budget, Plan
 from hornbook.cli.shell import say
+from hornbook.cli.start import demo
+from hornbook.cli.start.demo_time import Budget, Plan
 from hornbook.errors import UsageError
+from hornbook.files.run_directory import RunDir
 from hornbook.progress import progress_bar
-from hornbook.rundir import RunDir
 
 DEFAULT_SECONDS = 180.0
 
@@ -122,7 +122,7 @@ def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> t
 
 
 def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> dict[str, object]:
-    from hornbook.text.installed import score, write_installed_corpus
+    from hornbook.text.ingest.corpora.installed import score, write_installed_corpus
 
     planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
     say("The text is what every Python installation carries: code, and its docstrings. We planted duplicates in it.")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, RunWords, split_target
-from hornbook.cli.training import load_engine, run_job
+from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
 
@@ -22,11 +22,11 @@ def fork(
 ) -> Exit:
     """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
     load_engine()
-    from hornbook.resolve import Resolved, resolve
-    from hornbook.run.bound import recipe_in_force, refuse_edited
-    from hornbook.run.launch import Start
-    from hornbook.run.origin import fork_origin
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.launch.launch import Start
+    from hornbook.run.start.bound import recipe_in_force, refuse_edited
+    from hornbook.run.start.origin import fork_origin
+    from hornbook.settings.resolve import Resolved, resolve
 
     target, overrides = split_target(words, "run directory")
     if target is None:

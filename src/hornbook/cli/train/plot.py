@@ -26,7 +26,7 @@ def plot(
     Long runs are thinned: at each place the least and the greatest value stay, so every spike does. A page also says
     the values where the pointer is. Neither needs a network. A run that cannot be read is named and left out.
     """
-    from hornbook.durable import write_atomic
+    from hornbook.files.durable import write_atomic
     from hornbook.studio.chart import picture
     from hornbook.studio.layout import make_chart
     from hornbook.studio.page import page
@@ -54,7 +54,7 @@ def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["Histor
 
     from rich.markup import escape
 
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
     from hornbook.studio.history import read_history
 
     found: dict[Path, History] = {}

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from hornbook.cli.shell import DryRun, Json, RunWords, split_target
-from hornbook.cli.training import load_engine, run_job
+from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
 
 def resume(words: RunWords = None, dry_run: DryRun = False, as_json: Json = False) -> Exit:
     """Go on with a run exactly where its newest checkpoint is; settings that may change can be given."""
     load_engine()
-    from hornbook.resolve import resolve
-    from hornbook.run.launch import Start, check_directory
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.launch.launch import Start, check_directory
+    from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words, "run directory")
     if target is None:

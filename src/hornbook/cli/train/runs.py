@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.plot import plot
 from hornbook.cli.shell import Json, answer
+from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
-    from hornbook.rundir import RunDir
-    from hornbook.runstatus import Summary
+    from hornbook.files.run_directory import RunDir
+    from hornbook.files.run_status import Summary
 
 app = typer.Typer(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
 app.command("plot")(plot)
@@ -32,7 +32,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder, with their status."""
-    from hornbook.runstatus import find_runs, summarize
+    from hornbook.files.run_status import find_runs, summarize
 
     place = folder or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
     if folder is not None and not folder.is_dir():
@@ -46,9 +46,17 @@ def list_runs(
 @app.command()
 def show(run: Run, as_json: Json = False) -> None:
     """One run: where it is, how it went, what happened to it."""
-    from hornbook.run.commit import list_checkpoints
-    from hornbook.run.console import sparkline
-    from hornbook.runstatus import coverage, evaluations, events, figures_of, fullest, steps_that_count, summarize
+    from hornbook.files.run_status import (
+        coverage,
+        evaluations,
+        events,
+        figures_of,
+        fullest,
+        steps_that_count,
+        summarize,
+    )
+    from hornbook.run.checkpoints.commit import list_checkpoints
+    from hornbook.run.observe.console import sparkline
 
     directory = existing_run(run)
     summary, steps = summarize(directory), steps_that_count(directory)
@@ -80,8 +88,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Which settings differ between runs, and what came of it."""
-    from hornbook.run.console import sparkline
-    from hornbook.runstatus import steps_that_count, summarize
+    from hornbook.files.run_status import steps_that_count, summarize
+    from hornbook.run.observe.console import sparkline
 
     if len(runs) < 2:
         raise UsageError("give two runs or more: hornbook runs compare RUN_A RUN_B")
@@ -120,7 +128,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def existing_run(path: Path) -> "RunDir":
     """The run at a path. Raises UsageError where there is none."""
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
 
     run = RunDir(path)
     if not run.exists():
@@ -157,7 +165,7 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
 
     The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
     """
-    from hornbook.runstatus import coverage, evaluations, figures_of
+    from hornbook.files.run_status import coverage, evaluations, figures_of
 
     scored = [_by_rows(evaluations(run)) for run in runs]
     common = [rows for rows in scored[0] if rows is not None and all(rows in each for each in scored)]
@@ -197,8 +205,8 @@ def _event(record: dict[str, Any]) -> str:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from hornbook.run.commit import BEST, read_pointer
-    from hornbook.run.manifest import read_manifest
+    from hornbook.run.checkpoints.commit import BEST, read_pointer
+    from hornbook.run.checkpoints.manifest import read_manifest
 
     best = read_pointer(path.parent, BEST) == path
     try:
@@ -212,7 +220,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _figures(run: "RunDir") -> dict[str, Any]:
-    from hornbook.runstatus import steps_that_count, summarize
+    from hornbook.files.run_status import steps_that_count, summarize
 
     steps = steps_that_count(run)
     rates = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second")]
@@ -240,7 +248,7 @@ def _text(value: Any) -> str:
 
 
 def _settings(run: "RunDir") -> dict[str, Any]:
-    from hornbook.run.bound import recipe_in_force
+    from hornbook.run.start.bound import recipe_in_force
 
     return recipe_in_force(run).model_dump(mode="json")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.shell import DryRun, Json, Words, resolve_words, say
-from hornbook.cli.training import load_engine, run_job
+from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
-from hornbook.layers import COMMAND_LINE
+from hornbook.settings.sources import COMMAND_LINE
 
 if TYPE_CHECKING:
-    from hornbook.recipe import Recipe
-    from hornbook.resolve import Resolved
+    from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import Resolved
 
 
 def train(
@@ -35,10 +35,10 @@ def train(
     What starts from weights is evaluated before its first step.
     """
     load_engine()
-    from hornbook.run.checkpoint_path import checkpoint_path
-    from hornbook.run.launch import Start
-    from hornbook.run.origin import import_origin
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.launch.launch import Start
+    from hornbook.run.start.origin import import_origin
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the one word here is auto; `hornbook resume RUN` goes on with a run")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.shell import answer, forget, people, reader_has_gone, say
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import fullest, newest_evaluation
 from hornbook.progress import size_text
-from hornbook.rundir import RunDir
-from hornbook.runstatus import fullest, newest_evaluation
 
 if TYPE_CHECKING:
-    from hornbook.resolve import Resolved
-    from hornbook.run.launch import Start
+    from hornbook.run.launch.launch import Start
+    from hornbook.settings.resolve import Resolved
 
 
 def load_engine() -> None:
@@ -21,15 +21,15 @@ def load_engine() -> None:
 
     with progress_bar() as progress:
         progress("load torch", 0, None)
-        import hornbook.run.launch  # noqa: F401 - those who need it find it loaded
+        import hornbook.run.launch.launch  # noqa: F401 - those who need it find it loaded
 
 
 def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool, as_json: bool) -> Exit:
     """Launch the job, or under `dry_run` say what it would be."""
     import dataclasses
 
-    from hornbook.run.joining import joined_place
-    from hornbook.run.launch import launch
+    from hornbook.run.launch.joining import joined_place
+    from hornbook.run.launch.launch import launch
 
     if dry_run:
         summary = describe_job(resolved, run, start, measure=True)
@@ -59,16 +59,16 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
     measure: some microbatches are computed, to say how much memory and time the run takes.
     """
-    from hornbook.data.loader import repetition_warnings, seen_text
-    from hornbook.journal import read_records
+    from hornbook.data.loader.loader import repetition_warnings, seen_text
+    from hornbook.files.journal import read_records
+    from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.build import trained_parameters
     from hornbook.parallel.mesh import choose_device
-    from hornbook.parameters import count_parameters
     from hornbook.run.job import cut_horizon, vocabulary_warning
-    from hornbook.run.launch import check_start, read_inputs
+    from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger import Monotone, replay
-    from hornbook.run.plan import estimate, saved_bytes
-    from hornbook.run.precision import describe_precision, settle_precision
+    from hornbook.run.start.plan import estimate, saved_bytes
+    from hornbook.run.start.precision import describe_precision, settle_precision
 
     device = choose_device(resolved.recipe.train.device)
     settled, origins = settle_precision(resolved.recipe, resolved.origins)

@@ -9,7 +9,7 @@ from hornbook.cli.shell import Json, answer
 from hornbook.errors import Exit
 
 if TYPE_CHECKING:
-    from hornbook.run.verify import Checkup, Comparison
+    from hornbook.run.diagnose.verify import Checkup, Comparison
 
 
 def verify(
@@ -24,8 +24,8 @@ def verify(
 
     With one run, check its ledger, its checkpoints and its data. Exit code 0 whole, 3 damaged.
     """
-    from hornbook.run.verify import check_run, compare_runs
-    from hornbook.rundir import RunDir
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.diagnose.verify import check_run, compare_runs
 
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)

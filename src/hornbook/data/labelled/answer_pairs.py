@@ -11,13 +11,13 @@ from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.label_plan import Documents, document_plan
-from hornbook.data.label_table import LabelTable
-from hornbook.data.making import Draws, Made
-from hornbook.data.pair_rows import pair_batch
-from hornbook.data.pairs import Pairs
-from hornbook.data.plan import Plan, PlanSet, Segments, TablePlan, stream_ends
-from hornbook.data.shard_table import ShardTable
+from hornbook.data.labelled.plan import Documents, document_plan
+from hornbook.data.labelled.table import LabelTable
+from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.objectives.pair_rows import pair_batch
+from hornbook.data.objectives.pairs import Pairs
+from hornbook.data.packing.plan import Plan, PlanSet, Segments, TablePlan, stream_ends
+from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import Vocabulary
 
 

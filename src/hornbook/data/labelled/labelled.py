@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from hornbook.data.answer_pairs import AnswerPairs, answer_plan
 from hornbook.data.config import Labels, OnLabels, Seq2Seq
-from hornbook.data.label_plan import row_plan
-from hornbook.data.labelled_rows import LabelledRows
-from hornbook.data.making import Maker, Setting
-from hornbook.data.permutation import key_of
+from hornbook.data.labelled.answer_pairs import AnswerPairs, answer_plan
+from hornbook.data.labelled.plan import row_plan
+from hornbook.data.labelled.rows import LabelledRows
+from hornbook.data.objectives.making import Maker, Setting
+from hornbook.data.order.permutation import key_of
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
-from hornbook.text.config_labels import ClassLabels
+from hornbook.text.config.labels import ClassLabels
 
 
 def build_labelled(setting: Setting, objective: OnLabels) -> Maker:

@@ -11,10 +11,10 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.keyed import shuffle
-from hornbook.data.label_table import LabelTable
-from hornbook.data.packing import VERSION, best_fit
-from hornbook.data.plan import TablePlan, stream_ends
+from hornbook.data.labelled.table import LabelTable
+from hornbook.data.order.keyed import shuffle
+from hornbook.data.packing.packing import VERSION, best_fit
+from hornbook.data.packing.plan import TablePlan, stream_ends
 
 Documents = Int64[np.ndarray, " documents"]
 Pack = Callable[[Documents], Int64[np.ndarray, "2 pieces"]]

@@ -15,14 +15,14 @@ from jaxtyping import Int64
 from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Labels
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.label_table import LabelTable
-from hornbook.data.making import Draws, Made
-from hornbook.data.plan import Plan, PlanSet, Segments, stream_ends
-from hornbook.data.row_arrays import RowArrays, row_arrays
-from hornbook.data.rows import RowReader
-from hornbook.data.text_rows import in_microbatches
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
-from hornbook.text.label_tokens import END, START
+from hornbook.data.labelled.table import LabelTable
+from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.packing.plan import Plan, PlanSet, Segments, stream_ends
+from hornbook.data.packing.row_arrays import RowArrays, row_arrays
+from hornbook.data.packing.rows import RowReader
+from hornbook.data.packing.text_rows import in_microbatches
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
+from hornbook.text.tokenizer.label_tokens import END, START
 
 
 class Pieces(NamedTuple):

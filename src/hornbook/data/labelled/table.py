@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.text.config_labels import ClassLabels, TagLabels
+from hornbook.text.config.labels import ClassLabels, TagLabels
 
 _BLOCK = 1 << 20
 

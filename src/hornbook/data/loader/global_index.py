@@ -13,13 +13,13 @@ from jaxtyping import Int64
 from hornbook.data.batch import DocumentRef, GlobalBatch, blank, rank_share
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
-from hornbook.data.fim import rearranged
-from hornbook.data.making import Draws, Setting
-from hornbook.data.mixture import build_stages, cap_epochs
-from hornbook.data.objective import build_maker
-from hornbook.data.order import Order
-from hornbook.data.plan import Segments
-from hornbook.data.shard_table import ShardTable
+from hornbook.data.objectives.fim import rearranged
+from hornbook.data.objectives.making import Draws, Setting
+from hornbook.data.objectives.objective import build_maker
+from hornbook.data.order.mixture import build_stages, cap_epochs
+from hornbook.data.order.order import Order
+from hornbook.data.packing.plan import Segments
+from hornbook.data.shards.shard_table import ShardTable
 from hornbook.errors import UsageError
 
 

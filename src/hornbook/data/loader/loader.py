@@ -11,9 +11,9 @@ from typing import NamedTuple
 from hornbook.data.batch import DocumentRef, GlobalBatch
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.global_index import GlobalIndex
-from hornbook.data.prefetch import Prefetcher
-from hornbook.data.windows import Windows, merge_windows, positions_of
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.data.loader.prefetch import Prefetcher
+from hornbook.data.loader.windows import Windows, merge_windows, positions_of
 
 
 class _Request(NamedTuple):

@@ -8,7 +8,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.global_index import GlobalIndex
+from hornbook.data.loader.global_index import GlobalIndex
 
 _BLOCK = 1 << 18
 """Positions looked at together."""

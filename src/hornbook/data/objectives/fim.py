@@ -20,13 +20,13 @@ import numpy as np
 
 from hornbook.data.config import FillInTheMiddle
 from hornbook.data.corpus import Corpus
-from hornbook.data.permutation import key_of
-from hornbook.data.shard import Shard
+from hornbook.data.order.permutation import key_of
+from hornbook.data.shards.shard import Shard
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.shards import describe_shard, writing_shard
+from hornbook.files.durable import storage_error
 from hornbook.text.store import digest_of, write_json
+from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 
 VERSION = 1
 """Part of every key: raise it when the same documents would be rearranged differently."""

@@ -10,9 +10,9 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from hornbook.data.keyed import STEP, choose, mark_subset, shuffle
-from hornbook.data.permutation import mix
-from hornbook.text.compiled import compiled
+from hornbook.data.order.keyed import STEP, choose, mark_subset, shuffle
+from hornbook.data.order.permutation import mix
+from hornbook.kernels.compiled import compiled
 
 LONGEST_SPAN = 128
 """Longer spans have a probability below 1e-30 for the largest mean there can be."""

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from hornbook.data.batch import Batch
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.plan import Plan, Segments
+from hornbook.data.packing.plan import Plan, Segments
 
 
 class Setting(NamedTuple):

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from hornbook.data.config import Causal, FillInTheMiddle, Masked, OnLabels, Prefix
 from hornbook.data.corpus import Stream
-from hornbook.data.keyed import epoch_key, stream_keys
-from hornbook.data.labelled import build_labelled
-from hornbook.data.making import Maker, Setting
-from hornbook.data.masked import Masking
-from hornbook.data.objective_parts import Part, cumulated, family_of, objective_parts
-from hornbook.data.pair_parts import check_rows, check_sequence, check_spans, pair_tables
-from hornbook.data.pair_plan import PairPlans, build_pair_plan
-from hornbook.data.pair_rows import PairRows
-from hornbook.data.plan import ConcatPlan, Plan, TablePlan, build_plan
-from hornbook.data.prefix import Prefixing
-from hornbook.data.text_rows import Change, Changes, TextRows
+from hornbook.data.labelled.labelled import build_labelled
+from hornbook.data.objectives.making import Maker, Setting
+from hornbook.data.objectives.masked import Masking
+from hornbook.data.objectives.objective_parts import Part, cumulated, family_of, objective_parts
+from hornbook.data.objectives.pair_parts import check_rows, check_sequence, check_spans, pair_tables
+from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
+from hornbook.data.objectives.pair_rows import PairRows
+from hornbook.data.objectives.prefix import Prefixing
+from hornbook.data.order.keyed import epoch_key, stream_keys
+from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
+from hornbook.data.packing.text_rows import Change, Changes, TextRows
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 

@@ -7,12 +7,12 @@ import numpy as np
 
 from hornbook.data.config import Denoiser, Infill, Span
 from hornbook.data.corpus import Stream
-from hornbook.data.infill import LONGEST_SPAN, poisson_bounds
-from hornbook.data.objective_parts import Part, cumulated
-from hornbook.data.pair_plan import SHORTEST, PairPlans, raw_length
-from hornbook.data.pairs import Parts, Roles
-from hornbook.data.plan import stream_ends
-from hornbook.data.spans import span_counts
+from hornbook.data.objectives.infill import LONGEST_SPAN, poisson_bounds
+from hornbook.data.objectives.objective_parts import Part, cumulated
+from hornbook.data.objectives.pair_plan import SHORTEST, PairPlans, raw_length
+from hornbook.data.objectives.pairs import Parts, Roles
+from hornbook.data.objectives.spans import span_counts
+from hornbook.data.packing.plan import stream_ends
 from hornbook.data.vocabulary import Vocabulary
 from hornbook.errors import UsageError
 

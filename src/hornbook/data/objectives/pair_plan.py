@@ -14,11 +14,11 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.keyed import choose, key_of_row
-from hornbook.data.making import Draws
-from hornbook.data.pairs import Parts, Roles, pair_sizes
-from hornbook.data.plan import PlanSet, Segments, TablePlan, kept_table, stream_ends
-from hornbook.text.compiled import compiled, inlined
+from hornbook.data.objectives.making import Draws
+from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
+from hornbook.data.order.keyed import choose, key_of_row
+from hornbook.data.packing.plan import PlanSet, Segments, TablePlan, kept_table, stream_ends
+from hornbook.kernels.compiled import compiled, inlined
 
 VERSION = 1
 """Part of every plan's key: raise it when the same documents would be packed differently."""

@@ -13,14 +13,14 @@ from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.keyed import Keys, choices, row_keys
-from hornbook.data.making import Draws, Made
-from hornbook.data.pair_plan import PairPlans
-from hornbook.data.pairs import Pairs, Parts, Roles, write_pairs
-from hornbook.data.plan import Plan, Segments
-from hornbook.data.rows import tuples
-from hornbook.data.shard_table import ShardTable
-from hornbook.text.compiled import compiled
+from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.objectives.pair_plan import PairPlans
+from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
+from hornbook.data.order.keyed import Keys, choices, row_keys
+from hornbook.data.packing.plan import Plan, Segments
+from hornbook.data.packing.rows import tuples
+from hornbook.data.shards.shard_table import ShardTable
+from hornbook.kernels.compiled import compiled
 
 MULTIPLE = 8
 """Rows of different lengths are padded to a multiple of this."""

@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 from jaxtyping import Int32, Int64, UInt64
 
-from hornbook.data.infill import infill, permute_sentences
-from hornbook.data.spans import corrupt_spans, span_sizes
-from hornbook.text.compiled import compiled, inlined
+from hornbook.data.objectives.infill import infill, permute_sentences
+from hornbook.data.objectives.spans import corrupt_spans, span_sizes
+from hornbook.kernels.compiled import compiled, inlined
 
 
 class Parts(NamedTuple):

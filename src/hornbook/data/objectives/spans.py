@@ -8,8 +8,8 @@ source has a sentinel for each span, the target a sentinel for each run, both en
 
 import numpy as np
 
-from hornbook.data.keyed import mark_subset
-from hornbook.text.compiled import compiled
+from hornbook.data.order.keyed import mark_subset
+from hornbook.kernels.compiled import compiled
 
 
 @compiled

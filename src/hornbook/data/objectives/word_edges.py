@@ -13,7 +13,7 @@ import unicodedata
 from functools import lru_cache
 from typing import NamedTuple
 
-from hornbook.text.bpe_tables import byte_letters
+from hornbook.text.tokenizer.bpe.tables import byte_letters
 
 ALONE = (
     (0x0E00, 0x0EFF),  # Thai, Lao

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from hornbook.data.permutation import key_of, mix
-from hornbook.text.compiled import compiled
+from hornbook.data.order.permutation import key_of, mix
+from hornbook.kernels.compiled import compiled
 
 STEP = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _LOW = np.uint64(32), np.uint64(11)

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.bisection import count_up_to
-from hornbook.data.mixture import BLOCK, Stage
-from hornbook.data.permutation import key_of, mix, permuted
-from hornbook.text.compiled import compiled
+from hornbook.data.order.mixture import BLOCK, Stage
+from hornbook.data.order.permutation import key_of, mix, permuted
+from hornbook.kernels.bisection import count_up_to
+from hornbook.kernels.compiled import compiled
 
 Kind = Literal["shuffled", "sequential", "replacement"]
 _KINDS = {"shuffled": 0, "sequential": 1, "replacement": 2}

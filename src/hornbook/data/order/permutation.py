@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.text.compiled import compiled
+from hornbook.kernels.compiled import compiled
 
 ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ short documents then go, longest first, each into the row where it leaves the le
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.text.compiled import compiled
+from hornbook.kernels.compiled import compiled
 
 VERSION = 1
 """Part of every plan's key: raise it when the same documents would be packed differently."""

@@ -15,7 +15,7 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.packing import VERSION, best_fit
+from hornbook.data.packing.packing import VERSION, best_fit
 
 Segments = tuple[Int64[np.ndarray, " rows+1"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]
 """Segments of some rows: where each row's begin in the list, first token in the stream, length."""

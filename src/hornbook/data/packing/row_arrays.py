@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.rows import Rows
+from hornbook.data.packing.rows import Rows
 
 
 class RowArrays(NamedTuple):

@@ -16,11 +16,11 @@ from jaxtyping import Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.plan import Segments
-from hornbook.data.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
-from hornbook.text.compiled import compiled, inlined, pointer
+from hornbook.data.packing.plan import Segments
+from hornbook.data.shards.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
+from hornbook.kernels.bisection import count_up_to
+from hornbook.kernels.compiled import compiled, inlined, pointer
 
 
 class _Rules(NamedTuple):

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hornbook.errors import DoesNotFitError, IntegrityError, UsageError
-from hornbook.filesystem import is_file
-from hornbook.text.shards import BLOCK_BYTES, DTYPES, LABELS
+from hornbook.files.filesystem import is_file
 from hornbook.text.store import digest_file
+from hornbook.text.tokenizer.shards import BLOCK_BYTES, DTYPES, LABELS
 
 REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 _EXAMPLES = 3
@@ -66,7 +66,7 @@ class Shard:
     @property
     def remedy(self) -> str:
         """What mends a damaged file of this shard."""
-        if self.root.parent.name == "plans":  # made from other shards (`hornbook.data.fim`)
+        if self.root.parent.name == "plans":  # made from other shards (`hornbook.data.objectives.fim`)
             return f"delete {self.root}: it is made again"
         return REMEDY
 

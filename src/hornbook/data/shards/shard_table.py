@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.data.bisection import count_up_to
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.shard import Shard
+from hornbook.data.shards.shard import Shard
 from hornbook.errors import IntegrityError
-from hornbook.text.compiled import compiled, inlined, pointer
-from hornbook.text.shards import BLOCK_BYTES
+from hornbook.kernels.bisection import count_up_to
+from hornbook.kernels.compiled import compiled, inlined, pointer
+from hornbook.text.tokenizer.shards import BLOCK_BYTES
 
 
 class Addresses(NamedTuple):

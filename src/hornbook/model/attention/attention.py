@@ -4,17 +4,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config, config_position
-from hornbook.model.attend import attend
-from hornbook.model.attention_dropout import Drop
+from hornbook.model.attention.attend import attend
+from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
+from hornbook.model.attention.sight import Sight
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
-from hornbook.model.dropout import site_keys
-from hornbook.model.linear import Linear, fused_linear
-from hornbook.model.norm import RMSNorm
-from hornbook.model.position import Layout, Rope, Rotation, rotate
-from hornbook.model.sight import Sight
+from hornbook.model.layers.dropout import site_keys
+from hornbook.model.layers.linear import Linear, fused_linear
+from hornbook.model.layers.norm import RMSNorm
 
 SITE = 16
 """Place of a layer where probabilities of attention are dropped; the next one is that of attention across stacks."""

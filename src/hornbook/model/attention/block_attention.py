@@ -1,4 +1,4 @@
-"""Attention as batched matrix products over blocks of queries (`hornbook.model.blocks`), with its own backward.
+"""Attention as batched matrix products over blocks of queries (`hornbook.model.attention.tiles`), with its own backward.
 
 Scores have the dtype of the input; softmax computes in float32. Saved for backward are query, key, value, and the
 probabilities; where those are large (long rows), they are computed again, block by block, so that memory grows with
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hornbook.model.attention_dropout import Drop
-from hornbook.model.blocks import Block, plan
+from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.tiles import Block, plan
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
-from hornbook.model.products import add_products_, matmul
-from hornbook.model.sight import Sight
+from hornbook.model.layers.products import add_products_, matmul
 
 KEPT = 16
 """Probabilities are kept for backward if they are at most so many times as large as the queries."""

@@ -5,7 +5,7 @@ As Qwen3-Next has it, for every token x_t:
     q, k, v = silu(convolution(W_q x)), ... (causal, over the last few tokens of the document, each channel alone)   (1)
     q = q / (|q| sqrt(key_dim)),    k = k / |k|                                                                     (2)
     b = sigmoid(W_b x),    g = -exp(a) softplus(W_g x + c)                                                          (3)
-    o = gated delta rule of q, k, v, g, b (`hornbook.model.delta_rule`)                                             (4)
+    o = gated delta rule of q, k, v, g, b (`hornbook.model.attention.delta_rule`)                                             (4)
     y = W_out (norm(o) * silu(W_z x)), the norm over each head                                                      (5)
 
 Each key head serves value_heads / key_heads value heads, neighbours. Order is known from the recurrence: nothing is
@@ -22,13 +22,14 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_init
-from hornbook.model.cache import KVCache
+from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
+from hornbook.model.attention.sight import Pieces
+from hornbook.model.config import init as config_init
+from hornbook.model.config import model as config
 from hornbook.model.context import Context
-from hornbook.model.delta_rule import chunked_delta_rule, recurrent_delta_rule
-from hornbook.model.linear import Linear, fused_linear
-from hornbook.model.norm import RMSNorm, widened
-from hornbook.model.sight import Pieces
+from hornbook.model.layers.linear import Linear, fused_linear
+from hornbook.model.layers.norm import RMSNorm, widened
 
 FEW_TOKENS = 8
 """Up to so many tokens behind a cache go one by one: a chunk costs as much as a full one."""

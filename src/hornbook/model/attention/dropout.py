@@ -1,7 +1,7 @@
 """Dropout of attention probabilities without a generator: each falls by a hash of where it stands.
 
 A decision is a function of (row's key, layer, site, head, position of the query, position of the key), so it is equal
-under recomputation, in any microbatch and in any block (`hornbook.model.dropout` has the hash).
+under recomputation, in any microbatch and in any block (`hornbook.model.layers.dropout` has the hash).
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hornbook.model.cpu.attention_dropout import drop
 from hornbook.model.cpu.team import supports
-from hornbook.model.dropout import mix
+from hornbook.model.layers.dropout import mix
 
 POSITIONS = 2**24
 """Positions a row may have."""
@@ -24,7 +24,7 @@ class Drop(NamedTuple):
     """Zero probabilities with probability `rate` and scale the rest by 1 / (1 - rate)."""
 
     places: Int[Tensor, " batch"]
-    """The rows' keys at this place of the model (`hornbook.model.dropout.site_keys`)."""
+    """The rows' keys at this place of the model (`hornbook.model.layers.dropout.site_keys`)."""
     rate: float
 
     def __call__(

@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config, config_position
-from hornbook.model.attend import FEW_QUERIES, attend
-from hornbook.model.attention import SITE, dropped, split_heads
+from hornbook.model.attention.attend import FEW_QUERIES, attend
+from hornbook.model.attention.attention import SITE, dropped, split_heads
+from hornbook.model.attention.position import Rope, Rotation, rotate
+from hornbook.model.attention.rope_scaling import yarn_mscale
+from hornbook.model.config import model as config
+from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
-from hornbook.model.linear import Linear
-from hornbook.model.norm import RMSNorm
-from hornbook.model.position import Rope, Rotation, rotate
-from hornbook.model.products import matmul
-from hornbook.model.rope_scaling import yarn_mscale
+from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.norm import RMSNorm
+from hornbook.model.layers.products import matmul
 
 LATENT_NORM = config.RMSNorm(eps=1e-6)
 """Of both latents, whatever the model's norm."""

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config_position
-from hornbook.model.rope_scaling import scaled_frequencies
+from hornbook.model.attention.rope_scaling import scaled_frequencies
+from hornbook.model.config import position as config_position
 
 Lengths = list[tuple[int, ...]]
 """Per row of a batch the lengths of its documents in order; they sum to the row's length."""

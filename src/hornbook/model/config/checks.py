@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from hornbook.model.config import LayerConfig, ModelConfig
-from hornbook.model.config_head import LabelHeadConfig
-from hornbook.parameters import count_parameters, stacks_of
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.config.parameter_count import count_parameters, stacks_of
 
 _MOST_PARAMETERS = 2**48
 _NOT_ACROSS = 'the layers of an encoder-decoder need "full", which attends from one stack to the other, not "{kind}"'

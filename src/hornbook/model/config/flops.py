@@ -10,10 +10,9 @@ activations, convolutions and what is computed again for lack of memory are not 
 
 from dataclasses import dataclass
 
-from hornbook.model import config as parts
-from hornbook.model.config import ModelConfig
-from hornbook.parallel.config import ParallelConfig
-from hornbook.parameters import (
+from hornbook.model.config import model as parts
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import (
     attention_matrices,
     delta_widths,
     entrance_matrices,
@@ -21,6 +20,7 @@ from hornbook.parameters import (
     mlp_matrices,
     stacks_of,
 )
+from hornbook.parallel.config import ParallelConfig
 
 FLOAT32 = 4
 """Bytes of a number; weights, gradients and moments are float32 under every `train.precision`."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from hornbook.fields import Config, Count, Number
-from hornbook.model.config_mlp import Activation
+from hornbook.model.config.mlp import Activation
+from hornbook.settings.fields import Config, Count, Number
 
 # ---- Heads of language models
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, Number
 
 
 class NormalValues(Config):
@@ -130,7 +130,7 @@ class MuP(Scheme):
     """Maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466), in depth too: CompleteP (arXiv 2505.01618).
 
     What is tuned at the base size holds at any size. Standard deviations are here; factors of the model
-    (`hornbook.parametrization`) and of the optimizer (`hornbook.model.mup`) follow from the same numbers.
+    (`hornbook.model.config.mup`) and of the optimizer (`hornbook.model.init.mup`) follow from the same numbers.
     """
 
     kind: Literal["mup"] = "mup"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import OPEN, Config, Count, Number
+from hornbook.settings.fields import OPEN, Config, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 

@@ -10,11 +10,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from hornbook.fields import OPEN, Config, Count, Number
-from hornbook.model.config_head import HeadConfig, LMHead
-from hornbook.model.config_init import InitConfig, ScaledNormal
-from hornbook.model.config_mlp import GLU, MLPConfig
-from hornbook.model.config_position import NoPositions, PositionConfig, Rope
+from hornbook.model.config.head import HeadConfig, LMHead
+from hornbook.model.config.init import InitConfig, ScaledNormal
+from hornbook.model.config.mlp import GLU, MLPConfig
+from hornbook.model.config.position import NoPositions, PositionConfig, Rope
+from hornbook.settings.fields import OPEN, Config, Count, Number
 
 # ---- Normalisation
 

@@ -10,7 +10,7 @@ arXiv 2505.01618, table 1):
 | model.block.multiplier | D^-depth_power, where base_layers is given |
 
 They are part of what the model computes, so a checkpoint holds them as plain values. Standard deviations are in
-`hornbook.model.init_schemes`, factors of the optimizer in `hornbook.model.mup`.
+`hornbook.model.init.schemes`, factors of the optimizer in `hornbook.model.init.mup`.
 """
 
 import math
@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from hornbook.errors import UsageError
-from hornbook.fields import Config
-from hornbook.model.config import FullAttention, ModelConfig, PreNorm
-from hornbook.model.config_head import LMHead
-from hornbook.model.config_init import MuP
+from hornbook.model.config.head import LMHead
+from hornbook.model.config.init import MuP
+from hornbook.model.config.model import FullAttention, ModelConfig, PreNorm
+from hornbook.settings.fields import Config
 
 Keys = tuple[str | int, ...]
 Node = TypeVar("Node", bound=Config)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
-from hornbook.model import config as parts
-from hornbook.model import config_head, config_mlp, config_position
-from hornbook.model.config import ModelConfig
+from hornbook.model.config import head as config_head
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as parts
+from hornbook.model.config import position as config_position
+from hornbook.model.config.model import ModelConfig
 
 
 def count_parameters(config: ModelConfig, vocab: int) -> int:

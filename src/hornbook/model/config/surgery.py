@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hornbook.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, Number
 
 LINEARS = ["*blocks.*"]
 """Every linear layer of the blocks: not the embedding, not the head, no norm."""

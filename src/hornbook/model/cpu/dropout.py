@@ -35,7 +35,7 @@ def _run(x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
 
 @njit(inline="always")
 def mix(x):
-    """SplitMix64, as `hornbook.model.dropout.mix`."""
+    """SplitMix64, as `hornbook.model.layers.dropout.mix`."""
     x = np.uint64(x + GAMMA)
     x = np.uint64((x ^ (x >> np.uint64(30))) * FIRST)
     x = np.uint64((x ^ (x >> np.uint64(27))) * SECOND)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, exponential, load, store
 from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
-from hornbook.model.products import linear, matmul
+from hornbook.model.layers.products import linear, matmul
 
 
 class SwiGLUFunction(torch.autograd.Function):

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from hornbook.model.attention import CrossAttention, FullAttention
+from hornbook.model.attention.attention import CrossAttention, FullAttention
+from hornbook.model.attention.position import Alibi, RelativeBuckets
 from hornbook.model.cpu import attention_dropout, dropout, experts, gate, heads, loss, norm, softmax
 from hornbook.model.cpu.team import Kernel
-from hornbook.model.dropout import Dropout, RowDropout
-from hornbook.model.experts import Experts
-from hornbook.model.label_heads import LabelHead
-from hornbook.model.mlp import GLU
-from hornbook.model.norm import RMSNorm
-from hornbook.model.position import Alibi, RelativeBuckets
+from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.layers.dropout import Dropout, RowDropout
+from hornbook.model.layers.norm import RMSNorm
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.mlp import GLU
 from hornbook.model.transformer import Transformer
 
 

@@ -23,7 +23,7 @@ from numba import njit, types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from hornbook.kernel_cache import is_kept, kept_callback
+from hornbook.kernels.cache import is_kept, kept_callback
 from hornbook.model.cpu.scalar import OPTIONS, bf16, bits_double, f32, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.cache import KVCache
+from hornbook.model.attention.cache import KVCache
 from hornbook.model.context import Memory
-from hornbook.model.sampling import REMOVED
+from hornbook.model.generate.sampling import REMOVED
 from hornbook.model.transformer import Transformer
 
 

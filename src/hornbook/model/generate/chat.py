@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.special_tokens import token_name
-from hornbook.text.tokenizer import Tokenizer, read_settings
+from hornbook.text.tokenizer.special_tokens import token_name
+from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 
 FILE = "chat_template.jinja"
 _PLACE = "\ufdd2{}\ufdd3"

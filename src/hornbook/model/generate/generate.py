@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.cache import KVCache
+from hornbook.model.attention.cache import KVCache
 from hornbook.model.context import Memory
-from hornbook.model.sampling import REMOVED, Sampling, choose_token
-from hornbook.model.surgery.prompt import prompt_length
+from hornbook.model.generate.sampling import REMOVED, Sampling, choose_token
+from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _WINDOW = 8
 """Tokens that are decoded again with each new one, at least."""

@@ -1,6 +1,6 @@
 """What a model with a head for labels says of texts: several in a batch, each as though it were alone.
 
-A text is read as `hornbook.text.asked` reads it; what is longer than the model's positions is cut (labels of a text) or
+A text is read as `hornbook.text.tokenizer.prompt_encoding` reads it; what is longer than the model's positions is cut (labels of a text) or
 read in windows (words, answers).
 """
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.config_head import (
+from hornbook.model.config.head import (
     ClassificationHead,
     LabelHeadConfig,
     RegressionHead,
     SpanHead,
     TokenClassificationHead,
 )
-from hornbook.model.label_answers import best_span, entities, probabilities
-from hornbook.model.load import Loaded
-from hornbook.text.asked import Window, ask_question, ask_text, ask_words
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.model.heads.label_answers import best_span, entities, probabilities
+from hornbook.model.storage.load import Loaded
+from hornbook.text.tokenizer.prompt_encoding import Window, ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 BATCH_TOKENS = 8192
 """Tokens of a batch, with padding, at most: enough to keep the cores busy, little beside the weights."""

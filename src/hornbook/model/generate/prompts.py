@@ -14,7 +14,7 @@ from torch import Tensor
 from hornbook.errors import UsageError
 from hornbook.model.context import Memory
 from hornbook.model.transformer import Source, Transformer
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 class Prompt(NamedTuple):

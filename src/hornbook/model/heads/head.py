@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model import config_mlp
-from hornbook.model.embedding import Embedding
-from hornbook.model.linear import Linear
-from hornbook.model.losses import LossTerms, loss_and_grad_
-from hornbook.model.mlp import activate
-from hornbook.model.position import Lengths
-from hornbook.model.products import linear, mm_into
+from hornbook.model.attention.position import Lengths
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.heads.losses import LossTerms, loss_and_grad_
+from hornbook.model.layers.embedding import Embedding
+from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.products import linear, mm_into
+from hornbook.model.mlp.mlp import activate
 
 
 class Scaled(nn.Module):
@@ -111,7 +111,7 @@ class Head(nn.Module):
         """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
 
         The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
-        row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.label_heads`).
+        row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
         """
         del lengths, keys
         hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)

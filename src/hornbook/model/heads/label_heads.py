@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model import config_head
-from hornbook.model.config_init import NormalValues
+from hornbook.model.attention.position import Lengths
+from hornbook.model.config import head as config_head
+from hornbook.model.config.init import NormalValues
 from hornbook.model.context import Context
-from hornbook.model.dropout import Dropout, mix
-from hornbook.model.head import Head
-from hornbook.model.position import Lengths
+from hornbook.model.heads.head import Head
+from hornbook.model.layers.dropout import Dropout, mix
 
 START, END, CHOOSABLE = 1, 2, 4
 """Bits of a span's targets: the answer starts here, ends here, or might have done so."""

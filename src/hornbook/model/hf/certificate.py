@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.extras import install_command
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_mlp import Experts
-from hornbook.model.hf import left_out, read_hf
-from hornbook.model.hf_config import identify, why_native
-from hornbook.model.hf_tables.known import NATIVE
-from hornbook.model.hf_tables.vocabulary import Architecture
-from hornbook.model.label_answers import text_place
-from hornbook.model.load import Loaded, load_model
-from hornbook.model.safetensors_folder import named, read_json, write_json
+from hornbook.model.config.mlp import Experts
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.heads.label_answers import text_place
+from hornbook.model.hf.config import identify, why_native
+from hornbook.model.hf.hf import left_out, read_hf
+from hornbook.model.hf.tables.known import NATIVE
+from hornbook.model.hf.tables.vocabulary import Architecture
+from hornbook.model.storage.load import Loaded, load_model
+from hornbook.model.storage.safetensors_folder import named, read_json, write_json
 from hornbook.model.transformer import Source
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TOLERANCE = 1e-5
 """Largest difference of two float32 logits, as a share of the largest logit, that is asked no further."""

@@ -11,15 +11,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.fields import refuse_untrusted_parts
-from hornbook.model.config import FullAttention, ModelConfig
-from hornbook.model.config_checks import model_problems
-from hornbook.model.config_head import ClassificationHead, LabelHeadConfig, RegressionHead
-from hornbook.model.config_position import Rope
-from hornbook.model.hf_differences import differences, flatten, typical
-from hornbook.model.hf_tables.inert import INERT
-from hornbook.model.hf_tables.known import ARCHITECTURES, NATIVE
-from hornbook.model.hf_tables.vocabulary import Architecture, Codec, Json, Key
+from hornbook.model.config.checks import model_problems
+from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
+from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.hf.differences import differences, flatten, typical
+from hornbook.model.hf.tables.inert import INERT
+from hornbook.model.hf.tables.known import ARCHITECTURES, NATIVE
+from hornbook.model.hf.tables.vocabulary import Architecture, Codec, Json, Key
+from hornbook.settings.fields import refuse_untrusted_parts
 
 LARGEST_SIZE = 2**40
 """No number of a model's configuration is larger."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hornbook.model.config import FullAttention, ModelConfig
-from hornbook.model.hf_tables.inert import FREE
+from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.hf.tables.inert import FREE
 
 
 def flatten(config: ModelConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hugging Face folders: our Transformer written as one of transformers' classes, and read back, bit for bit.
 
 The one idea: a stream of tensor transforms driven by a table (`hf_tables`), which says where each of our parameters
-lies (`hf_layout`). What no table represents is written under our own names with
+lies (`hf/layout`). What no table represents is written under our own names with
 `architectures: ["HornbookForCausalLM"]`.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_mlp import Experts
-from hornbook.model.hf_config import choose_architecture, from_json, identify, to_json
-from hornbook.model.hf_layout import (
+from hornbook.files.durable import storage_error
+from hornbook.model.config.mlp import Experts
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
+from hornbook.model.hf.layout import (
     Layout,
     expected_shapes,
     joined,
@@ -28,10 +28,10 @@ from hornbook.model.hf_layout import (
     rectangles_of,
     stored_shape,
 )
-from hornbook.model.hf_tables.vocabulary import Architecture
-from hornbook.model.hf_tokenizer import copy_tokenizer, special_ids
-from hornbook.model.rectangles import Rectangle, Writer, create_tensors, whole
-from hornbook.model.safetensors_folder import (
+from hornbook.model.hf.tables.vocabulary import Architecture
+from hornbook.model.hf.tokenizer import copy_tokenizer, special_ids
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_tensors, whole
+from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
     Entry,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf_tables.vocabulary import Architecture, Row
-from hornbook.model.rectangles import Rectangle
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.tables.vocabulary import Architecture, Row
+from hornbook.model.storage.rectangles import Rectangle
 
 Shape = tuple[int, ...]
 

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hornbook.model.safetensors_folder import read_json, regular_size, write_json
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_files import name_special_tokens
+from hornbook.model.storage.safetensors_folder import read_json, regular_size, write_json
+from hornbook.text.tokenizer.files import name_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 """What says how a tokenizer is used: its delimiters, its template of chats."""

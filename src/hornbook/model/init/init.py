@@ -1,6 +1,6 @@
 """Initial values, per logical matrix: each one's numbers are a pure function of (seed, its name).
 
-Which distribution a matrix has is the scheme's affair (`hornbook.model.init_schemes`), unless its module says
+Which distribution a matrix has is the scheme's affair (`hornbook.model.init.schemes`), unless its module says
 otherwise or the recipe overrides it. Here numbers are drawn, one matrix at a time, whatever else there is: another
 order, another mesh, a part of the model alone give the same ones.
 """
@@ -15,11 +15,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_init
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_init import Distribution
-from hornbook.model.init_schemes import Matrix, distribution
+from hornbook.model.config import init as config_init
+from hornbook.model.config import model as config
+from hornbook.model.config.init import Distribution
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.schemes import Matrix, distribution
 
 Own = Distribution | Callable[[tuple[int, ...], Generator], Tensor]
 """What a module's attribute `initial` gives for one of its parameters: a distribution, or a function of shape and

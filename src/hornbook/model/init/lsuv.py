@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.linear import Linear
+from hornbook.model.layers.linear import Linear
 
 
 class _Scaling(nn.Module):

@@ -16,9 +16,9 @@ base width. Gradients shrink with m and D^a, which is why eps has to.
 
 from collections.abc import Mapping
 
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_init import MuP
-from hornbook.optim.config import Factors
+from hornbook.model.config.init import MuP
+from hornbook.model.config.model import ModelConfig
+from hornbook.optim.config.optim import Factors
 
 
 def learning_factors(roles: Mapping[str, str], cfg: ModelConfig) -> dict[str, Factors]:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model.linear import Linear
+from hornbook.model.layers.linear import Linear
 
 
 class Embedding(nn.Module):

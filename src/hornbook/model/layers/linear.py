@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model.products import linear, matmul
+from hornbook.model.layers.products import linear, matmul
 
 FEW_ROWS = 64
 """Below so many rows (decoding) putting weights side by side costs more than the one product saves: a decode step of a
@@ -16,7 +16,7 @@ FEW_ROWS = 64
 
 
 class Linear(nn.Module):
-    """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init`."""
+    """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init.init`."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()

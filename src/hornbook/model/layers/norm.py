@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config, config_init
+from hornbook.model.config import init as config_init
+from hornbook.model.config import model as config
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.team import supports
 

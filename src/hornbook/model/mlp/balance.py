@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hornbook.model.router import Routing
+from hornbook.model.mlp.router import Routing
 
 Counted = Bool[Tensor, "batch time"] | None
 """Tokens that count; None: all."""

@@ -7,7 +7,7 @@ What a token's router says depends on that token alone, so packed documents are 
 come first, and what finds no room passes the experts by. In evaluation everything is served.
 
 `forward` returns besides y, in training, by name:
-balance, router_z: [batch], losses of each row times their weight in the config (`hornbook.model.balance`); the engine
+balance, router_z: [batch], losses of each row times their weight in the config (`hornbook.model.mlp.balance`); the engine
 weights a row by its share of the objective, so that microbatches of any shape add up to the same number.
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """
@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model import config_mlp
-from hornbook.model.balance import balance_loss, over_capacity, router_z_loss, row_loads
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Auxiliary, Context
-from hornbook.model.grouped import Weights, grouped_glu
-from hornbook.model.mlp import GLU
-from hornbook.model.router import ROUTERS, Routing, SigmoidRouter
+from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
+from hornbook.model.mlp.grouped import Weights, grouped_glu
+from hornbook.model.mlp.mlp import GLU
+from hornbook.model.mlp.router import ROUTERS, Routing, SigmoidRouter
 
 
 class Experts(nn.Module):

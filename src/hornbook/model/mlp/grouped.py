@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hornbook.model import config_mlp
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.cpu.team import supports
-from hornbook.model.mlp import activate
-from hornbook.model.products import linear, matmul, mm_into
+from hornbook.model.layers.products import linear, matmul, mm_into
+from hornbook.model.mlp.mlp import activate
 
 
 class Weights(NamedTuple):

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model import config_mlp
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.team import supports
-from hornbook.model.linear import Linear, fused_linear
+from hornbook.model.layers.linear import Linear, fused_linear
 
 
 def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:

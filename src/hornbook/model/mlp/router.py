@@ -19,10 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model import config_mlp
+from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.dropout import SITES, site_keys, uniform
-from hornbook.model.norm import widened
+from hornbook.model.layers.dropout import SITES, site_keys, uniform
+from hornbook.model.layers.norm import widened
 
 JITTER_SITE = SITES - 1
 """Place in a layer by which jitter is keyed."""

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from hornbook.errors import IntegrityError
-from hornbook.model.config import ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.surgery.folders import read_operated
-from hornbook.model.surgery.quantize import is_quantized, read_quantized
+from hornbook.model.surgery.quantization.quantize import is_quantized, read_quantized
 from hornbook.model.transformer import Transformer
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.durable import sync_file
-from hornbook.model.safetensors_folder import DTYPES, INDEX, ITEM_BYTES, SINGLE, Entry, plan_shards, write_json
+from hornbook.files.durable import sync_file
+from hornbook.model.storage.safetensors_folder import DTYPES, INDEX, ITEM_BYTES, SINGLE, Entry, plan_shards, write_json
 
 CHUNK_BYTES = 16 << 20
 """Longest single write: ranks that write to one file take turns."""

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import exists, is_folder
-from hornbook.strict_json import InvalidJson, parse_json
+from hornbook.files.durable import storage_error
+from hornbook.files.filesystem import exists, is_folder
+from hornbook.files.strict_json import InvalidJson, parse_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9

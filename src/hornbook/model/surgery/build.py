@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.surgery.config import SurgeryStep
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import SurgeryStep
 from hornbook.model.surgery.operate import operate
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.model.transformer import Transformer

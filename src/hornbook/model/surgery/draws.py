@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hornbook.model.init import name_seed
+from hornbook.model.init.init import name_seed
 
 
 def keyed_uniform(shape: tuple[int, ...], bound: float, seed: int, name: str) -> Tensor:

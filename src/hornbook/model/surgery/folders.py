@@ -2,7 +2,7 @@
 
 | surgery | folder |
 |---|---|
-| an adapter (lora, dora, bottleneck, prompt) | `adapter_files`: the adapter alone; the base lies elsewhere |
+| an adapter (lora, dora, bottleneck, prompt) | `adapters/files`: the adapter alone; the base lies elsewhere |
 | fake_quant, freeze | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
 
 Trained scales of fake_quant lie beside the weights in added.safetensors.
@@ -18,12 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf import create_hf, fill_hf, read_hf
-from hornbook.model.rectangles import Rectangle, Writer, create_file
-from hornbook.model.safetensors_folder import Reader, read_header, read_json, write_json
-from hornbook.model.surgery import config as surgery
-from hornbook.model.surgery.adapter_files import (
+from hornbook.model.config import surgery
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.hf import create_hf, fill_hf, read_hf
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
+from hornbook.model.storage.safetensors_folder import Reader, read_header, read_json, write_json
+from hornbook.model.surgery.adapters.files import (
     AdapterSpec,
     base_of,
     check_base,
@@ -33,9 +33,9 @@ from hornbook.model.surgery.adapter_files import (
     read_meta,
     tensors_digest,
 )
-from hornbook.model.surgery.adapter_reading import read_adapter
+from hornbook.model.surgery.adapters.merge import merged_tensors
+from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.build import added_shapes, build_operated, fill
-from hornbook.model.surgery.merge import merged_tensors
 from hornbook.model.transformer import Transformer
 
 ADDED = "added.safetensors"

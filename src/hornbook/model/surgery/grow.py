@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model import config, config_mlp
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import ModelConfig
-from hornbook.model.init import initial_value
-from hornbook.model.init_schemes import STREAM_WRITERS
-from hornbook.recipe import Recipe, cross_check
+from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import model as config
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initial_value
+from hornbook.model.init.schemes import STREAM_WRITERS
+from hornbook.settings.recipe import Recipe, cross_check
 
 Order = Literal["stack", "spread"]
 """Copies of the whole stack on top of it, or each layer's copies next to it."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from hornbook.errors import UsageError
-from hornbook.model.linear import Linear
+from hornbook.model.layers.linear import Linear
 
 
 def matching(names: Iterable[str], globs: Sequence[str], key: str, what: str) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from hornbook.errors import UsageError
-from hornbook.model.label_heads import LabelHead
-from hornbook.model.surgery import config
-from hornbook.model.surgery.bottleneck import add_bottleneck
-from hornbook.model.surgery.fake_quant import add_fake_quant
-from hornbook.model.surgery.lora import add_lora
+from hornbook.model.config import surgery as config
+from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.surgery.adapters.bottleneck import add_bottleneck
+from hornbook.model.surgery.adapters.lora import add_lora
+from hornbook.model.surgery.adapters.prompt import add_prompt
 from hornbook.model.surgery.names import matching
-from hornbook.model.surgery.nf4 import add_nf4
-from hornbook.model.surgery.prompt import add_prompt
+from hornbook.model.surgery.quantization.fake_quant import add_fake_quant
+from hornbook.model.surgery.quantization.nf4 import add_nf4
 
 
 def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:

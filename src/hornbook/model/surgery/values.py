@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError
-from hornbook.model.label_heads import LabelHead
-from hornbook.model.linear import Linear
-from hornbook.model.safetensors_folder import named
+from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.layers.linear import Linear
+from hornbook.model.storage.safetensors_folder import named
 from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.nf4 import Nf4Code
+from hornbook.model.surgery.quantization.nf4 import Nf4Code
 
 Stream = Iterable[tuple[str, Tensor]]
 

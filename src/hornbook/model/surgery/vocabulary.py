@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 ROWS = ("embedding.weight", "head.weight", "head.bias")
 """Parameters that have a row for each token."""

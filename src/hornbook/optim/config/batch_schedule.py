@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Count
+from hornbook.settings.fields import Config, Count
 
 
 @dataclass(frozen=True)

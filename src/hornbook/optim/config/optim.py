@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Number
-from hornbook.schedules import Cosine, Schedule
+from hornbook.optim.config.schedules import Cosine, Schedule
+from hornbook.settings.fields import Config, Number
 
 
 class AdamW(Config):

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config, Duration
-from hornbook.ramps import Batches
+from hornbook.optim.config.batch_schedule import Batches
+from hornbook.settings.fields import Config, Duration
 
 NO_WARMUP = Duration(amount=0, unit="tokens")
 

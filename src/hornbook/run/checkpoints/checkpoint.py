@@ -12,11 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
 
-from hornbook.durable import storage_error, write_atomic
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.filesystem import exists, is_folder
-from hornbook.run.checkpoint_path import all_damaged, newest_verified
-from hornbook.run.commit import (
+from hornbook.files.durable import storage_error, write_atomic
+from hornbook.files.filesystem import exists, is_folder
+from hornbook.run.checkpoints.commit import (
     BEST,
     LATEST,
     checkpoint_name,
@@ -29,9 +28,10 @@ from hornbook.run.commit import (
     read_pointer,
     step_of,
 )
+from hornbook.run.checkpoints.exchange import Exchange, Fillable, SharedSave
+from hornbook.run.checkpoints.manifest import Figure, Manifest, read_manifest, verify_folder
+from hornbook.run.checkpoints.path import all_damaged, newest_verified
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.exchange import Exchange, Fillable, SharedSave
-from hornbook.run.manifest import Figure, Manifest, read_manifest, verify_folder
 
 _NEEDED = {
     "*.safetensors": "the weights",

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.filesystem import exists, is_folder, list_folder
-from hornbook.run.manifest import Figure, Manifest, write_manifest
+from hornbook.files.durable import TEMPORARY, storage_error, sync_directory
+from hornbook.files.filesystem import exists, is_folder, list_folder
+from hornbook.run.checkpoints.manifest import Figure, Manifest, write_manifest
 
 LATEST = "latest"
 BEST = "best"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hornbook import errors
-from hornbook.durable import storage_error
 from hornbook.errors import HornbookError, RankLostError
+from hornbook.files.durable import storage_error
 
 POLL_SECONDS = 0.02
 

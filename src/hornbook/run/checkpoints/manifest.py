@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from hornbook.durable import sync_directory, sync_file, write_file
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import is_folder, walk_files
+from hornbook.files.durable import sync_directory, sync_file, write_file
+from hornbook.files.filesystem import is_folder, walk_files
 
 MANIFEST = "MANIFEST.json"
 FORMAT = "hornbook checkpoint"

@@ -5,12 +5,12 @@ import logging
 from pathlib import Path
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.filesystem import exists, is_file, is_folder
-from hornbook.run.bound import past_of, why_foreign
-from hornbook.run.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
-from hornbook.run.manifest import MANIFEST, Manifest, verify_folder
-from hornbook.run.weights import check_weights
-from hornbook.rundir import RunDir
+from hornbook.files.filesystem import exists, is_file, is_folder
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
+from hornbook.run.checkpoints.manifest import MANIFEST, Manifest, verify_folder
+from hornbook.run.checkpoints.weights import check_weights
+from hornbook.run.start.bound import past_of, why_foreign
 
 HOW_TO_GET = (
     "get one with `hf download OWNER/NAME --local-dir FOLDER` (pip install huggingface_hub; the original GPT-2 is "

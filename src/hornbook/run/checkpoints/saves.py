@@ -20,14 +20,14 @@ from typing import Any, Self
 
 from hornbook.errors import StorageError
 from hornbook.parallel.mesh import Mesh
-from hornbook.run import bound
-from hornbook.run.background import Background
-from hornbook.run.checkpoint import Checkpoints
-from hornbook.run.exchange import Exchange
+from hornbook.run.checkpoints.background import Background
+from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position
-from hornbook.run.observers import Observers
-from hornbook.run.snapshot import Buffers, Snapshot, take_snapshot
+from hornbook.run.observe.observers import Observers
+from hornbook.run.start import bound
 from hornbook.run.state import State
 
 WAIT_SECONDS = 0.05

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.rectangles import Rectangle, Writer, create_file
-from hornbook.model.safetensors_folder import read_header
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
+from hornbook.model.storage.safetensors_folder import read_header
 from hornbook.model.surgery.folders import create_operated, fill_operated
 from hornbook.run.state import MOMENTS, ModelSpec, State
 

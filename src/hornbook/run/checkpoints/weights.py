@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import is_folder, list_folder
-from hornbook.run.manifest import open_inside
-from hornbook.strict_json import parse_json
+from hornbook.files.filesystem import is_folder, list_folder
+from hornbook.files.strict_json import parse_json
+from hornbook.run.checkpoints.manifest import open_inside
 
 _HEADER_LIMIT = 100_000_000
 _ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from hornbook.durable import TEMPORARY, storage_error, write_file
 from hornbook.errors import StorageError
 from hornbook.extras import install_command
+from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.model.cpu.team import team_library
-from hornbook.model.precision import choose_precision
-from hornbook.run.commit import free_bytes
-from hornbook.run.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
+from hornbook.model.layers.precision import choose_precision
+from hornbook.run.checkpoints.commit import free_bytes
+from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 
 Verdict = Literal["ok", "warn", "fail"]
 

@@ -14,16 +14,23 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.filesystem import exists, is_file
-from hornbook.journal import current_branch, read_records
-from hornbook.run.bound import describe_edits, edited_settings, metrics_problem, past_of, recipe_in_force, why_foreign
-from hornbook.run.commit import list_checkpoints, step_of
+from hornbook.files.filesystem import exists, is_file
+from hornbook.files.journal import current_branch, read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import find_runs
+from hornbook.run.checkpoints.commit import list_checkpoints, step_of
+from hornbook.run.checkpoints.manifest import unlisted, verify_folder
+from hornbook.run.checkpoints.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
 from hornbook.run.ledger import Monotone, check_ledger, remedy
-from hornbook.run.lineage import lineage_of
-from hornbook.run.manifest import unlisted, verify_folder
-from hornbook.run.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
-from hornbook.rundir import RunDir
-from hornbook.runstatus import find_runs
+from hornbook.run.start.bound import (
+    describe_edits,
+    edited_settings,
+    metrics_problem,
+    past_of,
+    recipe_in_force,
+    why_foreign,
+)
+from hornbook.run.start.lineage import lineage_of
 
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
@@ -264,7 +271,7 @@ def _check_checkpoint(run: RunDir, past: Monotone, folder: Path) -> str:
 
 def _check_data(run: RunDir, read: bool) -> str:
     from hornbook.data.corpus import Corpus
-    from hornbook.run.environment import check_data_lock
+    from hornbook.run.start.environment import check_data_lock
 
     path = recipe_in_force(run).data.path
     if path is None:

@@ -15,12 +15,12 @@ import torch
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import UsageError
-from hornbook.filesystem import walk_files
-from hornbook.listing import toml_value
+from hornbook.files.filesystem import walk_files
 from hornbook.parallel.mesh import SETUP_SECONDS, Place, choose_device
-from hornbook.recipe import Recipe
-from hornbook.run.meeting import LINGER_SECONDS, held_by_leader, wait_until
-from hornbook.schema import dotted, leaves
+from hornbook.run.launch.meeting import LINGER_SECONDS, held_by_leader, wait_until
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.schema import dotted, leaves
+from hornbook.settings.show import toml_value
 from hornbook.text.store import digest_file, digest_of
 
 _MAY_DIFFER = ("name", "data.path", "train.device")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import hornbook.errors
-from hornbook.durable import write_atomic
 from hornbook.errors import HornbookError, StorageError
-from hornbook.run.pulse import Beat
-from hornbook.run.rank import Rank, Report, wait_for_ends
-from hornbook.rundir import RunDir
+from hornbook.files.durable import write_atomic
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.pulse import Beat
+from hornbook.run.launch.rank import Rank, Report, wait_for_ends
 
 GRACE_SECONDS = 1.0
 """When ranks end because another went away: so long that one is waited for."""

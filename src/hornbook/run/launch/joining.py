@@ -1,7 +1,7 @@
 """Joining ranks that torchrun or Slurm started: who this process is, by the variables they set.
 
 `place = joined_place(os.environ, recipe.parallel.data)` is None where hornbook starts its own ranks. Otherwise this
-process is one rank of the run, and `run/meeting.py` is what it does next.
+process is one rank of the run, and `run/launch/meeting.py` is what it does next.
 """
 
 import functools
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hornbook.errors import UsageError
 from hornbook.parallel.mesh import Place
-from hornbook.run.meeting import Address, open_store
+from hornbook.run.launch.meeting import Address, open_store
 
 _PORTS = 4096
 """Slurm jobs take one of the last 4096 ports, which systems do not give away by themselves (so does JAX)."""

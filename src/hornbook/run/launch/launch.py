@@ -19,33 +19,33 @@ from typing import Literal
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
-from hornbook.filesystem import exists, is_file, is_folder, list_folder
-from hornbook.model.config_head import HeadConfig
-from hornbook.model.hf_layout import parameter_shapes
-from hornbook.model.init import check_overrides
+from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.model.config.head import HeadConfig
+from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.init.init import check_overrides
 from hornbook.parallel.mesh import SETUP_SECONDS, Place
 from hornbook.progress import progress_bar
-from hornbook.recipe import Recipe
-from hornbook.resume_rules import Change, refuse_incompatible, resume_changes
-from hornbook.run.bound import describe_edits, edited_settings, recipe_in_force
-from hornbook.run.comparing import compare_ranks, rank_facts
-from hornbook.run.environment import check_data_lock
-from hornbook.run.event_files import require_tensorboard
 from hornbook.run.job import Inputs, Job, open_inputs
-from hornbook.run.joining import joined_place
-from hornbook.run.kernels import compile_for
+from hornbook.run.launch.comparing import compare_ranks, rank_facts
+from hornbook.run.launch.joining import joined_place
+from hornbook.run.launch.meeting import await_leader, leading, wait_until
+from hornbook.run.launch.pulse import Pulse
+from hornbook.run.launch.rank import Report
+from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.meeting import await_leader, leading, wait_until
-from hornbook.run.origin import Origin, check_tokenizer
-from hornbook.run.precision import settle_precision
-from hornbook.run.pulse import Pulse
-from hornbook.run.rank import Report
+from hornbook.run.observe.event_files import require_tensorboard
 from hornbook.run.requests import Inbox, refuse_if_held
-from hornbook.run.signals import StopSignals
-from hornbook.run.supervisor import Supervisor, preload
+from hornbook.run.start.bound import describe_edits, edited_settings, recipe_in_force
+from hornbook.run.start.environment import check_data_lock
+from hornbook.run.start.kernels import compile_for
+from hornbook.run.start.origin import Origin, check_tokenizer
+from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints"}
 

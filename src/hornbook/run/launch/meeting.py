@@ -1,6 +1,6 @@
 """Where ranks that a launcher started meet, and what they tell each other before the first collective.
 
-How it goes, in this order, on every rank (`run/launch.py` does it):
+How it goes, in this order, on every rank (`run/launch/launch.py` does it):
 
     store = place.connect()                                the same store at every call
     compare_ranks(store, place, rank_facts(recipe, lock))  nobody goes on before all have come this far

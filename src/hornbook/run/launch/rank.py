@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import NoReturn
 
 from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
-from hornbook.run.pulse import Pulse
-from hornbook.run.signals import STOP_SIGNALS
+from hornbook.run.launch.pulse import Pulse
+from hornbook.run.launch.signals import STOP_SIGNALS
 
 KILL_SECONDS = 30.0
 """Time for a killed process to end; only one that waits in the kernel for a device takes longer."""

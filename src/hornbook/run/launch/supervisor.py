@@ -19,18 +19,18 @@ from typing import Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.data.truncation import truncated
+from hornbook.data.shards.truncation import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
+from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.mesh import Place
-from hornbook.run.commit import list_checkpoints
+from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
-from hornbook.run.failure import Failure, diagnose, diagnose_hang, keep_evidence
 from hornbook.run.job import Job
+from hornbook.run.launch.failure import Failure, diagnose, diagnose_hang, keep_evidence
+from hornbook.run.launch.pulse import Pulse, shared_pulses
+from hornbook.run.launch.rank import Rank, fork_rank, wait_for_ends
+from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.pulse import Pulse, shared_pulses
-from hornbook.run.rank import Rank, fork_rank, wait_for_ends
-from hornbook.run.signals import STOP_SIGNALS, StopSignals
-from hornbook.rundir import RunDir, Status
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; an end is seen at once."""

@@ -19,7 +19,7 @@ from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from hornbook.run.signals import STOPPING
+from hornbook.run.launch.signals import STOPPING
 from hornbook.run.step import Step
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -112,7 +112,7 @@ class Watch:
     memory: Callable[[], str] = str
     """Memory in use, of how much, and the peak."""
     doing: Callable[[], tuple[str, int]] = lambda: ("", 0)
-    """What is being done (`hornbook.run.pulse.PHASES`), and after which step."""
+    """What is being done (`hornbook.run.launch.pulse.PHASES`), and after which step."""
 
 
 _DOING = {

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 
 from hornbook.parallel.mesh import Mesh
-from hornbook.run.console import Console, Header, Watch
 from hornbook.run.job import Job
 from hornbook.run.memory import memory_of
-from hornbook.run.precision import describe_precision
+from hornbook.run.observe.console import Console, Header, Watch
+from hornbook.run.start.precision import describe_precision
 
 
 @contextlib.contextmanager

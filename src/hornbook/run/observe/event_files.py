@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.extras import install_command
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import evaluations, figures_of, steps_that_count
 from hornbook.run.config import LogConfig
 from hornbook.run.step import Step
-from hornbook.rundir import RunDir
-from hornbook.runstatus import evaluations, figures_of, steps_that_count
 
 _TAGS = {
     "loss": "loss",

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hornbook.data.loader import Loader, build_loader
-from hornbook.data.tracing import (
+from hornbook.data.loader.loader import Loader, build_loader
+from hornbook.data.loader.tracing import (
     Found,
     Learned,
     all_streams,
@@ -17,11 +17,11 @@ from hornbook.data.tracing import (
     positions_of_documents,
 )
 from hornbook.errors import UsageError
-from hornbook.journal import current_branch, read_records
-from hornbook.run.bound import recipe_in_force
+from hornbook.files.journal import current_branch, read_records
+from hornbook.files.run_directory import RunDir
 from hornbook.run.ledger import replay
-from hornbook.run.lineage import lineage_of
-from hornbook.rundir import RunDir
+from hornbook.run.start.bound import recipe_in_force
+from hornbook.run.start.lineage import lineage_of
 
 
 @dataclass(frozen=True)

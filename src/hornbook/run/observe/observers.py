@@ -17,22 +17,22 @@ from hornbook.data.validation import HeldOut
 from hornbook.errors import StorageError
 from hornbook.evals.corpus import Scores, score_rows, validation_rows
 from hornbook.evals.loss import Score
-from hornbook.journal import Appender
-from hornbook.model.config_head import LabelHeadConfig
-from hornbook.model.generate import generate
-from hornbook.model.prompts import begin, encode_spelled, fill_masks
+from hornbook.files.journal import Appender
+from hornbook.files.run_directory import StateRecord, Status
+from hornbook.files.run_status import evaluations, fullest
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.generate.generate import generate
+from hornbook.model.generate.prompts import begin, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
-from hornbook.recipe import Recipe
-from hornbook.run.console import Console
-from hornbook.run.event_files import EventFiles
+from hornbook.run.checkpoints.manifest import Figure
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
-from hornbook.run.manifest import Figure
+from hornbook.run.observe.console import Console
+from hornbook.run.observe.event_files import EventFiles
 from hornbook.run.step import Step
-from hornbook.rundir import StateRecord, Status
-from hornbook.runstatus import evaluations, fullest
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.settings.recipe import Recipe
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Observer = Callable[[Step], None]
 

@@ -8,16 +8,16 @@ import os
 import shutil
 from pathlib import Path
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import exists, is_file, list_folder
+from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file
+from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.model.build import build_model
-from hornbook.model.hf import read_hf, write_hf
-from hornbook.model.init import initial_values, with_new_head
-from hornbook.model.surgery.adapter_files import base_of, check_base, is_adapter, read_meta, tensors_digest
-from hornbook.run.checkpoint_path import newest_verified
+from hornbook.model.hf.hf import read_hf, write_hf
+from hornbook.model.init.init import initial_values, with_new_head
+from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.job import Job
-from hornbook.run.origin import Origin
+from hornbook.run.start.origin import Origin
 from hornbook.run.state import State
 
 KEPT = ("*.json", "*.safetensors", "*.model", "*.txt")

@@ -9,27 +9,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hornbook.data.label_table import only_label
-from hornbook.data.loader import Loader, repetition_warnings, seen_text
+from hornbook.data.labelled.table import only_label
+from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
-from hornbook.model.config_head import describe_head
-from hornbook.model.init import initial_values
-from hornbook.model.lsuv import scale_to_unit_variance
-from hornbook.model.surgery.config import adapter_of
+from hornbook.model.config.head import describe_head
+from hornbook.model.config.surgery import adapter_of
+from hornbook.model.init.init import initial_values
+from hornbook.model.init.lsuv import scale_to_unit_variance
 from hornbook.parallel.mesh import Mesh
-from hornbook.resolve import leaves
-from hornbook.run import bound
-from hornbook.run.base import keep_base
-from hornbook.run.environment import bits_depend_on, describe_environment
+from hornbook.run.checkpoints.saves import Saves
 from hornbook.run.job import Job, vocabulary_warning
 from hornbook.run.ledger import Monotone
-from hornbook.run.observers import Observers
-from hornbook.run.origin import Origin, origin_of
-from hornbook.run.precision import slow_precision
-from hornbook.run.saves import Saves
+from hornbook.run.observe.observers import Observers
+from hornbook.run.start import bound
+from hornbook.run.start.base import keep_base
+from hornbook.run.start.environment import bits_depend_on, describe_environment
+from hornbook.run.start.origin import Origin, origin_of
+from hornbook.run.start.precision import slow_precision
 from hornbook.run.state import State
-from hornbook.schema import dotted
+from hornbook.settings.resolve import leaves
+from hornbook.settings.schema import dotted
 
 
 def begin(job: Job, mesh: Mesh, state: State, saves: Saves, observers: Observers) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import exists
-from hornbook.journal import first_broken, read_records
-from hornbook.listing import toml_value
-from hornbook.recipe import Recipe
-from hornbook.resolve import resolve
-from hornbook.resume_rules import Change, resume_changes
+from hornbook.files.filesystem import exists
+from hornbook.files.journal import first_broken, read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.manifest import Manifest
 from hornbook.run.ledger import Monotone, remedy, replay
-from hornbook.run.manifest import Manifest
-from hornbook.rundir import RunDir
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
+from hornbook.settings.resume_rules import Change, resume_changes
+from hornbook.settings.show import toml_value
 
 
 def past_of(run: RunDir) -> Monotone:

@@ -1,6 +1,6 @@
 """How fast this machine trains: real steps of small models on random tokens, in the precision of a run.
 
-Run as a child process (`python -m hornbook.run.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS ...`),
+Run as a child process (`python -m hornbook.run.start.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS ...`),
 so that the caller need not import torch; prints a JSON object.
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from hornbook.compile_ahead import compile_ahead
 from hornbook.data.batch import Batch
+from hornbook.kernels.ahead import compile_ahead
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import ModelConfig
-from hornbook.model.init import initialize
-from hornbook.model.precision import choose_precision
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initialize
+from hornbook.model.layers.precision import choose_precision
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import parallelize
 from hornbook.parallel.mesh import choose_device
 from hornbook.run.config import TrainConfig
-from hornbook.run.kernels import model_jobs
+from hornbook.run.start.kernels import model_jobs
 
 MORE_STEPS_PER_SECOND = 4.0
 """A machine that makes fewer steps of a model is not asked about a larger one."""

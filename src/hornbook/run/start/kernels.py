@@ -5,15 +5,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from hornbook.compile_ahead import Job, compile_ahead
-from hornbook.data import order
-from hornbook.data.global_index import GlobalIndex
-from hornbook.kernel_cache import is_ready
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.data.order import order
+from hornbook.kernels.ahead import Job, compile_ahead
+from hornbook.kernels.cache import is_ready
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.cpu.kernels import kernels_of
 from hornbook.model.cpu.team import Kernel
-from hornbook.model.cpu_kernels import kernels_of
-from hornbook.model.precision import choose_precision
+from hornbook.model.layers.precision import choose_precision
 from hornbook.parallel.engine import PRECISIONS
 from hornbook.parallel.mesh import choose_device
 from hornbook.run.config import TrainConfig

@@ -2,8 +2,8 @@
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
-from hornbook.model.config_head import HeadConfig, LabelHeadConfig
-from hornbook.recipe import unlike
+from hornbook.model.config.head import HeadConfig, LabelHeadConfig
+from hornbook.settings.recipe import unlike
 
 
 def labelled_head(head: HeadConfig, corpus: Corpus) -> HeadConfig:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
-from hornbook.filesystem import is_file
-from hornbook.journal import read_records
-from hornbook.model.safetensors_folder import read_json, write_json
-from hornbook.run.commit import step_of
+from hornbook.files.durable import storage_error
+from hornbook.files.filesystem import is_file
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.model.storage.safetensors_folder import read_json, write_json
+from hornbook.run.checkpoints.commit import step_of
 from hornbook.run.ledger import replay
-from hornbook.rundir import RunDir
 
 FILE = "lineage.json"
 MOST_STEPS = 100

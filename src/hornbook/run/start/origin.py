@@ -12,23 +12,23 @@ from typing import Any, Literal
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.filesystem import is_file, is_folder
-from hornbook.journal import read_records
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import HeadConfig, LabelHeadConfig
-from hornbook.model.hf import read_hf
-from hornbook.model.surgery.adapter_files import is_adapter
-from hornbook.recipe import Recipe, cross_check
-from hornbook.resolve import Resolved, leaves
-from hornbook.resume_rules import TRAINING_ONLY
-from hornbook.run.checkpoint_path import checkpoint_path
-from hornbook.run.labels import labelled_head
+from hornbook.files.filesystem import is_file, is_folder
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
+from hornbook.model.config.head import HeadConfig, LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.hf import read_hf
+from hornbook.model.surgery.adapters.files import is_adapter
+from hornbook.run.checkpoints.manifest import verify_folder
+from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.ledger import replay
-from hornbook.run.lineage import describe_source
-from hornbook.run.manifest import verify_folder
+from hornbook.run.start.labels import labelled_head
+from hornbook.run.start.lineage import describe_source
 from hornbook.run.state import State
-from hornbook.rundir import RunDir
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.settings.recipe import Recipe, cross_check
+from hornbook.settings.resolve import Resolved, leaves
+from hornbook.settings.resume_rules import TRAINING_ONLY
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

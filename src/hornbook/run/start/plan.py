@@ -16,18 +16,18 @@ import numpy as np
 import psutil
 import torch
 
-from hornbook.costs import FLOAT32, operations_per_token, state_bytes
 from hornbook.model.build import build_model
-from hornbook.model.init import initial_values
+from hornbook.model.config.flops import FLOAT32, operations_per_token, state_bytes
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.build import trained_parameters
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import PRECISIONS
 from hornbook.parallel.mesh import choose_device, distributed
-from hornbook.parameters import count_parameters
-from hornbook.run.doctor import matmul_rate
+from hornbook.run.diagnose.doctor import matmul_rate
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Inputs
-from hornbook.run.kernels import compile_for
+from hornbook.run.start.kernels import compile_for
 from hornbook.run.state import State
 from hornbook.run.train import build_state, fetch
 

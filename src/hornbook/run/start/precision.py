@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.precision import Choice, Precision, choose_precision, missing_bf16
-from hornbook.model.products import is_widened
+from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
+from hornbook.model.layers.products import is_widened
 from hornbook.parallel.mesh import choose_device
-from hornbook.recipe import Recipe
+from hornbook.settings.recipe import Recipe
 
 ORIGIN = "auto: "
 """Begins what the recipe says of a precision that was chosen here."""
@@ -80,7 +80,7 @@ def _choose(recipe: Recipe) -> Choice:
 
 
 def main() -> None:
-    """`python -m hornbook.run.precision DEVICE` prints the choice and its reason."""
+    """`python -m hornbook.run.start.precision DEVICE` prints the choice and its reason."""
     try:
         print(*choose_precision(choose_device(sys.argv[1])))
     except UsageError as error:

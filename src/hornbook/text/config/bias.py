@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from hornbook.fields import Count
-from hornbook.text.config_step import DecisionConfig, Words
+from hornbook.settings.fields import Count
+from hornbook.text.config.step import DecisionConfig, Words
 
 SHIPPED = {path.stem: path for path in sorted((Path(__file__).parent / "refinery" / "people").glob("*.toml"))}
 """Language -> the terms that come with hornbook for it."""

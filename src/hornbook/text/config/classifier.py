@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Number
-from hornbook.text.config_step import DecisionConfig
+from hornbook.settings.fields import Number
+from hornbook.text.config.step import DecisionConfig
 
 
 class Classifier(DecisionConfig):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.fields import Count
-from hornbook.text.config_step import DecisionConfig, EditConfig
+from hornbook.settings.fields import Count
+from hornbook.text.config.step import DecisionConfig, EditConfig
 
 PersonalKind = Literal["email", "phone", "iban", "card", "ip", "national_id", "address", "key"]
 PERSONAL: tuple[PersonalKind, ...] = ("email", "phone", "iban", "card", "ip", "national_id", "address", "key")

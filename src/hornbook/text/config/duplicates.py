@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hornbook.fields import Count
-from hornbook.text.config_step import CutConfig, DecisionConfig, Words
+from hornbook.settings.fields import Count
+from hornbook.text.config.step import CutConfig, DecisionConfig, Words
 
 
 class NearDedup(DecisionConfig):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.fields import Config
+from hornbook.settings.fields import Config
 
 
 def _distinct(names: list[str]) -> None:

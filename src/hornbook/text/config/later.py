@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from hornbook.dates import interval
-from hornbook.fields import Config
+from hornbook.settings.fields import Config
+from hornbook.text.config.dates import interval
 
 
 def _as_text(value: Any) -> Any:

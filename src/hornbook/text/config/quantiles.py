@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.text.config_step import DecisionConfig
+from hornbook.text.config.step import DecisionConfig
 
 _COLUMN = r"^[a-z][a-z0-9_]*\..+$"
 

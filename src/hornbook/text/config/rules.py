@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.fields import Count
-from hornbook.text.config_step import DecisionConfig, EditConfig, Words
+from hornbook.settings.fields import Count
+from hornbook.text.config.step import DecisionConfig, EditConfig, Words
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Config
+from hornbook.settings.fields import Config
 
 NAME = r"^[a-z][a-z0-9_]*$"
 

@@ -4,19 +4,19 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from hornbook.fields import Config, Count
-from hornbook.text.config_bias import Mentions, Rebalance
-from hornbook.text.config_classifier import Classifier
-from hornbook.text.config_content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
-from hornbook.text.config_duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
-from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.config_later import Later
-from hornbook.text.config_modules import code_of
-from hornbook.text.config_perplexity import Perplexity
-from hornbook.text.config_quantiles import Quantiles
-from hornbook.text.config_rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
-from hornbook.text.config_step import CutConfig, DecisionConfig, EditConfig, StepConfig
-from hornbook.text.config_vocabulary import Vocabulary
+from hornbook.settings.fields import Config, Count
+from hornbook.text.config.bias import Mentions, Rebalance
+from hornbook.text.config.classifier import Classifier
+from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
+from hornbook.text.config.duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.later import Later
+from hornbook.text.config.modules import code_of
+from hornbook.text.config.perplexity import Perplexity
+from hornbook.text.config.quantiles import Quantiles
+from hornbook.text.config.rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
+from hornbook.text.config.step import CutConfig, DecisionConfig, EditConfig, StepConfig
+from hornbook.text.config.vocabulary import Vocabulary
 
 
 class SourceConfig(Config):

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hornbook.fields import Count
-from hornbook.text.config_step import DecisionConfig, Words
+from hornbook.settings.fields import Count
+from hornbook.text.config.step import DecisionConfig, Words
 
 
 class Vocabulary(DecisionConfig):

@@ -1,7 +1,7 @@
 """Reading a stream of bytes by lines, lengths and marks, with bounded memory."""
 
-from hornbook.text.compressions import Stream
-from hornbook.text.lines import CHUNK
+from hornbook.text.ingest.compressions import Stream
+from hornbook.text.ingest.lines import CHUNK
 
 
 class Buffered:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.text.labelling import Labelling
+from hornbook.text.ingest.labels.labelling import Labelling
 
 EXCERPT_BYTES = 160
 

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 
 from hornbook.errors import UsageError
-from hornbook.text.config import SourceConfig
+from hornbook.text.config.text import SourceConfig
 
 CODE = "c cc cpp cs go h hpp java jl js kt lua m php pl py r rb rs scala sh sql swift ts"
 """Endings of source code, which is read as it is."""
@@ -60,7 +60,7 @@ class InputFile:
     compression: str | None
     problem: str = ""
     part: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n parts of it is meant, from 0 on (`hornbook.text.parts`)."""
+    """(i, n): the i-th of n parts of it is meant, from 0 on (`hornbook.text.ingest.parts`)."""
     line: int = 1
     """The number of the first line of a part of lines."""
 

@@ -12,8 +12,8 @@ from typing import IO
 import fsspec
 import xxhash
 
-from hornbook.text.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.inputs import InputFile, is_url
+from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
+from hornbook.text.ingest.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
 _BEGINNING = 512

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hornbook.errors import DoesNotFitError
-from hornbook.strict_json import DuplicateKey, unique_keys
-from hornbook.text.compressions import DamagedStream
-from hornbook.text.document import Document, Rejected, excerpt
-from hornbook.text.inputs import AT_RANDOM, InputFile
-from hornbook.text.lines import BOM, HashingFile, Line, open_input, plain_text, read_pieces, why_not_utf8
-from hornbook.text.parts import input_lines
-from hornbook.text.rows import (
+from hornbook.files.strict_json import DuplicateKey, unique_keys
+from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.document import Document, Rejected, excerpt
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
+from hornbook.text.ingest.lines import BOM, HashingFile, Line, open_input, plain_text, read_pieces, why_not_utf8
+from hornbook.text.ingest.parts import input_lines
+from hornbook.text.ingest.rows import (
     Reader,
     ReadOptions,
     Row,

@@ -6,11 +6,11 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from hornbook.text.config import SourceConfig
-from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.document import Document, Rejected, excerpt
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import HashingFile, Line, why_not_utf8
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, Rejected, excerpt
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import HashingFile, Line, why_not_utf8
 
 Row = Document | Rejected
 DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
@@ -27,7 +27,7 @@ class ReadOptions:
     id_field: str = "id"
     max_bytes: int = 16 * 2**20
     labels: LabelsConfig | None = None
-    """Rows have labels: `hornbook.text.labelled_readers` reads them."""
+    """Rows have labels: `hornbook.text.ingest.labels.readers` reads them."""
     layout: str = "auto"
     licence_field: str = "license"
     url_field: str = "url"

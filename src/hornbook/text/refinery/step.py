@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 
 Columns = Mapping[str, np.ndarray]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.text.config_step import StepConfig
+from hornbook.text.config.step import StepConfig
 from hornbook.text.refinery.step import Cut, Decision, Edit, GlobalDecision, Measurer, Sketched, Step
 
 STEPS = {

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
-from hornbook.text.bpe_dropout import Dropout
-from hornbook.text.config_labels import LabelsConfig, has_answers, outputs_of
-from hornbook.text.label_tokens import Labelled, label_tokens
-from hornbook.text.labelling import Labelling
-from hornbook.text.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
+from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
+from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.splits import PARTS, Part, Split
 from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.label_tokens import Labelled, label_tokens
+from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 VERSION = 1
 """Part of every key: raise it when the same documents shall give other shards."""

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from hornbook.durable import write_atomic
+from hornbook.files.durable import write_atomic
 from hornbook.text.store import write_json
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,6 +1,6 @@
 """From labelled texts to labelled tokens: what the shards of a labelled set hold.
 
-Texts become tokens by `hornbook.text.asked`, as they do for predictions. A label of a whole text stands at the
+Texts become tokens by `hornbook.text.tokenizer.prompt_encoding`, as they do for predictions. A label of a whole text stands at the
 document's first token, whichever token will carry it in training.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from hornbook.text.asked import ask_question, ask_text, ask_words
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, TagLabels, has_answers, outputs_of
-from hornbook.text.labelling import Labelling
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, TagLabels, has_answers, outputs_of
+from hornbook.text.ingest.labels.labelling import Labelling
+from hornbook.text.tokenizer.prompt_encoding import ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 START, END, CHOOSABLE = 1, 2, 4
 """Bits of a token's label where answers are places: it begins, it ends, it might do so."""

@@ -6,7 +6,7 @@ as often as in the tokenizer's own template of pairs (BERT: `[CLS] a [SEP] b [SE
 
 from collections.abc import Sequence
 
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 def joined(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

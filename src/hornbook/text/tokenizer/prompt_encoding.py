@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.text.joined import joined
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.pair_packing import joined
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Span = tuple[int, int]
 """First character, and the one behind the last."""

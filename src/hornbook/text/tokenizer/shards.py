@@ -16,7 +16,7 @@ import xxhash
 from jaxtyping import Float32
 
 from hornbook.errors import IntegrityError
-from hornbook.file_records import FileRecord, Size, read_record
+from hornbook.files.file_records import FileRecord, Size, read_record
 from hornbook.text.store import TableWriter, digest_file, write_json, writing
 
 BLOCK_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hornbook.text.config import Trained
+from hornbook.text.config.text import Trained
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>", "[SEP]"),

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
-from hornbook.text.bpe_choice import compile_for
-from hornbook.text.bpe_dropout import Dropout
-from hornbook.text.config import SourceConfig, TextConfig, TokenizerFile, Trained
-from hornbook.text.encode import VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.folder import WORK, read_manifest, read_text_config
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
-from hornbook.text.sample import TrainingTexts
-from hornbook.text.shards import FILES, LABELS, ShardInfo, dtype_for
-from hornbook.text.special_tokens import spell_special_tokens
+from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
 from hornbook.text.splits import PARTS, Split
 from hornbook.text.store import digest_of, read_json, write_json
-from hornbook.text.tokenizer import Tokenizer, read_settings
-from hornbook.text.tokenizer_files import save_tokenizer
-from hornbook.text.train_tokenizer import train_tokenizer
+from hornbook.text.tokenizer.bpe.choice import compile_for
+from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
+from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.sample import TrainingTexts
+from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
+from hornbook.text.tokenizer.special_tokens import spell_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
+from hornbook.text.tokenizer.train.train import train_tokenizer
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""

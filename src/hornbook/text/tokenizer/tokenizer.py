@@ -20,10 +20,10 @@ import tokenizers
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.strict_json import parse_json
-from hornbook.text.bpe_tables import Merges, find_merges
-from hornbook.text.pieces import Cutter, can_cut
-from hornbook.text.special_tokens import (
+from hornbook.files.strict_json import parse_json
+from hornbook.text.tokenizer.bpe.tables import Merges, find_merges
+from hornbook.text.tokenizer.pieces import Cutter, can_cut
+from hornbook.text.tokenizer.special_tokens import (
     UNSPELLABLE,
     find_delimiters,
     find_special_tokens,
@@ -32,8 +32,8 @@ from hornbook.text.special_tokens import (
 )
 
 if TYPE_CHECKING:
-    from hornbook.text.bpe_dropout import Draws
-    from hornbook.text.bpe_encode import Encoder
+    from hornbook.text.tokenizer.bpe.dropout import Draws
+    from hornbook.text.tokenizer.bpe.encode import Encoder
 
 _BATCH = 1 << 20
 _UNUSED_IDS = 1 << 16
@@ -170,7 +170,7 @@ class Tokenizer:
     def encode_arrays(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
         """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text.
 
-        By our own kernels where they know the tokenizer and are compiled (`bpe_choice`), else by the library: the ids
+        By our own kernels where they know the tokenizer and are compiled (`bpe/choice`), else by the library: the ids
         are the same. `draws` (of each text) leaves out merges by chance; UsageError where the kernels do not know the
         tokenizer.
         """
@@ -207,14 +207,14 @@ class Tokenizer:
 
     @cached_property
     def _kernel_is_ready(self) -> bool:
-        from hornbook.text.bpe_choice import encoding_is_compiled
+        from hornbook.text.tokenizer.bpe.choice import encoding_is_compiled
 
         return self.has_merges and encoding_is_compiled()
 
     @cached_property
     def _kernel(self) -> "Encoder":
         """Made when documents are first encoded: a prompt is encoded sooner than kernels are loaded."""
-        from hornbook.text.bpe_encode import Encoder
+        from hornbook.text.tokenizer.bpe.encode import Encoder
 
         assert self._merges is not None
         return Encoder(self._merges)

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config_head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
-from hornbook.model.config_position import LearnedPositions
-from hornbook.model.hf import read_hf, write_hf
-from hornbook.model.init import initialize
-from hornbook.model.label_answers import text_place
-from hornbook.model.load import load_model
-from hornbook.model.surgery.adapter_files import AdapterSpec, is_adapter, tensors_digest, write_adapter
+from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
+from hornbook.model.config.position import LearnedPositions
+from hornbook.model.config.surgery import Bottleneck, Dora, Lora, Nf4, Prompt, SurgeryStep
+from hornbook.model.heads.label_answers import text_place
+from hornbook.model.hf.hf import read_hf, write_hf
+from hornbook.model.init.init import initialize
+from hornbook.model.storage.load import load_model
+from hornbook.model.surgery.adapters.files import AdapterSpec, is_adapter, tensors_digest, write_adapter
 from hornbook.model.surgery.build import build_operated, fill
-from hornbook.model.surgery.config import Bottleneck, Dora, Lora, Nf4, Prompt, SurgeryStep
 from hornbook.model.surgery.folders import read_merged
 from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config import AdamW
+from hornbook.optim.config.optim import AdamW
 from tests.model.likenesses import bert_like
 from tests.model.surgery.conftest import CONFIGS, Operated, ids, logits, spoil
 

@@ -5,9 +5,9 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.linear import Linear, fused_linear
-from hornbook.model.surgery.config import Bottleneck, Dora, Freeze, Lora
-from hornbook.model.surgery.merge import merge, merged_tensors, unmerge
+from hornbook.model.config.surgery import Bottleneck, Dora, Freeze, Lora
+from hornbook.model.layers.linear import Linear, fused_linear
+from hornbook.model.surgery.adapters.merge import merge, merged_tensors, unmerge
 from hornbook.model.surgery.operate import operate
 from hornbook.model.surgery.values import added_parameters
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_position import LearnedPositions, PositionConfig, Rope
-from hornbook.model.generate import generate
-from hornbook.model.init import initial_values
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import LearnedPositions, PositionConfig, Rope
+from hornbook.model.config.surgery import Prompt
+from hornbook.model.generate.generate import generate
+from hornbook.model.init.init import initial_values
+from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.surgery.build import fill
-from hornbook.model.surgery.config import Prompt
 from hornbook.model.surgery.operate import operate
-from hornbook.model.surgery.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 
 VOCAB, POSITIONS, LENGTH = 32, 16, 4

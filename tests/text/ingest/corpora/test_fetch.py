@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text import fetch as module
-from hornbook.text.config import SourceConfig
-from hornbook.text.corpora import CORPORA, Corpus, corpus_of, filled, source_section
-from hornbook.text.fetch import RECORD, Remote, fetch, plan
-from hornbook.text.inputs import format_of
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.corpora import fetch as module
+from hornbook.text.ingest.corpora.corpora import CORPORA, Corpus, corpus_of, filled, source_section
+from hornbook.text.ingest.corpora.fetch import RECORD, Remote, fetch, plan
+from hornbook.text.ingest.inputs import format_of
 
 
 @dataclass

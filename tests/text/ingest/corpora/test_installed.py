@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text import installed
-from hornbook.text.config import ExactDedup, SourceConfig, TextConfig
-from hornbook.text.installed import SOURCES, Planted, join_docstrings, score, write_installed_corpus
-from hornbook.text.prepare import prepare
+from hornbook.text.config.text import ExactDedup, SourceConfig, TextConfig
+from hornbook.text.ingest.corpora import installed
+from hornbook.text.ingest.corpora.installed import SOURCES, Planted, join_docstrings, score, write_installed_corpus
+from hornbook.text.refinery.pipeline.prepare import prepare
 
 SIZE = 1_500_000
 
@@ -95,7 +95,7 @@ def test_without_any_removal_the_score_is_no_recall(corpus: tuple[Path, Planted]
 def test_the_same_installation_and_seed_give_the_same_bytes(corpus: tuple[Path, Planted], tmp_path: Path):
     folder, _ = corpus
     script = (
-        "import sys; from pathlib import Path; from hornbook.text.installed import write_installed_corpus\n"
+        "import sys; from pathlib import Path; from hornbook.text.ingest.corpora.installed import write_installed_corpus\n"
         f"write_installed_corpus(Path(sys.argv[1]), max_bytes={SIZE}, seed=int(sys.argv[2]))\n"
     )
     for name, seed, same in (("again", "3", True), ("other", "4", False)):

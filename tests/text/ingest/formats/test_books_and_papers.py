@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.document import Document, Rejected
-from hornbook.text.sources.latex_markup import strip_latex
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.formats.latex.markup import strip_latex
 
 BOOK = """The Project Gutenberg EBook of Walls, by A. Mason
 

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config import SourceConfig
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, SpanLabels, TagLabels
-from hornbook.text.document import Document, Rejected
-from hornbook.text.labelled_readers import list_labelled, read_labelled
-from hornbook.text.labelling import Labelling
-from hornbook.text.rows import ReadOptions
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, SpanLabels, TagLabels
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.labels.labelling import Labelling
+from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
+from hornbook.text.ingest.rows import ReadOptions
 
 CLASSES = ClassLabels(labels=["neg", "pos"])
 PAIRS = ClassLabels(labels=["no", "yes"], text="a", pair="b")

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.text.config import Normalize
-from hornbook.text.config_labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.document import Document
-from hornbook.text.label_rows import UnfitRow, label_row, names_of, with_names
-from hornbook.text.labelling import Labelling, edited
-from hornbook.text.refinery import basics
+from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config.text import Normalize
+from hornbook.text.ingest.document import Document
+from hornbook.text.ingest.labels.labelling import Labelling, edited
+from hornbook.text.ingest.labels.rows import UnfitRow, label_row, names_of, with_names
+from hornbook.text.refinery.steps import basics
 
 CLASSES = ClassLabels(labels=["neg", "pos"])
 PAIRS = ClassLabels(labels=["no", "yes"], text="a", pair="b")

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from hornbook.text.config import SourceConfig
-from hornbook.text.config_labels import ClassLabels
-from hornbook.text.document import Document, Rejected
-from hornbook.text.labelled_readers import list_labelled, read_labelled
-from hornbook.text.rows import ReadOptions
+from hornbook.text.config.labels import ClassLabels
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
+from hornbook.text.ingest.rows import ReadOptions
 
 COPA: dict[str, Any] = {
     "premise": "The ice melted.",

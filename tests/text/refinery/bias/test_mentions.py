@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config_bias import SHIPPED, Mentions, Rebalance
-from hornbook.text.refinery.associations import Counts, associations
-from hornbook.text.refinery.mention_terms import read_terms
+from hornbook.text.config.bias import SHIPPED, Mentions, Rebalance
+from hornbook.text.refinery.bias.associations import Counts, associations
+from hornbook.text.refinery.bias.mention_terms import read_terms
 from tests.text.refinery.running import columns_of
 
 TERMS = {

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config import DropEmpty, ExactDedup, SourceConfig, TextConfig
-from hornbook.text.config_bias import Mentions, Rebalance
-from hornbook.text.config_content import Swap
-from hornbook.text.decide import KEPT
-from hornbook.text.prepare import prepare
-from hornbook.text.refinery.associations import Association
-from hornbook.text.refinery.bias import ALL, MentionReport, read_bias, standing_out
-from hornbook.text.refinery.rebalance import REASON, Sparse, find_chances
+from hornbook.text.config.bias import Mentions, Rebalance
+from hornbook.text.config.content import Swap
+from hornbook.text.config.text import DropEmpty, ExactDedup, SourceConfig, TextConfig
+from hornbook.text.refinery.bias.associations import Association
+from hornbook.text.refinery.bias.bias import ALL, MentionReport, read_bias, standing_out
+from hornbook.text.refinery.bias.rebalance import REASON, Sparse, find_chances
+from hornbook.text.refinery.pipeline.decide import KEPT
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.refinery.report.report import card, page, read_receipt
 from hornbook.text.refinery.table import build
-from hornbook.text.report import card, page, read_receipt
 from tests.text.refinery.running import judge
 
 NURSES, SHE = 1000, 900

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config_duplicates import Decontaminate as Config
-from hornbook.text.refinery.decontaminate import Decontaminate
+from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from tests.text.refinery.duplicates import documents_of
 
 STOCKS = {

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.text.refinery.external_sort import repeated, sorted_records
+from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 
 
 def chunks_of(records: np.ndarray, size: int) -> list[np.ndarray]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.text.config_duplicates import LineDedup as LineConfig
-from hornbook.text.config_duplicates import ParagraphDedup as ParagraphConfig
-from hornbook.text.refinery.lines import LineDedup, ParagraphDedup
+from hornbook.text.config.duplicates import LineDedup as LineConfig
+from hornbook.text.config.duplicates import ParagraphDedup as ParagraphConfig
+from hornbook.text.refinery.dedup.lines import LineDedup, ParagraphDedup
 from tests.text.refinery.duplicates import applied, corpus_of, documents_of
 
 BLANKS = "".join(map(chr, range(33)))

@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config_duplicates import NearDedup as NearConfig
-from hornbook.text.refinery.near_dedup import NearDedup
+from hornbook.text.config.duplicates import NearDedup as NearConfig
+from hornbook.text.refinery.dedup.near_dedup import NearDedup
 from hornbook.text.refinery.step import Corpus
 from tests.text.refinery.duplicates import corpus_of, documents_of
 

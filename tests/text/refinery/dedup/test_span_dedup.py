@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.text.config_duplicates import SpanDedup as SpanConfig
-from hornbook.text.refinery.span_dedup import SpanDedup
+from hornbook.text.config.duplicates import SpanDedup as SpanConfig
+from hornbook.text.refinery.dedup.span_dedup import SpanDedup
 from tests.text.refinery.duplicates import applied, corpus_of
 
 

@@ -1,6 +1,6 @@
 """The funnel adds up, or says that it does not."""
 
-from hornbook.text.funnel import Funnel, SourceFunnel
+from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 
 
 def example() -> Funnel:

@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
-from hornbook.text import plan as planning
-from hornbook.text import prepare as room
-from hornbook.text.config import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
-from hornbook.text.config_bias import Mentions
-from hornbook.text.folder import read_text_config
-from hornbook.text.funnel import Funnel
-from hornbook.text.plan import list_all, plan
-from hornbook.text.prepare import WHOLE, Share, prepare, prepare_share
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.text.config.bias import Mentions
+from hornbook.text.config.text import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
+from hornbook.text.refinery.pipeline import plan as planning
+from hornbook.text.refinery.pipeline import prepare as room
+from hornbook.text.refinery.pipeline.folder import read_text_config
+from hornbook.text.refinery.pipeline.funnel import Funnel
+from hornbook.text.refinery.pipeline.plan import list_all, plan
+from hornbook.text.refinery.pipeline.prepare import WHOLE, Share, prepare, prepare_share
 from tests.text.kills import Killed, killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.planted_personal import MAKERS, planted, scores
 from hornbook.errors import HornbookError
-from hornbook.text.config_content import Personal as PersonalConfig
-from hornbook.text.document import Document
-from hornbook.text.refinery import check_digits
-from hornbook.text.refinery.personal import Finder, Personal
+from hornbook.text.config.content import Personal as PersonalConfig
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.privacy import check_digits
+from hornbook.text.refinery.privacy.personal import Finder, Personal
 
 FLOORS = dict.fromkeys(MAKERS, (1.0, 1.0)) | {"phone": (0.97, 0.97), "address": (0.97, 0.95)}
 """Least precision and recall. Where no check digit decides, forms of numbers may meet."""

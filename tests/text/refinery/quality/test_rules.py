@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.text import config_rules as configs
-from hornbook.text.document import Document
-from hornbook.text.refinery import characters, quality_rules
-from hornbook.text.refinery.c4_lines import C4Lines
-from hornbook.text.refinery.rules import Rules
-from hornbook.text.refinery.statistics import Settings, Statistics
-from hornbook.text.refinery.words import DEFINITIONS, word_bounds
+from hornbook.text.config import rules as configs
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.quality import quality_rules
+from hornbook.text.refinery.quality.c4_lines import C4Lines
+from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.quality.statistics import Settings, Statistics
+from hornbook.text.refinery.words import characters
+from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
 
 SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()

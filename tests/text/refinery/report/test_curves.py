@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text import report_curves
-from hornbook.text.config import DropEmpty
-from hornbook.text.config_classifier import Classifier
-from hornbook.text.config_rules import MC4, FineWeb
-from hornbook.text.config_vocabulary import Vocabulary
-from hornbook.text.refinery.classifier import train
-from hornbook.text.report import page, read_receipt
-from hornbook.text.report_curves import curves_page
+from hornbook.text.config.classifier import Classifier
+from hornbook.text.config.rules import MC4, FineWeb
+from hornbook.text.config.text import DropEmpty
+from hornbook.text.config.vocabulary import Vocabulary
+from hornbook.text.refinery.report import curves as report_curves
+from hornbook.text.refinery.report.curves import curves_page
+from hornbook.text.refinery.report.report import page, read_receipt
+from hornbook.text.refinery.scores.classifier import train
 from tests.text.refinery.running import prepare
 
 TEXTS = [f"careful proof {number} of the theorem.\n" * 6 + "word " * number for number in range(40)]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config import DropEmpty, ExactDedup
-from hornbook.text.config_classifier import Classifier
-from hornbook.text.config_rules import GopherQuality
-from hornbook.text.folder import clear
-from hornbook.text.refinery.classifier import train
-from hornbook.text.refinery.curve import curve, read_signals
-from hornbook.text.report import card, page, read_receipt
-from hornbook.text.reviews import Precision, judge, judged, precisions, read_examples
+from hornbook.text.config.classifier import Classifier
+from hornbook.text.config.rules import GopherQuality
+from hornbook.text.config.text import DropEmpty, ExactDedup
+from hornbook.text.refinery.pipeline.folder import clear
+from hornbook.text.refinery.report.report import card, page, read_receipt
+from hornbook.text.refinery.report.reviews import Precision, judge, judged, precisions, read_examples
+from hornbook.text.refinery.scores.classifier import train
+from hornbook.text.refinery.scores.curve import curve, read_signals
 from tests.text.refinery.running import prepare
 
 TEXTS = [f"document {number} <script>alert(1)</script>" for number in range(30)]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config_classifier import Classifier
-from hornbook.text.refinery.classifier import Trained, train
+from hornbook.text.config.classifier import Classifier
+from hornbook.text.refinery.scores.classifier import Trained, train
 from tests.text.refinery.running import prepare
 
 GOOD = ["the", "model", "learns", "from", "measured", "results", "and", "careful", "proofs", "of", "each", "theorem"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text import config_rules as configs
-from hornbook.text.config_step import DecisionConfig
-from hornbook.text.refinery import quality_rules
-from hornbook.text.refinery.curve import Groups, Signals, curve
-from hornbook.text.refinery.rules import Rules
+from hornbook.text.config import rules as configs
+from hornbook.text.config.step import DecisionConfig
+from hornbook.text.refinery.quality import quality_rules
+from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.scores.curve import Groups, Signals, curve
 
 STEPS = (
     (quality_rules.GopherQuality, configs.GopherQuality()),

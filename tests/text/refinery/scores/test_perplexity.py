@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config_perplexity import Perplexity
-from hornbook.text.refinery.classifier import Trained
-from hornbook.text.refinery.perplexity_counts import NgramCounter
-from hornbook.text.refinery.perplexity_model import LanguageModel
-from hornbook.text.refinery.perplexity_train import Sample, estimate, train
+from hornbook.text.config.perplexity import Perplexity
+from hornbook.text.refinery.scores.classifier import Trained
+from hornbook.text.refinery.scores.perplexity_counts import NgramCounter
+from hornbook.text.refinery.scores.perplexity_model import LanguageModel
+from hornbook.text.refinery.scores.perplexity_train import Sample, estimate, train
 from tests.text.refinery.plain_kneser_ney import FALLBACK, PlainKneserNey
 from tests.text.refinery.running import columns_of, judge, prepare
 

@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config import DropEmpty
-from hornbook.text.config_bias import Mentions
-from hornbook.text.config_content import Language
-from hornbook.text.config_quantiles import Quantiles
-from hornbook.text.config_vocabulary import Vocabulary
+from hornbook.text.config.bias import Mentions
+from hornbook.text.config.content import Language
+from hornbook.text.config.quantiles import Quantiles
+from hornbook.text.config.text import DropEmpty
+from hornbook.text.config.vocabulary import Vocabulary
 from hornbook.text.refinery.table import build
 from tests.text.refinery.running import judge
 

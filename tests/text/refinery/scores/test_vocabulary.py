@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config import DropEmpty
-from hornbook.text.config_content import Language
-from hornbook.text.config_rules import GopherQuality
-from hornbook.text.config_vocabulary import Vocabulary
-from hornbook.text.document import Document
-from hornbook.text.refinery.curve import curve, read_signals
-from hornbook.text.refinery.vocabulary import Coverage, SampledWords, WordSample
+from hornbook.text.config.content import Language
+from hornbook.text.config.rules import GopherQuality
+from hornbook.text.config.text import DropEmpty
+from hornbook.text.config.vocabulary import Vocabulary
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.scores.curve import curve, read_signals
+from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, WordSample
 from tests.text.refinery.running import judge, prepare
 
 

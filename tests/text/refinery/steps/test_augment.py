@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text.config import PythonStep
-from hornbook.text.config_content import Swap, WordEdits
-from hornbook.text.document import Document
-from hornbook.text.refinery.augment import PAIRS
+from hornbook.text.config.content import Swap, WordEdits
+from hornbook.text.config.text import PythonStep
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.steps.augment import PAIRS
 from hornbook.text.refinery.table import build
 from tests.text.refinery.running import edited
 

@@ -7,8 +7,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.config import AnyStep, DropEmpty, ExactDedup, Normalize
-from hornbook.text.refinery.basics import content_hash
+from hornbook.text.config.text import AnyStep, DropEmpty, ExactDedup, Normalize
+from hornbook.text.refinery.steps.basics import content_hash
 from tests.text.refinery.running import edited, judge
 
 TEXT = st.text(

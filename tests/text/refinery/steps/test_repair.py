@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from hornbook.text.config_content import Repair as RepairConfig
-from hornbook.text.document import Document
-from hornbook.text.refinery.repair import Repair
+from hornbook.text.config.content import Repair as RepairConfig
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.steps.repair import Repair
 
 GOOD = [
     "Der Gr\u00f6\u00dfe nach: \u00c4pfel, \u00d6l, \u00dcbermut"

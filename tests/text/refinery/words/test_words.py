@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.text.refinery.characters import CODE_POINTS, DIGIT, LETTER, SPACE, kinds
-from hornbook.text.refinery.words import DEFINITIONS, word_bounds
+from hornbook.text.refinery.words.characters import CODE_POINTS, DIGIT, LETTER, SPACE, kinds
+from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 
 HARD = "ab\u00e9 .,'\u2019_1\u0663\u00bd\t\n\u00a0\u200b\u200d\u2028\u3000\u0301\u3099"
 ASIAN = "\u65e5\u3042\u30ab\u30fb\u30fc\ud55c\U00020000\U0001f600"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text import bpe, bpe_choice
-from hornbook.text import tokenizer as tokenizer_module
-from hornbook.text.config import TextConfig
-from hornbook.text.prepare import prepare
-from hornbook.text.tokenize import tokenize
+from hornbook.text.config.text import TextConfig
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer import tokenizer as tokenizer_module
+from hornbook.text.tokenizer.bpe import bpe
+from hornbook.text.tokenizer.bpe import choice as bpe_choice
+from hornbook.text.tokenizer.tokenize import tokenize
 
 TEXTS = [
     "It's 12345 words, and wordlike ones: don't\n\n\tif x:  return  y\n",
@@ -30,7 +31,7 @@ def write(folder: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> dict
     )
     prepare(config, folder, workers=1)
     tokenizer_module._made.cache_clear()  # one read before has made its choice
-    from hornbook.text.encode import _load
+    from hornbook.text.tokenizer.encode import _load
 
     _load.cache_clear()
     tokenize(folder, config, workers=1)

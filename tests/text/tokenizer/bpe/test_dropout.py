@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from hornbook.errors import UsageError
-from hornbook.text.bpe_dropout import Draws, Dropout
-from hornbook.text.bpe_encode import Encoder
-from hornbook.text.bpe_styles import STYLES
-from hornbook.text.bpe_tables import Merges, byte_letters, find_merges
-from hornbook.text.config import WordPiece
-from hornbook.text.tokenizer import Tokenizer as Documents
-from hornbook.text.wordpiece import train_wordpiece
-from tests.text.test_bpe_encode import RAWS, TEXT, TEXTS
+from hornbook.text.config.text import WordPiece
+from hornbook.text.tokenizer.bpe.dropout import Draws, Dropout
+from hornbook.text.tokenizer.bpe.encode import Encoder
+from hornbook.text.tokenizer.bpe.styles import STYLES
+from hornbook.text.tokenizer.bpe.tables import Merges, byte_letters, find_merges
+from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
+from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
+from tests.text.tokenizer.bpe.test_encode import RAWS, TEXT, TEXTS
 
 RAW = RAWS[next(iter(STYLES))]
 Ranks = dict[tuple[int, int], tuple[int, int]]

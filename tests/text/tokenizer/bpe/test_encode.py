@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from hornbook.text.bpe_encode import Encoder
-from hornbook.text.bpe_styles import STYLES
-from hornbook.text.bpe_tables import byte_letters, find_merges, pair_table
-from hornbook.text.tokenizer import Tokenizer as Documents
+from hornbook.text.tokenizer.bpe.encode import Encoder
+from hornbook.text.tokenizer.bpe.styles import STYLES
+from hornbook.text.tokenizer.bpe.tables import byte_letters, find_merges, pair_table
+from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
 
 TEXTS = [
     "the model's page, read twice; the reader reads it AGAIN.\n\nIt says:  12345 (ok)!!\n\tx = f(y)\r\n",

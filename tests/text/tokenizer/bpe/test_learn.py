@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from hornbook.text.bpe import train_bpe
-from hornbook.text.bpe_count import WordCounts
-from hornbook.text.bpe_learn import learn_merges
-from hornbook.text.bpe_styles import PATTERN, STYLES
-from hornbook.text.config import BPE
-from hornbook.text.special_tokens import spell_special_tokens
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.count import WordCounts
+from hornbook.text.tokenizer.bpe.learn import learn_merges
+from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 
 
 def library(config: BPE, texts: list[str]) -> str:

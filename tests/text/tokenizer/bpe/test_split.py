@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from hornbook.text.bpe_split import character_tables, split_words
-from hornbook.text.bpe_styles import PATTERN, STYLES
-from hornbook.text.bpe_unicode import BLANK, LETTER, NEWLINE, NUMBER
+from hornbook.text.tokenizer.bpe.split import character_tables, split_words
+from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.unicode import BLANK, LETTER, NEWLINE, NUMBER
 
 PARTS = [
     *("'s", "'S", "'ll", "'lL", "'Ve", "'re", "'l", "'v", "'", "''", "'\u017f", "'m1", "'dx", "\u2019s"),

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.compare import Figures, compare
-from hornbook.text.config import BPE, SourceConfig, TextConfig, Unigram, WordPiece
-from hornbook.text.prepare import prepare
-from hornbook.text.text_samples import TextSample, sample_path, sample_prepared
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.train_tokenizer import train_tokenizer
+from hornbook.text.config.text import BPE, SourceConfig, TextConfig, Unigram, WordPiece
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.compare.compare import Figures, compare
+from hornbook.text.tokenizer.compare.text_samples import TextSample, sample_path, sample_prepared
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.train import train_tokenizer
 
 TRAINING = ["the model reads a page and says it again; the page says so"] * 20
 SAMPLES = [

@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 
 from hornbook.cli.main import main
-from hornbook.text.terms import mine_terms
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.compare.terms import mine_terms
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from hornbook.text.config import BPE, Trained, Unigram, WordPiece
-from hornbook.text.letters import frequent_letters
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_files import save_tokenizer
-from hornbook.text.train_tokenizer import TRAINERS, train_tokenizer
-from hornbook.text.unigram import BYTES, LETTERS, PATTERN
+from hornbook.text.config.text import BPE, Trained, Unigram, WordPiece
+from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.characters import frequent_letters
+from hornbook.text.tokenizer.train.train import TRAINERS, train_tokenizer
+from hornbook.text.tokenizer.train.unigram import BYTES, LETTERS, PATTERN
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -101,8 +101,8 @@ def test_documents_are_delimited_as_by_bert_and_t5(
 def test_any_process_and_any_number_of_threads_write_the_same_bytes(name: str):
     config = {"wordpiece": WordPiece(vocab=300), "unigram": Unigram(vocab=700)}[name]
     script = (
-        "import sys, hashlib; from hornbook.text.train_tokenizer import train_tokenizer\n"
-        "from hornbook.text.config import *\n"
+        "import sys, hashlib; from hornbook.text.tokenizer.train.train import train_tokenizer\n"
+        "from hornbook.text.config.text import *\n"
         f"config = {type(config).__name__}(vocab={config.vocab}); texts = {long_text()!r}\n"
         "sys.stdout.write(train_tokenizer(config, [texts]).definition)"
     )

@@ -1,7 +1,7 @@
 """T5 (v1.0 and v1.1), BART. Sources: their files in transformers 4 and 5."""
 
-from hornbook.model.hf_tables.values import DEPTHS, FEED_FORWARD, SCALE_EMBEDDING, SCALED_HEAD
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, Architecture, Key, Row, pairs
+from hornbook.model.hf.tables.values import DEPTHS, FEED_FORWARD, SCALE_EMBEDDING, SCALED_HEAD
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Architecture, Key, Row, pairs
 
 _COMMON = {
     "kind": "encoder_decoder",

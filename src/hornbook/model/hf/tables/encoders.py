@@ -1,8 +1,8 @@
 """BERT, RoBERTa, ModernBERT. Sources: their files in transformers 4 and 5."""
 
-from hornbook.model.hf_tables.layers import ALTERNATION
-from hornbook.model.hf_tables.values import SHIFTED_POSITIONS
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, Architecture, Key, Row, fused, pairs
+from hornbook.model.hf.tables.layers import ALTERNATION
+from hornbook.model.hf.tables.values import SHIFTED_POSITIONS
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Architecture, Key, Row, fused, pairs
 
 _SIZES = (
     Key("num_hidden_layers", ("layers",), 12),

@@ -3,8 +3,8 @@
 Files hold a tensor for each matrix of each expert; transformers 5 puts them together when it loads them.
 """
 
-from hornbook.model.hf_tables.layers import FIRST_DENSE, LISTED_DENSE, one_window
-from hornbook.model.hf_tables.llama import (
+from hornbook.model.hf.tables.layers import FIRST_DENSE, LISTED_DENSE, one_window
+from hornbook.model.hf.tables.llama import (
     ATTENTION_BIAS,
     ATTENTION_ROWS,
     BUFFERS,
@@ -16,9 +16,9 @@ from hornbook.model.hf_tables.llama import (
     SILU,
     sizes,
 )
-from hornbook.model.hf_tables.rope import rope
-from hornbook.model.hf_tables.values import SHARED_EXPERTS
-from hornbook.model.hf_tables.vocabulary import LM_HEAD, Architecture, Key, Row, pairs
+from hornbook.model.hf.tables.rope import rope
+from hornbook.model.hf.tables.values import SHARED_EXPERTS
+from hornbook.model.hf.tables.vocabulary import LM_HEAD, Architecture, Key, Row, pairs
 
 _REQUIRES = {**REQUIRES, "mlp.kind": "experts", "mlp.shared_hidden": None, "mlp.router.kind": "softmax"}
 _ACTIVATION = Key("hidden_act", ("mlp.activation",), "silu", SILU)

@@ -1,8 +1,8 @@
 """GPT-2, GPT-NeoX, GPT-J, OPT, BLOOM. Sources: their configuration and modelling files in transformers 4 and 5."""
 
-from hornbook.model.hf_tables.rope import ROTARY_DIM, rope
-from hornbook.model.hf_tables.values import VECTOR_WIDTH
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, LM_HEAD, Architecture, Key, Row, either, fused, pairs
+from hornbook.model.hf.tables.rope import ROTARY_DIM, rope
+from hornbook.model.hf.tables.values import VECTOR_WIDTH
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, LM_HEAD, Architecture, Key, Row, either, fused, pairs
 
 _TANH = {"gelu_new": "gelu_tanh"} | GELU_FIRST
 _ATTENTION = {"attention.kind": "full", "attention.qk_norm": "none"}

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import (
+from hornbook.model.config.head import (
     ClassificationHead,
     LabelHeadConfig,
     RegressionHead,
     TokenClassificationHead,
     num_outputs,
 )
-from hornbook.model.hf_tables.encoders import BERT, MODERNBERT, ROBERTA
-from hornbook.model.hf_tables.gpt import GPT2
-from hornbook.model.hf_tables.llama import LLAMA, QWEN2, QWEN3
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, Architecture, Codec, Json, Key, Row, pairs
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.tables.encoders import BERT, MODERNBERT, ROBERTA
+from hornbook.model.hf.tables.gpt import GPT2
+from hornbook.model.hf.tables.llama import LLAMA, QWEN2, QWEN3
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Architecture, Codec, Json, Key, Row, pairs
 
 # ---- Names of labels
 

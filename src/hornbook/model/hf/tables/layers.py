@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import FullAttention, ModelConfig
-from hornbook.model.config_mlp import Experts
-from hornbook.model.config_position import Rope
-from hornbook.model.hf_tables.rope import read_scaling, write_scaling
-from hornbook.model.hf_tables.vocabulary import Codec, Json
+from hornbook.model.config.mlp import Experts
+from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.config.position import Rope
+from hornbook.model.hf.tables.rope import read_scaling, write_scaling
+from hornbook.model.hf.tables.vocabulary import Codec, Json
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MOST_LAYERS = 2048

@@ -1,9 +1,9 @@
 """LLaMA, Qwen2, Qwen3, Gemma 2, OLMo 2. Sources: their files in transformers 4 and 5."""
 
-from hornbook.model.hf_tables.layers import GEMMA_WINDOWS, QWEN_WINDOWS
-from hornbook.model.hf_tables.rope import rope
-from hornbook.model.hf_tables.values import QUERY_SCALAR, ROOT_SCALE
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, LM_HEAD, TANH_FIRST, Architecture, Key, Row, pairs
+from hornbook.model.hf.tables.layers import GEMMA_WINDOWS, QWEN_WINDOWS
+from hornbook.model.hf.tables.rope import rope
+from hornbook.model.hf.tables.values import QUERY_SCALAR, ROOT_SCALE
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, LM_HEAD, TANH_FIRST, Architecture, Key, Row, pairs
 
 SILU = {"silu": "silu"} | GELU_FIRST
 

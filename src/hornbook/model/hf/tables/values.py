@@ -1,10 +1,10 @@
 """Single values that config.json says in another way than ours: scales by width, shifted lengths, T5's feed-forward."""
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import FullAttention, ModelConfig
-from hornbook.model.config_head import LMHead
-from hornbook.model.config_position import LearnedPositions
-from hornbook.model.hf_tables.vocabulary import GELU_FIRST, Codec, Json
+from hornbook.model.config.head import LMHead
+from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.config.position import LearnedPositions
+from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Codec, Json
 
 # ---- Scales that follow from the width
 

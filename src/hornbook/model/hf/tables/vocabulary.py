@@ -1,14 +1,14 @@
 """The words in which tables of Hugging Face architectures are written: `Key`, `Codec`, `Row`, `Architecture`.
 
 Reading and writing are the same table walked in two directions. To add an architecture: a table in this folder, and its
-name in `hornbook.model.hf_tables.known`.
+name in `hornbook.model.hf.tables.known`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from hornbook.model.config import ModelConfig
+from hornbook.model.config.model import ModelConfig
 
 Json = dict[str, Any]
 
@@ -76,7 +76,7 @@ class Architecture:
     constant: Mapping[str, Any] = field(default_factory=dict)
     """Keys of config.json for which only one value is understood; absent means this value."""
     inert: tuple[str, ...] = ()
-    """Keys that change no logits here, besides `hornbook.model.hf_tables.inert`."""
+    """Keys that change no logits here, besides `hornbook.model.hf.tables.inert`."""
     rules: tuple[tuple[str, str, Callable[[ModelConfig], bool]], ...] = ()
     """What else must hold: (the dotted key it is about, the reason to give if not, test)."""
     dropout: tuple[str, ...] = ()

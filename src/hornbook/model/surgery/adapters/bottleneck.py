@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.linear import Linear
-from hornbook.model.surgery import config
+from hornbook.model.config import surgery as config
+from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Added
 from hornbook.model.surgery.draws import keyed_uniform
 from hornbook.model.surgery.names import matching_linears

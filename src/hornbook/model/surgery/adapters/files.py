@@ -15,18 +15,17 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from hornbook.durable import storage_error
 from hornbook.errors import IntegrityError
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import LabelHeadConfig
-from hornbook.model.hf_config import choose_architecture
-from hornbook.model.hf_layout import lay_out
-from hornbook.model.hf_tokenizer import copy_tokenizer
-from hornbook.model.rectangles import Rectangle, Writer, create_file, whole
-from hornbook.model.safetensors_folder import read_header, read_json, write_json
-from hornbook.model.surgery import config as surgery
-from hornbook.model.surgery.build import added_shapes
-from hornbook.model.surgery.lora_layout import (
+from hornbook.files.durable import storage_error
+from hornbook.model.config import surgery
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.layout import lay_out
+from hornbook.model.hf.tokenizer import copy_tokenizer
+from hornbook.model.storage.rectangles import Rectangle, Writer, create_file, whole
+from hornbook.model.storage.safetensors_folder import read_header, read_json, write_json
+from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
     Place,
     TheirModule,
@@ -36,6 +35,7 @@ from hornbook.model.surgery.lora_layout import (
     short_names,
     their_modules,
 )
+from hornbook.model.surgery.build import added_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "hornbook"

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.linear import Linear
-from hornbook.model.products import linear
+from hornbook.model.config.surgery import Dora, Lora
+from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.products import linear
 from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.config import Dora, Lora
 from hornbook.model.surgery.draws import keyed_uniform
 from hornbook.model.surgery.names import matching_linears
 

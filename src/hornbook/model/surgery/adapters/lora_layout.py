@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf_config import choose_architecture
-from hornbook.model.hf_layout import Layout, Placed, lay_out, part_of, rectangles_of
-from hornbook.model.rectangles import Rectangle
-from hornbook.model.surgery.config import Dora, Lora
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import Dora, Lora
+from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.layout import Layout, Placed, lay_out, part_of, rectangles_of
+from hornbook.model.storage.rectangles import Rectangle
 
 PREFIX = "base_model.model."
 """Before the name of a module in an adapter file."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.linear import Linear
+from hornbook.model.layers.linear import Linear
+from hornbook.model.surgery.adapters.lora import LowRank, Magnitude
 from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.lora import LowRank, Magnitude
 
 
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

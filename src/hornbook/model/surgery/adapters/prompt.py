@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model.position import Lengths
-from hornbook.model.surgery import config
+from hornbook.model.attention.position import Lengths
+from hornbook.model.config import surgery as config
 from hornbook.model.surgery.added import Added
 from hornbook.model.surgery.draws import keyed_normal
 

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config import ModelConfig
-from hornbook.model.config_head import LabelHeadConfig
-from hornbook.model.hf_config import choose_architecture
-from hornbook.model.hf_layout import lay_out
-from hornbook.model.safetensors_folder import Entry, Reader, named, read_header, read_json
-from hornbook.model.surgery import config as surgery
-from hornbook.model.surgery.adapter_files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
-from hornbook.model.surgery.lora_layout import PREFIX, Place, head_places, layer_of, lora_places, their_module
+from hornbook.model.config import surgery
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.layout import lay_out
+from hornbook.model.storage.safetensors_folder import Entry, Reader, named, read_header, read_json
+from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
+from hornbook.model.surgery.adapters.lora_layout import PREFIX, Place, head_places, layer_of, lora_places, their_module
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),

@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model.linear import Linear
+from hornbook.model.config.surgery import FakeQuant, Grid
+from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.config import FakeQuant, Grid
-from hornbook.model.surgery.integers import (
+from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.quantization.integers import (
     IntegerCode,
     Quantized,
     check_group,
@@ -27,7 +28,6 @@ from hornbook.model.surgery.integers import (
     quantize,
     shares,
 )
-from hornbook.model.surgery.names import matching_linears
 
 SMALLEST_SCALE = 1e-8
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.surgery.config import Grid
+from hornbook.model.config.surgery import Grid
 
 
 @dataclass(frozen=True)

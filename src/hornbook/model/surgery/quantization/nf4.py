@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from hornbook.model.surgery.config import Nf4
-from hornbook.model.surgery.fake_quant import drop_weight
-from hornbook.model.surgery.integers import check_group, pack, unpack
+from hornbook.model.config.surgery import Nf4
 from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.quantization.fake_quant import drop_weight
+from hornbook.model.surgery.quantization.integers import check_group, pack, unpack
 
 SCALES_PER_BLOCK = 256
 OUTERMOST = 0.5 * (1 - 1 / 30 + 1 - 1 / 32)

@@ -17,17 +17,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.fields import refuse_untrusted_parts
 from hornbook.model.build import build_model
-from hornbook.model.config import ModelConfig
-from hornbook.model.hf_tokenizer import copy_tokenizer
-from hornbook.model.safetensors_folder import Reader, named, read_header, read_json, write_json
-from hornbook.model.surgery.config import Grid, Integers, Nf4
-from hornbook.model.surgery.fake_quant import drop_weight, put_code
-from hornbook.model.surgery.integers import IntegerCode, quantize
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import Grid, Integers, Nf4
+from hornbook.model.hf.tokenizer import copy_tokenizer
+from hornbook.model.storage.safetensors_folder import Reader, named, read_header, read_json, write_json
 from hornbook.model.surgery.names import matching_linears
-from hornbook.model.surgery.nf4 import Nf4Code, add_nf4
+from hornbook.model.surgery.quantization.fake_quant import drop_weight, put_code
+from hornbook.model.surgery.quantization.integers import IntegerCode, quantize
+from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
+from hornbook.settings.fields import refuse_untrusted_parts
 
 QUANTIZED = "quantized.safetensors"
 _FORMAT = re.compile(r"int([2-8])(?:-(tensor|channel|group([1-9]\d*)))?")

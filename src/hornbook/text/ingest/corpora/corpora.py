@@ -11,7 +11,7 @@ from hornbook.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """One corpus. In `urls`, `listing` and `checksums` a name in braces is one of `variables`."""
+    """One corpus. In `urls`, `settings/show` and `checksums` a name in braces is one of `variables`."""
 
     name: str
     what: str

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import fsspec
 
-from hornbook.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.corpora import Corpus, filled
-from hornbook.text.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
+from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
+from hornbook.text.ingest.corpora.corpora import Corpus, filled
+from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
 
 RECORD = "fetched.json"
 _CHUNK = 2**20

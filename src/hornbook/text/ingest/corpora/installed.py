@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from hornbook.durable import write_atomic
 from hornbook.errors import UsageError
+from hornbook.files.durable import write_atomic
 
 SOURCES = ("code", "docstrings")
 SKIPPED = {

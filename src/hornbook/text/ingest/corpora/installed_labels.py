@@ -1,6 +1,6 @@
 """A labelled set that every Python installation carries: passages of its standard library, code or docstring.
 
-`python -m hornbook.text.installed_labels FOLDER` writes `passages.jsonl`, for the recipe `tiny-classify`.
+`python -m hornbook.text.ingest.corpora.installed_labels FOLDER` writes `passages.jsonl`, for the recipe `tiny-classify`.
 """
 
 import json
@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hornbook.durable import write_atomic
-from hornbook.text.installed import SOURCES, write_installed_corpus
+from hornbook.files.durable import write_atomic
+from hornbook.text.ingest.corpora.installed import SOURCES, write_installed_corpus
 
 LABELS = {"code": "code", "docstrings": "docstring"}
 PASSAGE = (80, 400)

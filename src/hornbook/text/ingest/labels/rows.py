@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.text.config_labels import (
+from hornbook.text.config.labels import (
     CANDIDATES,
     MOST_NAMES,
     AnswerLabels,
@@ -15,8 +15,8 @@ from hornbook.text.config_labels import (
     SpanLabels,
     TagLabels,
 )
-from hornbook.text.labelling import Labelling, joined_parts
-from hornbook.text.superglue import OddLayout, candidates
+from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
+from hornbook.text.ingest.labels.superglue import OddLayout, candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hornbook.text.labelling import Labelling, joined_parts
+from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
 
 Row = Mapping[str, Any]
 _ASKED = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hornbook.text.config_bias import CountedMentions, Rebalance
-from hornbook.text.config_step import StepConfig
-from hornbook.text.decide import KEPT
-from hornbook.text.refinery.associations import LEAST_EXPECTED, Association, Counts, associations, split
-from hornbook.text.refinery.rebalance import REASON
+from hornbook.text.config.bias import CountedMentions, Rebalance
+from hornbook.text.config.step import StepConfig
+from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, Counts, associations, split
+from hornbook.text.refinery.bias.rebalance import REASON
+from hornbook.text.refinery.pipeline.decide import KEPT
 
 ALL = "all sources"
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.compiled import compiled
-from hornbook.text.document import Document
-from hornbook.text.refinery.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
-from hornbook.text.refinery.hashed_words import HashedWords, hashed_words
-from hornbook.text.refinery.mention_terms import MentionTerms, read_terms
-from hornbook.text.refinery.packed import pack
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import pack
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.bias.mention_terms import MentionTerms, read_terms
 from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.words.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
+from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
 
 _LOW_BITS = np.uint64(0xFFFF)
 

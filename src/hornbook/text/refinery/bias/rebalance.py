@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.associations import expected_pairs, judgeable, split
-from hornbook.text.refinery.mentions import MentionCounts
-from hornbook.text.refinery.packed import mix
+from hornbook.kernels.packed import mix
+from hornbook.text.refinery.bias.associations import expected_pairs, judgeable, split
+from hornbook.text.refinery.bias.mentions import MentionCounts
 from hornbook.text.refinery.step import Corpus, GlobalDecision
 
 REASON = "thinned: a pair is over-represented"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.config_duplicates import Decontaminate as Config
-from hornbook.text.document import Document
-from hornbook.text.refinery.eval_items import read_items
-from hornbook.text.refinery.hashed_words import hashed_words
-from hornbook.text.refinery.ngram_table import NgramTable, count_hits, largest_share, ngram_table
+from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.dedup.eval_items import read_items
+from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
 from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.words.hashed_words import hashed_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)

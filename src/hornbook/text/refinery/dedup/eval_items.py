@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
-from hornbook.text.compressions import DamagedStream, decompressed
-from hornbook.text.config import SourceConfig
-from hornbook.text.inputs import InputFile, list_inputs
-from hornbook.text.lines import HashingFile, open_input, read_lines
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.compressions import DamagedStream, decompressed
+from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.lines import HashingFile, open_input, read_lines
 
 _LIMIT = 16 * 2**20
 _BATCH_ROWS = 256

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
+from hornbook.kernels.compiled import compiled
 
 Chunks = Iterable[np.ndarray]
 """Arrays uint64 [n, width], all of the same width."""

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from hornbook.text.compiled import borrowed, compiled, load64
-from hornbook.text.document import Document
-from hornbook.text.refinery.packed import hash_bytes, pack
-from hornbook.text.refinery.spans import Copies
+from hornbook.kernels.compiled import borrowed, compiled, load64
+from hornbook.kernels.packed import hash_bytes, pack
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.dedup.spans import Copies
 
 _NEW_LINE, _BLANK = np.uint8(10), np.uint8(32)
 _ROW = np.uint64(32)

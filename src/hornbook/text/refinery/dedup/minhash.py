@@ -6,8 +6,8 @@ that look random, each permutation's least value is that of any shingle with the
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.packed import hash_windows, mix
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_windows, mix
 
 _TILE = 2048
 """Shingles that stay in the first-level cache while all permutations go over them."""

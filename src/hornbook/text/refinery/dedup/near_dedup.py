@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.compiled import compiled
-from hornbook.text.document import Document
-from hornbook.text.refinery.external_sort import repeated, sorted_records
-from hornbook.text.refinery.hashed_words import hashed_words
-from hornbook.text.refinery.minhash import band_keys, permutations
-from hornbook.text.refinery.spans import BUDGET, streamed
+from hornbook.kernels.compiled import compiled
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
+from hornbook.text.refinery.dedup.minhash import band_keys, permutations
+from hornbook.text.refinery.dedup.spans import BUDGET, streamed
 from hornbook.text.refinery.step import Corpus, GlobalDecision
+from hornbook.text.refinery.words.hashed_words import hashed_words
 
 
 class NearDedup(GlobalDecision):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.packed import hash_windows
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_windows
 
 TEMPLATE_ITEMS = 32
 """What stands in more items than that is taken for the template of a test set."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.document import Document
-from hornbook.text.refinery.hashed_words import hashed_words
-from hornbook.text.refinery.packed import hash_windows
-from hornbook.text.refinery.spans import Copies
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_windows
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.dedup.spans import Copies
+from hornbook.text.refinery.words.hashed_words import hashed_words
 
 _ROW = np.uint64(32)
 

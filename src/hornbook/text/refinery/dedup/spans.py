@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.external_sort import repeated, sorted_records
+from hornbook.kernels.compiled import compiled
+from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 from hornbook.text.refinery.step import Corpus, Cut
 
 BUDGET = 480 * 2**20

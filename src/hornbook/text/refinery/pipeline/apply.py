@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.decide import NOTHING_LEFT, Verdict, remove
-from hornbook.text.label_rows import names_of
-from hornbook.text.labelling import Labelling
-from hornbook.text.measured import FIELDS, MeasureTask, schema_of
-from hornbook.text.refinery.basics import is_visible
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.ingest.labels.labelling import Labelling
+from hornbook.text.ingest.labels.rows import names_of
+from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
+from hornbook.text.refinery.pipeline.measured import FIELDS, MeasureTask, schema_of
+from hornbook.text.refinery.steps.basics import is_visible
 from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import (
     TableWriter,

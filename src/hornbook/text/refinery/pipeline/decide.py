@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from hornbook.text.measured import MeasureTask, read_columns
+from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
 from hornbook.text.refinery.step import Columns, Corpus, Cut, Decision, GlobalDecision, Sketched
 from hornbook.text.refinery.table import Steps
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import tomli_w
 
-from hornbook.durable import TEMPORARY, create_atomic, storage_error, write_atomic
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.apply import Applied, ApplyTask
-from hornbook.text.config import TextConfig
-from hornbook.text.config_labels import LabelsConfig
-from hornbook.text.funnel import Funnel
-from hornbook.text.inputs import InputFile, is_url
-from hornbook.text.measured import VERSION, Measured, MeasureTask, read_columns
-from hornbook.text.plan import read_by_steps
-from hornbook.text.reviews import REVIEWS
+from hornbook.files.durable import TEMPORARY, create_atomic, storage_error, write_atomic
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.text import TextConfig
+from hornbook.text.ingest.inputs import InputFile, is_url
+from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
+from hornbook.text.refinery.pipeline.funnel import Funnel
+from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
+from hornbook.text.refinery.pipeline.plan import read_by_steps
+from hornbook.text.refinery.report.reviews import REVIEWS
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
 MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (

@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from hornbook.errors import IntegrityError
-from hornbook.text.document import Document, Rejected
-from hornbook.text.labelled_readers import read_labelled
-from hornbook.text.labelling import edited
-from hornbook.text.measured import FIELDS, Measured, MeasureTask, finished, schema_of
-from hornbook.text.parts import numbered
-from hornbook.text.readers import read_file
-from hornbook.text.refinery.basics import content_hash
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.labels.labelling import edited
+from hornbook.text.ingest.labels.readers import read_labelled
+from hornbook.text.ingest.parts import numbered
+from hornbook.text.ingest.readers import read_file
+from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, finished, schema_of
 from hornbook.text.refinery.step import Edit
+from hornbook.text.refinery.steps.basics import content_hash
 from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import ArrayWriter, TableWriter, write_json, writing
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from hornbook.errors import UsageError
-from hornbook.rundir import RunDir
-from hornbook.runlock import RunLock
-from hornbook.text.apply import Applied, ApplyTask, apply
-from hornbook.text.config import TextConfig
-from hornbook.text.config_labels import ClassLabels, LabelsConfig, TagLabels
-from hornbook.text.decide import KEPT, decide
-from hornbook.text.folder import (
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_lock import RunLock
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, TagLabels
+from hornbook.text.config.text import TextConfig
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.labels.rows import with_names
+from hornbook.text.pool import Where, run_tasks
+from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask, apply
+from hornbook.text.refinery.pipeline.decide import KEPT, decide
+from hornbook.text.refinery.pipeline.folder import (
     WORK,
     begin,
     clear,
@@ -29,17 +32,14 @@ from hornbook.text.folder import (
     require_named,
     write_whole,
 )
-from hornbook.text.funnel import Funnel, SourceFunnel
-from hornbook.text.inputs import InputFile
-from hornbook.text.label_rows import with_names
-from hornbook.text.measure import measure
-from hornbook.text.measured import Measured, MeasureTask
-from hornbook.text.measured import finished as measured_before
-from hornbook.text.plan import list_all, plan, workers_for
-from hornbook.text.pool import Where, run_tasks
+from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
+from hornbook.text.refinery.pipeline.measure import measure
+from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
+from hornbook.text.refinery.pipeline.measured import finished as measured_before
+from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
+from hornbook.text.refinery.pipeline.verdicts import decided_before, read_verdicts, write_verdicts
 from hornbook.text.refinery.table import build
 from hornbook.text.store import digest_of
-from hornbook.text.verdicts import decided_before, read_verdicts, write_verdicts
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all)."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.text.decide import Verdict
+from hornbook.text.refinery.pipeline.decide import Verdict
 from hornbook.text.store import read_json, write_json, writing
 
 _NAMES = "verdicts.json"

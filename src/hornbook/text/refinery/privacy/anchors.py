@@ -6,7 +6,7 @@ digits, an assignment to a name such as `password`, or letters that only keys be
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, inlined
+from hornbook.kernels.compiled import compiled, inlined
 
 AT, NUMBER, LETTERS, COLON, KEY, ASSIGNED, HOUSE = range(7)
 """What an anchor is: the second column of anchors."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
-from hornbook.text.refinery import check_digits
-from hornbook.text.refinery.personal_anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
-from hornbook.text.refinery.personal_streets import street
+from hornbook.text.refinery.privacy import check_digits
+from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
+from hornbook.text.refinery.privacy.streets import street
 
 Found = tuple[int, int, str] | None
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.text.config_content import PERSONAL
-from hornbook.text.document import Document
-from hornbook.text.refinery.personal_anchors import CLASSES, STREETS, find_anchors
-from hornbook.text.refinery.personal_patterns import MATCHERS
+from hornbook.text.config.content import PERSONAL
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.privacy.anchors import CLASSES, STREETS, find_anchors
+from hornbook.text.refinery.privacy.patterns import MATCHERS
 from hornbook.text.refinery.step import Edit
 
 Spans = list[tuple[int, int, str]]

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")

@@ -6,8 +6,8 @@ if a blank follows, with other marks between at most; terminal marks beyond ASCI
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.characters import SPACE, WORD, decode
+from hornbook.kernels.compiled import compiled
+from hornbook.text.refinery.words.characters import SPACE, WORD, decode
 
 COLUMNS = (
     "characters",

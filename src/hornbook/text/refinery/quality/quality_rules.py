@@ -1,12 +1,12 @@
-"""Gopher's, C4's, mC4's and FineWeb's rules for documents (`hornbook.text.config_rules` names the papers)."""
+"""Gopher's, C4's, mC4's and FineWeb's rules for documents (`hornbook.text.config.rules` names the papers)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hornbook.text.refinery.rules import Rule, Rules
-from hornbook.text.refinery.statistics import Settings
+from hornbook.text.refinery.quality.rules import Rule, Rules
+from hornbook.text.refinery.quality.statistics import Settings
 from hornbook.text.refinery.step import Columns
 
 

@@ -5,11 +5,11 @@ Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most 
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, load64
-from hornbook.text.refinery.characters import decode
-from hornbook.text.refinery.line_counts import first_visible, last_begin, visible_end
-from hornbook.text.refinery.packed import hash_bytes
-from hornbook.text.refinery.word_counts import same_bytes, table_bits
+from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.packed import hash_bytes
+from hornbook.text.refinery.quality.line_counts import first_visible, last_begin, visible_end
+from hornbook.text.refinery.quality.word_counts import same_bytes, table_bits
+from hornbook.text.refinery.words.characters import decode
 
 PART_COLUMNS = (
     "paragraphs",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hornbook.text.refinery.statistics import Settings, Statistics
+from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.step import Columns, Decision
 
 

@@ -10,17 +10,17 @@ from functools import cache
 import numpy as np
 import xxhash
 
-from hornbook.text.compiled import borrowed, compiled
-from hornbook.text.config_rules import STOP_WORDS
-from hornbook.text.document import Document
-from hornbook.text.refinery import line_counts, repeats, word_counts
-from hornbook.text.refinery.characters import CODE_POINTS, kinds, sentence_terminals
-from hornbook.text.refinery.line_counts import count_lines
-from hornbook.text.refinery.packed import hash_words, pack
-from hornbook.text.refinery.repeats import count_parts
+from hornbook.kernels.compiled import borrowed, compiled
+from hornbook.kernels.packed import hash_words, pack
+from hornbook.text.config.rules import STOP_WORDS
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.quality import line_counts, repeats, word_counts
+from hornbook.text.refinery.quality.line_counts import count_lines
+from hornbook.text.refinery.quality.repeats import count_parts
+from hornbook.text.refinery.quality.word_counts import count_words
 from hornbook.text.refinery.step import Columns
-from hornbook.text.refinery.word_counts import count_words
-from hornbook.text.refinery.words import DEFINITIONS, find_words, most_words
+from hornbook.text.refinery.words.characters import CODE_POINTS, kinds, sentence_terminals
+from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
 COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
 """In the order in which the kernels write them."""

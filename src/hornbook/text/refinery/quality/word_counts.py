@@ -5,9 +5,9 @@ Loops over words call nothing but what is rare: a call in a kernel passes each a
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, load64
-from hornbook.text.refinery.characters import LETTER, SYMBOL, decode
-from hornbook.text.refinery.packed import hash_bytes
+from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.packed import hash_bytes
+from hornbook.text.refinery.words.characters import LETTER, SYMBOL, decode
 
 COLUMNS = (
     "words",

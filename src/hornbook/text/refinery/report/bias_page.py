@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from html import escape
 
-from hornbook.text.refinery.bias import MentionReport, Shift, SourceMentions, nothing_stands_out, shares, standing_out
+from hornbook.text.refinery.bias.bias import (
+    MentionReport,
+    Shift,
+    SourceMentions,
+    nothing_stands_out,
+    shares,
+    standing_out,
+)
 
 STYLE = """
 table.bias td:nth-child(2), table.bias th:nth-child(2) { text-align: left; }

@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hornbook.errors import IntegrityError
-from hornbook.text.bias_page import STYLE, bias_card, bias_page
-from hornbook.text.config import TextConfig
-from hornbook.text.decide import EXAMPLES, KEPT
-from hornbook.text.folder import FUNNEL, read_manifest, read_text_config
-from hornbook.text.funnel import Funnel, SourceFunnel, Tally
-from hornbook.text.measured import FIELDS
-from hornbook.text.refinery.bias import MentionReport, read_bias
-from hornbook.text.report_curves import curves_page
-from hornbook.text.reviews import Example, Precision, precisions, read_examples
+from hornbook.text.config.text import TextConfig
+from hornbook.text.refinery.bias.bias import MentionReport, read_bias
+from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
+from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
+from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
+from hornbook.text.refinery.pipeline.measured import FIELDS
+from hornbook.text.refinery.report.bias_page import STYLE, bias_card, bias_page
+from hornbook.text.refinery.report.curves import curves_page
+from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.store import read_json
 
 _STYLE = """

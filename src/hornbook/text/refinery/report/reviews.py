@@ -16,8 +16,8 @@ from typing import Any
 import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.journal import Appender, read_records
-from hornbook.text.decide import KEPT
+from hornbook.files.journal import Appender, read_records
+from hornbook.text.refinery.pipeline.decide import KEPT
 
 SAMPLES, REVIEWS = "samples.jsonl", "reviews.jsonl"
 

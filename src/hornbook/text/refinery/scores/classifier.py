@@ -17,12 +17,12 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.compiled import compiled
-from hornbook.text.document import Document
-from hornbook.text.refinery.hashed_words import HashedWords, hashed_words
+from hornbook.files.durable import write_atomic
+from hornbook.kernels.compiled import compiled
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
 
 BUCKETS = 1 << 18
 _LEAST = 10

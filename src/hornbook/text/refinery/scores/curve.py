@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
-from hornbook.text.config_step import StepConfig
-from hornbook.text.decide import KEPT, NOTHING_LEFT
+from hornbook.text.config.step import StepConfig
+from hornbook.text.refinery.pipeline.decide import KEPT, NOTHING_LEFT
+from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
 from hornbook.text.refinery.step import Decision
 from hornbook.text.refinery.table import STEPS, Steps, build
-from hornbook.text.refinery.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hornbook.text.refinery.curve import Point
+from hornbook.text.refinery.scores.curve import Point
 
 _SHOWN = 3
 """Groups of which least stays."""

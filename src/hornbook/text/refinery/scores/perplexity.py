@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.text.document import Document
-from hornbook.text.refinery.perplexity_model import LanguageModel, read_facts
+from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.scores.perplexity_model import LanguageModel, read_facts
 from hornbook.text.refinery.step import Columns, Decision
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.packed import pack
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import pack
 
 MOST_ORDER = 8
 """Bytes in a 64-bit number."""

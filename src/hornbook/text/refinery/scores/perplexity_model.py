@@ -19,11 +19,11 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from hornbook.durable import write_atomic
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.packed import pack
-from hornbook.text.refinery.perplexity_counts import FEED, MOST_ORDER
+from hornbook.files.durable import write_atomic
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import pack
+from hornbook.text.refinery.scores.perplexity_counts import FEED, MOST_ORDER
 
 VERSION = 1
 _KIND = "perplexity"

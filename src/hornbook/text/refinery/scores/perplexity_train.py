@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.perplexity_counts import MOST_ORDER, Counts, NgramCounter, last_bytes, run_of_feeds
-from hornbook.text.refinery.perplexity_model import LanguageModel
+from hornbook.text.refinery.scores.perplexity_counts import MOST_ORDER, Counts, NgramCounter, last_bytes, run_of_feeds
+from hornbook.text.refinery.scores.perplexity_model import LanguageModel
 
 PERCENTILES = (5, 33, 50, 67, 95)
 _FEWEST = 20

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hornbook.text.compiled import compiled
-from hornbook.text.document import Document
-from hornbook.text.refinery.hashed_words import hashed_words
-from hornbook.text.refinery.packed import mix
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import mix
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.words.hashed_words import hashed_words
 
 COUNT, SAMPLE = "words", "word_sample"
 

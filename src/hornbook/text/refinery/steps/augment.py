@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
 PAIRS = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Corpus, Decision, Edit, GlobalDecision
 
 _LINE_ENDS = re.compile(r"\r\n?")

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
 _NETWORK = r"(?:facebook|twitter|x|linkedin|whatsapp|telegram)\b"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 
 _HEAD = 4096

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 
 LANGUAGE = "language.language"

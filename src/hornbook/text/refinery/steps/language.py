@@ -11,7 +11,7 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 
 Judgement = tuple[str, float]

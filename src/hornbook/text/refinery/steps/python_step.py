@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
+from hornbook.text.ingest.rows import is_valid_unicode
 from hornbook.text.refinery.step import Edit
-from hornbook.text.rows import is_valid_unicode
 
 
 class PythonStep(Edit):

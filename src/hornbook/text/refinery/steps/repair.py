@@ -5,7 +5,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from hornbook.text.document import Document
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
 _HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirectional controls, soft hyphen

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
+from hornbook.kernels.compiled import compiled
 
 SPACE, WORD, DIGIT, LETTER, ALONE, KATAKANA, SYMBOL, MARK = (1 << bit for bit in range(8))
 """Blank as `str.isspace`; part of a word (letters, marks, numbers, `_`, joiners); decimal digit; letter as

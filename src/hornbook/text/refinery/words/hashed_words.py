@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hornbook.text.compiled import compiled
-from hornbook.text.refinery.packed import hash_words, pack
-from hornbook.text.refinery.words import word_bounds
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_words, pack
+from hornbook.text.refinery.words.words import word_bounds
 
 _MARK = np.array([32 < byte < 127 and not chr(byte).isalnum() for byte in range(256)])
 """ASCII punctuation."""

@@ -12,8 +12,8 @@ one, and so is a run of Hangul, for Korean is written with blanks. Thai, Lao, Kh
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, load64, zeros_below
-from hornbook.text.refinery.characters import ALONE, DIGIT, KATAKANA, LETTER, MARK, SPACE, WORD, decode, kinds
+from hornbook.kernels.compiled import compiled, load64, zeros_below
+from hornbook.text.refinery.words.characters import ALONE, DIGIT, KATAKANA, LETTER, MARK, SPACE, WORD, decode, kinds
 
 DEFINITIONS = ("whitespace", "unicode", "cjk")
 ASCII = np.uint8(0x80)

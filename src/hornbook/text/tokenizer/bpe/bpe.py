@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from hornbook.text.bpe_choice import training_is_compiled
-from hornbook.text.bpe_styles import PATTERN, STYLES
-from hornbook.text.bpe_tables import byte_letters
-from hornbook.text.config import BPE
-from hornbook.text.special_tokens import spell_special_tokens
-from hornbook.text.tokenizer import END_OF_TEXT, Tokenizer
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.choice import training_is_compiled
+from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.tables import byte_letters
+from hornbook.text.tokenizer.special_tokens import spell_special_tokens
+from hornbook.text.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 
 _MIN_FREQUENCY = 2
 
@@ -24,7 +24,7 @@ def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
 
     Special tokens have the first ids, then the bytes in the order of their letters, then the merges: as the trainer
     of the tokenizers library numbers them, whose result this is, byte for byte; it does it where our kernels would have
-    to be compiled first (`bpe_choice`).
+    to be compiled first (`bpe/choice`).
     """
     return _train_by_kernels(config, texts) if training_is_compiled() else _train_by_library(config, texts)
 
@@ -43,8 +43,8 @@ def _train_by_library(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
 
 
 def _train_by_kernels(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
-    from hornbook.text.bpe_count import WordCounts
-    from hornbook.text.bpe_learn import learn_merges
+    from hornbook.text.tokenizer.bpe.count import WordCounts
+    from hornbook.text.tokenizer.bpe.learn import learn_merges
 
     counts = WordCounts(STYLES[PATTERN])
     for batch in texts:

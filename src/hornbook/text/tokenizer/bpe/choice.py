@@ -4,8 +4,8 @@ Compiling the kernels takes longer than the library takes for some ten megabytes
 larger folders only, and used wherever they are on disk.
 """
 
-from hornbook.compile_ahead import Job, compile_ahead
-from hornbook.kernel_cache import is_ready
+from hornbook.kernels.ahead import Job, compile_ahead
+from hornbook.kernels.cache import is_ready
 
 LEAST_BYTES = 10_000_000
 """Of documents on disk (zstd: some four times as much text), beyond which kernels are worth their compilation.
@@ -16,14 +16,15 @@ LEAST_BYTES = 10_000_000
 
 def training_is_compiled() -> bool:
     """Whether the kernels that learn merges are ready."""
-    from hornbook.text import bpe_count, bpe_learn
+    from hornbook.text.tokenizer.bpe import count as bpe_count
+    from hornbook.text.tokenizer.bpe import learn as bpe_learn
 
     return is_ready(bpe_count._count, bpe_learn._lay_out, bpe_learn._find_first_pairs, bpe_learn._learn)
 
 
 def encoding_is_compiled() -> bool:
     """Whether the kernel that encodes is ready."""
-    from hornbook.text import bpe_encode
+    from hornbook.text.tokenizer.bpe import encode as bpe_encode
 
     return is_ready(bpe_encode._encode_texts)
 
@@ -42,9 +43,9 @@ def compile_for(size: int) -> None:
 
 
 def _learn() -> None:
-    from hornbook.text.bpe_count import WordCounts
-    from hornbook.text.bpe_learn import learn_merges
-    from hornbook.text.bpe_styles import PATTERN, STYLES
+    from hornbook.text.tokenizer.bpe.count import WordCounts
+    from hornbook.text.tokenizer.bpe.learn import learn_merges
+    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
 
     counts = WordCounts(STYLES[PATTERN])
     counts.add(["aa aa"])
@@ -52,8 +53,8 @@ def _learn() -> None:
 
 
 def _encode() -> None:
-    from hornbook.text.bpe_encode import Encoder
-    from hornbook.text.bpe_styles import PATTERN, STYLES
-    from hornbook.text.bpe_tables import Merges
+    from hornbook.text.tokenizer.bpe.encode import Encoder
+    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+    from hornbook.text.tokenizer.bpe.tables import Merges
 
     Encoder(Merges(STYLES[PATTERN], list(range(256)), [(97, 97, 256)])).encode(["aa"])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hornbook.text.bpe_split import character_tables, word_end
-from hornbook.text.bpe_styles import Style
-from hornbook.text.compiled import borrowed, compiled, inlined, load64
-from hornbook.text.refinery.packed import pack
+from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.packed import pack
+from hornbook.text.tokenizer.bpe.split import character_tables, word_end
+from hornbook.text.tokenizer.bpe.styles import Style
 
 _SLACK = 16
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)

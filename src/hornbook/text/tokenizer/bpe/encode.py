@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hornbook.text.bpe_dropout import Draws
-from hornbook.text.bpe_heap import ALL, GOLDEN, HALF, LOW, draw, find_pair, merge_by_heap
-from hornbook.text.bpe_split import character_tables, word_end
-from hornbook.text.bpe_tables import TOKEN_BITS, Merges, pair_table
-from hornbook.text.compiled import borrowed, compiled, inlined, load64
-from hornbook.text.refinery.packed import pack
+from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.packed import pack
+from hornbook.text.tokenizer.bpe.dropout import Draws
+from hornbook.text.tokenizer.bpe.heap import ALL, GOLDEN, HALF, LOW, draw, find_pair, merge_by_heap
+from hornbook.text.tokenizer.bpe.split import character_tables, word_end
+from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Merges, pair_table
 
 _SHORT = 64
 """Bytes up to which the best pair is found by looking at all of them."""

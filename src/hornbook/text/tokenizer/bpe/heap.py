@@ -7,8 +7,8 @@ and of where in the word the pair begins, so it may be made when the pair comes 
 
 import numpy as np
 
-from hornbook.text.compiled import compiled, inlined
-from hornbook.text.refinery.packed import mix
+from hornbook.kernels.compiled import compiled, inlined
+from hornbook.kernels.packed import mix
 
 ALL = np.uint64(2**64 - 1)
 LOW = np.uint64(2**32 - 1)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.bpe_count import WordCounts
-from hornbook.text.compiled import borrowed, compiled, inlined
+from hornbook.kernels.compiled import borrowed, compiled, inlined
+from hornbook.text.tokenizer.bpe.count import WordCounts
 
 _GAP, _GONE = -1, -2
 _DONE, _PAIRS, _PLACES = 0, 1, 2

@@ -1,15 +1,15 @@
 """Cut text into pre-tokens as the split regexes of GPT-2 and GPT-4 do, in linear time and without a regex engine.
 
 Every character is a letter, a number, a blank or something else, and with one character of lookahead that decides
-which alternative matches. `bpe_styles` says which regexes are known.
+which alternative matches. `bpe/styles` says which regexes are known.
 """
 
 from functools import cache
 
 import numpy as np
 
-from hornbook.text.bpe_unicode import BLANK, LETTER, NEWLINE, NUMBER, OTHER, kinds_of_characters
-from hornbook.text.compiled import borrowed, compiled, inlined
+from hornbook.kernels.compiled import borrowed, compiled, inlined
+from hornbook.text.tokenizer.bpe.unicode import BLANK, LETTER, NEWLINE, NUMBER, OTHER, kinds_of_characters
 
 _BLANK, _QUOTE = 0x20, 0x27
 

@@ -1,4 +1,4 @@
-"""Which split regexes our kernels know (`bpe_split`); tokenizers with another are left to the tokenizers library."""
+"""Which split regexes our kernels know (`bpe/split`); tokenizers with another are left to the tokenizers library."""
 
 from dataclasses import dataclass
 

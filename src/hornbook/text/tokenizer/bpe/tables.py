@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hornbook.text.bpe_styles import GPT2, STYLES, Style
+from hornbook.text.tokenizer.bpe.styles import GPT2, STYLES, Style
 
 _OFF = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 """What else BPE of the library can do."""
@@ -20,7 +20,7 @@ TOKEN_BITS = 21
 """Ids are smaller than 2^21 - 1: the encoder's cache keeps three of them in 64 bits."""
 
 _VERSIONS = ("0.22.", "0.23.")
-"""Releases of the library whose letters, numbers and blanks are those of `bpe_unicode`; the tests compare them all."""
+"""Releases of the library whose letters, numbers and blanks are those of `bpe/unicode`; the tests compare them all."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

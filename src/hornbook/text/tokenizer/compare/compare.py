@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.text.text_samples import TextSample
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.compare.text_samples import TextSample
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 ROUNDS = 3
 """How often each text is encoded; the fastest round counts, and the tokenizers take turns."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 """Letters, joined by apostrophes and hyphens."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornbook.errors import UsageError
-from hornbook.text.config import SourceConfig
-from hornbook.text.document import Document, Rejected
-from hornbook.text.folder import read_text_config
-from hornbook.text.inputs import InputFile, list_inputs
-from hornbook.text.readers import ReadOptions, read_file
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.readers import ReadOptions, read_file
+from hornbook.text.refinery.pipeline.folder import read_text_config
 from hornbook.text.splits import is_validation
 from hornbook.text.store import read_batches
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hornbook.text.bpe import train_bpe
-from hornbook.text.config import Trained
-from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.unigram import train_unigram
-from hornbook.text.wordpiece import train_wordpiece
+from hornbook.text.config.text import Trained
+from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.unigram import train_unigram
+from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
 
 TRAINERS: dict[str, Callable[[Any, Iterable[list[str]]], Tokenizer]] = {
     "bpe": train_bpe,

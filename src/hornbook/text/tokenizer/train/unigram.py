@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
 
-from hornbook.text.config import Unigram
-from hornbook.text.letters import frequent_letters
-from hornbook.text.special_tokens import OURS, spell_special_tokens
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import Unigram
+from hornbook.text.tokenizer.special_tokens import OURS, spell_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.characters import frequent_letters
 
 PATTERN = r" ?\S+[\r\n]*|\s+(?!\S)|\s+"
 """Words with one leading blank, marks included, and the line ends after them. A finer split would be worse: the trainer

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hornbook.text.config import WordPiece
-from hornbook.text.letters import frequent_letters
-from hornbook.text.special_tokens import OURS, spell_special_tokens
-from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.config.text import WordPiece
+from hornbook.text.tokenizer.special_tokens import OURS, spell_special_tokens
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train.characters import frequent_letters
 
 INSIDE = "##"
 _MIN_FREQUENCY = 2

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.document import Document, Rejected
-from hornbook.text.sources import archives
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.formats.archives import archives
 
 Pack = Callable[[dict[str, bytes]], bytes]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.document import Document, Rejected
+from hornbook.text.ingest.document import Document, Rejected
 
 
 def outcomes(rows: list[Document | Rejected]) -> list[str]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.document import Document, Rejected
-from hornbook.text.sources import html
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.formats.web import html
 
 ARTICLE = "<article><h1>On walls</h1><p>A wall of stone stands longer than {} of clay, they say.</p></article>"
 

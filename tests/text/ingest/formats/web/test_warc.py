@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.document import Document, Rejected
+from hornbook.text.ingest.document import Document, Rejected
 
 HTML = "<article><p>The river rose in the night and took {} with it.</p></article>"
 

@@ -6,15 +6,15 @@ faith. An archive in an archive is not opened, which bounds bombs to one level, 
 
 from collections.abc import Iterator
 
-from hornbook.text.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.document import Rejected
-from hornbook.text.inputs import AT_RANDOM, InputFile, format_of
-from hornbook.text.lines import HashingFile, open_input
-from hornbook.text.readers import reader_of
-from hornbook.text.rows import ReadOptions, Row
-from hornbook.text.sources.buffered import Buffered
-from hornbook.text.sources.tar import Member, tar_members
-from hornbook.text.sources.zip import ZipMember, zip_members
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
+from hornbook.text.ingest.document import Rejected
+from hornbook.text.ingest.formats.archives.tar import Member, tar_members
+from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
+from hornbook.text.ingest.lines import HashingFile, open_input
+from hornbook.text.ingest.readers import reader_of
+from hornbook.text.ingest.rows import ReadOptions, Row
 
 EXPANSION, FREE = 200, 2**28
 """An archive may expand to so many times its size; the first so many bytes are free."""

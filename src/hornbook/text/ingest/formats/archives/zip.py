@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
-from hornbook.text.compressions import DamagedStream
-from hornbook.text.lines import CHUNK
+from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.lines import CHUNK
 
 _END, _ENTRY, _LOCAL = b"PK\x05\x06", b"PK\x01\x02", b"PK\x03\x04"
 _END64, _LOCATOR = b"PK\x06\x06", b"PK\x06\x07"

@@ -11,13 +11,13 @@ from contextlib import closing
 from typing import Any
 from xml.etree import ElementTree
 
-from hornbook.text.compressions import DamagedStream
-from hornbook.text.document import Document, Rejected
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import Line, read_lines
-from hornbook.text.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
-from hornbook.text.sources.buffered import Buffered
-from hornbook.text.sources.plain_html import plain_html
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.formats.web.plain_html import plain_html
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import Line, read_lines
+from hornbook.text.ingest.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
 
 BEST_ANSWERS = 3
 """The accepted answer, then those of the highest positive scores."""

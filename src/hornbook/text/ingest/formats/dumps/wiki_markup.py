@@ -8,7 +8,7 @@ What is opened and never closed stays as text, so a slip of an author costs litt
 import re
 from dataclasses import dataclass, field
 
-from hornbook.text.sources.plain_html import unescape
+from hornbook.text.ingest.formats.web.plain_html import unescape
 
 DROPPED_LINKS = frozenset(("file", "image", "media", "category"))
 _DEPTH = 40

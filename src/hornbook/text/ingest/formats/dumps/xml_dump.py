@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from hornbook.text.compressions import DamagedStream
-from hornbook.text.document import Rejected, excerpt
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import HashingFile, plain_text
-from hornbook.text.rows import ReadOptions, Row
-from hornbook.text.sources import stackexchange, wikipedia
-from hornbook.text.sources.buffered import Buffered
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.document import Rejected, excerpt
+from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import HashingFile, plain_text
+from hornbook.text.ingest.rows import ReadOptions, Row
 
 _HEAD = 4096
 

@@ -8,16 +8,16 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.document import Document, Rejected
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import HashingFile, read_whole, why_not_utf8
-from hornbook.text.rows import ReadOptions, Row, too_long
-from hornbook.text.sources.archives import Bounded, Budget
-from hornbook.text.sources.buffered import Buffered
-from hornbook.text.sources.latex import MOST_LATEX
-from hornbook.text.sources.latex_markup import strip_comments, strip_latex
-from hornbook.text.sources.tar import Member, tar_members
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
+from hornbook.text.ingest.formats.archives.tar import Member, tar_members
+from hornbook.text.ingest.formats.latex.latex import MOST_LATEX
+from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import HashingFile, read_whole, why_not_utf8
+from hornbook.text.ingest.rows import ReadOptions, Row, too_long
 
 _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")

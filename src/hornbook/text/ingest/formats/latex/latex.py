@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from hornbook.text.compressions import DamagedStream
-from hornbook.text.document import Document, Rejected, excerpt
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import HashingFile, plain_text, read_whole, why_not_utf8
-from hornbook.text.rows import ReadOptions, Row
-from hornbook.text.sources.latex_markup import strip_latex
+from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.document import Document, Rejected, excerpt
+from hornbook.text.ingest.formats.latex.markup import strip_latex
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import HashingFile, plain_text, read_whole, why_not_utf8
+from hornbook.text.ingest.rows import ReadOptions, Row
 
 MOST_LATEX = 2**22
 """Bytes of LaTeX that are one paper: its braces are paired in memory."""

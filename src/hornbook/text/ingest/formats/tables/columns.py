@@ -6,11 +6,11 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.document import EXCERPT_BYTES, Document, Rejected, excerpt
-from hornbook.text.inputs import InputFile
-from hornbook.text.lines import CHUNK, HashingFile, open_input, why_not_utf8
-from hornbook.text.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
-from hornbook.text.sources.page_sizes import Chunk, parquet_chunks, parquet_pages
+from hornbook.text.ingest.document import EXCERPT_BYTES, Document, Rejected, excerpt
+from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
+from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input, why_not_utf8
+from hornbook.text.ingest.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Rows that are decoded at once, fewer where they might take more than so many bytes."""
