@@ -6,7 +6,8 @@ Where something else runs beside it all the time, processor time over threads st
 Time per million tokens is that of the microbatches they make and of the optimizer steps that the recipe's batch asks
 for. Memory is the peak of the process with one microbatch of these rows; what a row more takes is the difference
 between the two sizes. A recipe that is larger, or learns from somebody's own data, is estimated: its time from its
-operations per token (`hornbook.model.config.flops`) at the rate of the largest that was measured, its memory as its state alone.
+operations per token (`hornbook.model.config.flops`) at the rate of the largest that was measured, its memory as its
+state alone.
 `train.compile` is off: on a CPU it brings nothing at these sizes.
 """
 

@@ -283,7 +283,8 @@ def test_process_identity_survives_reuse_of_a_pid():
 
 
 def test_importing_it_brings_neither_torch_nor_numpy():
-    code = "import sys, hornbook.files.run_directory; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    heavy = "print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    code = f"import sys, hornbook.files.run_directory; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -34,6 +34,8 @@ LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
 SLACK_SECONDS = 30.0
 """For the server to answer."""
+CONSTANTS = {"saves": "hornbook.run.checkpoints.saves", "supervisor": "hornbook.run.launch.supervisor"}
+"""Modules whose constants a test may set."""
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Launcher:
         environ: Mapping[str, str] | None = None,
         **constants: Any,
     ) -> Started:
-        """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `hornbook.run`."""
+        """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `CONSTANTS`."""
         request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
         request |= {"do": "start", "environ": dict(environ or {})}
         return Started(self, self._server.ask(request, SLACK_SECONDS), log)
@@ -128,7 +130,7 @@ def start(request: dict[str, Any]) -> int:
         strike(request["faults"])
         for name, value in request["constants"].items():
             module, constant = name.split("__")
-            setattr(importlib.import_module(f"hornbook.run.{module}"), constant, value)
+            setattr(importlib.import_module(CONSTANTS[module]), constant, value)
         code = hornbook.cli.main.main(request["words"])
     finally:
         sys.stdout.flush()

@@ -110,7 +110,7 @@ class Corpus:
     def open(path: Path | str) -> "Corpus":
         """Map the shards of the data folder `path` (or of its `tokens` folder).
 
-        Reads no tokens: sizes are compared with the index here, contents when they are first read (`data/shards/shard.py`).
+        Reads no tokens: sizes are compared with the index here, contents when they are first read (`shards/shard.py`).
 
         Raises:
             UsageError: there are no token shards at `path`.

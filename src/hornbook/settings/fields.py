@@ -5,7 +5,6 @@ and the planner start at once, and so that one schema serves files, command line
 """
 
 import ast
-import importlib
 import inspect
 import os
 import re
@@ -28,6 +27,7 @@ from pydantic import (
 )
 
 from hornbook.errors import UsageError
+from hornbook.settings.moved import import_outside
 
 TRUST = "HORNBOOK_TRUST_PARTS"
 """Environment variable: 1 lets the configuration of a checkpoint import parts from outside."""
@@ -96,7 +96,7 @@ def outside_part(kind: Any) -> type[Config] | None:
         return None
     module, _, name = kind.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_outside(module), name)
     except Exception as error:  # the module is anybody's code
         raise ValueError(f"{kind} cannot be imported ({error}): is its folder in PYTHONPATH?") from error
     if not (isinstance(found, type) and issubclass(found, Config) and hasattr(found, "build")):

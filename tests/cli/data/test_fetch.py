@@ -55,7 +55,7 @@ def test_errors_name_the_remedy(words: list[str], message: str, capsys: pytest.C
 
 @pytest.mark.parametrize("corpus", CORPORA.values(), ids=CORPORA)
 def test_the_page_says_what_the_table_says(corpus: Corpus):
-    page = (Path(__file__).parents[2] / "docs" / "sources.md").read_text().partition("## Public corpora")[2]
+    page = (Path(__file__).parents[3] / "docs" / "sources.md").read_text().partition("## Public corpora")[2]
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{corpus.name}` |"))
     assert all(text in row for text in (corpus.what, corpus.size, corpus.licence, corpus.note))
     assert all(f"<{cite}>" in row for cite in corpus.cites.split(", "))

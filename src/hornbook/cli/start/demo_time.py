@@ -1,8 +1,9 @@
 """How `hornbook quickstart` keeps its time: what was measured here, what it says of the stages to come, what fits.
 
-A probe (`hornbook.run.start.calibrate`) measures what everything else is made of: how long a process takes that loads torch,
-how long kernels take to compile, how long a token of training takes in the precision of the run. Whatever has run is
-no longer estimated: the size is chosen twice, before the text is written and again before training, by the time left.
+A probe (`hornbook.run.start.calibrate`) measures what everything else is made of: how long a process takes that loads
+torch, how long kernels take to compile, how long a token of training takes in the precision of the run. Whatever has
+run is no longer estimated: the size is chosen twice, before the text is written and again before training, by the
+time left.
 """
 
 import json

@@ -58,7 +58,7 @@ class Pieces(NamedTuple):
 
 
 class LabelledRows:
-    """Makes batches of labelled texts; `plans` are of `label_plan.row_plan`."""
+    """Makes batches of labelled texts; `plans` are of `plan.row_plan`."""
 
     def __init__(
         self,

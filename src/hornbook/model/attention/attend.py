@@ -1,6 +1,6 @@
 """Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device.
 
-On CPU with gradients or many queries: blocks of queries against the keys they see (`hornbook.model.attention.block_attention`);
+On CPU with gradients or many queries: blocks of queries against the keys they see (`block_attention.py`);
 for a few new queries on a cache, and on other devices, torch's scaled_dot_product_attention. docs/speed.md has the
 measurements behind this rule.
 """

@@ -1,4 +1,4 @@
-"""Attention as batched matrix products over blocks of queries (`hornbook.model.attention.tiles`), with its own backward.
+"""Attention as batched matrix products over blocks of queries (`tiles.py`), with its own backward.
 
 Scores have the dtype of the input; softmax computes in float32. Saved for backward are query, key, value, and the
 probabilities; where those are large (long rows), they are computed again, block by block, so that memory grows with

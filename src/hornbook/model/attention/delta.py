@@ -5,7 +5,7 @@ As Qwen3-Next has it, for every token x_t:
     q, k, v = silu(convolution(W_q x)), ... (causal, over the last few tokens of the document, each channel alone)   (1)
     q = q / (|q| sqrt(key_dim)),    k = k / |k|                                                                     (2)
     b = sigmoid(W_b x),    g = -exp(a) softplus(W_g x + c)                                                          (3)
-    o = gated delta rule of q, k, v, g, b (`hornbook.model.attention.delta_rule`)                                             (4)
+    o = gated delta rule of q, k, v, g, b (`delta_rule.py`)                                        (4)
     y = W_out (norm(o) * silu(W_z x)), the norm over each head                                                      (5)
 
 Each key head serves value_heads / key_heads value heads, neighbours. Order is known from the recurrence: nothing is

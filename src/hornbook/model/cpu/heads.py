@@ -1,8 +1,8 @@
 """From the fused projection to heads, turned: one pass instead of split, transpose, rotate and copy.
 
 [batch, time, (heads + 2 kv_heads) dim] -> query [batch, heads, time, dim], key and value [batch, kv_heads, time, dim],
-queries and keys rotated (`hornbook.model.attention.position`), all of their dims, the first ones, or none; backward turns by the
-opposite angle into one tensor again.
+queries and keys rotated (`hornbook.model.attention.position`), all of their dims, the first ones, or none;
+backward turns by the opposite angle into one tensor again.
 """
 
 import torch

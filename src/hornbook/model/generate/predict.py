@@ -1,7 +1,7 @@
 """What a model with a head for labels says of texts: several in a batch, each as though it were alone.
 
-A text is read as `hornbook.text.tokenizer.prompt_encoding` reads it; what is longer than the model's positions is cut (labels of a text) or
-read in windows (words, answers).
+A text is read as `hornbook.text.tokenizer.prompt_encoding` reads it; what is longer than the model's positions is cut
+(labels of a text) or read in windows (words, answers).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""config.json <-> ModelConfig, by the tables of `hf_tables`.
+"""config.json <-> ModelConfig, by the tables of `hf/tables`.
 
 The one idea: nothing is left out silently. A `ModelConfig` fits an architecture only if what the table writes of it
 reads back as the same configuration, layer by layer; a foreign config.json is read only if every key of it is mapped,

@@ -1,6 +1,6 @@
 """Hugging Face folders: our Transformer written as one of transformers' classes, and read back, bit for bit.
 
-The one idea: a stream of tensor transforms driven by a table (`hf_tables`), which says where each of our parameters
+The one idea: a stream of tensor transforms driven by a table (`hf/tables`), which says where each of our parameters
 lies (`hf/layout`). What no table represents is written under our own names with
 `architectures: ["HornbookForCausalLM"]`.
 """

@@ -1,6 +1,6 @@
 """Matrix products in the dtype of their operands, on every CPU.
 
-Where a CPU multiplies bfloat16 or float16 slower than float32 (`hornbook.model.layers.precision`), operands are widened to
+Where a CPU multiplies bfloat16 or float16 slower than float32 (`precision.py`), operands are widened to
 float32, multiplied, and the result is rounded: what the CPU's own instructions would give, which multiply rounded
 numbers exactly and add in float32 too, up to the order of the sum. Tensors keep their dtype in memory and between
 layers, and gradients are rounded where they would be. Every product of the model that may meet such a dtype goes

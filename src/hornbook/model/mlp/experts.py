@@ -7,7 +7,7 @@ What a token's router says depends on that token alone, so packed documents are 
 come first, and what finds no room passes the experts by. In evaluation everything is served.
 
 `forward` returns besides y, in training, by name:
-balance, router_z: [batch], losses of each row times their weight in the config (`hornbook.model.mlp.balance`); the engine
+balance, router_z: [batch], losses of each row times their weight in the config (`balance.py`); the engine
 weights a row by its share of the objective, so that microbatches of any shape add up to the same number.
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """

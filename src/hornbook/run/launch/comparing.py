@@ -64,7 +64,7 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
 @functools.cache
 def code_digest() -> str:
     """Digest of every source file of this package, by its path below it."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     return digest_of(
         {
             path.relative_to(package).as_posix(): digest_file(path)

@@ -1,7 +1,7 @@
 """How fast this machine trains: real steps of small models on random tokens, in the precision of a run.
 
-Run as a child process (`python -m hornbook.run.start.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS ...`),
-so that the caller need not import torch; prints a JSON object.
+Run as a child process (`python -m hornbook.run.start.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS
+...`), so that the caller need not import torch; prints a JSON object.
 """
 
 import json

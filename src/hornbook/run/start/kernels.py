@@ -33,7 +33,7 @@ def compile_for(inputs: Inputs) -> None:
 def left_to_compile(model: ModelConfig, train: TrainConfig, vocab: int) -> int:
     """How many kernels such a training would have to compile here; those that read the data count as one.
 
-    `compile_ahead.expected_seconds` says how long that takes.
+    `kernels.ahead.expected_seconds` says how long that takes.
     """
     return len(model_jobs(model, train, vocab)) + (not _data_is_ready())
 

@@ -8,7 +8,8 @@ from pydantic import Field, field_validator
 from hornbook.settings.fields import Count
 from hornbook.text.config.step import DecisionConfig, Words
 
-SHIPPED = {path.stem: path for path in sorted((Path(__file__).parent / "refinery" / "people").glob("*.toml"))}
+_PEOPLE = Path(__file__).parents[1] / "refinery" / "bias" / "people"
+SHIPPED = {path.stem: path for path in sorted(_PEOPLE.glob("*.toml"))}
 """Language -> the terms that come with hornbook for it."""
 
 

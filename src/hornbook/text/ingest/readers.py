@@ -31,19 +31,19 @@ from hornbook.text.ingest.rows import (
 READERS = {
     "text": "readers:read_text",
     "jsonl": "readers:read_jsonl",
-    "json": "sources.json_array:read",
-    "csv": "sources.cells:read",
-    "tsv": "sources.cells:read",
-    "parquet": "sources.columns:read_parquet",
-    "arrow": "sources.arrow:read_arrow",
-    "html": "sources.html:read",
-    "warc": "sources.warc:read",
-    "xml": "sources.xml_dump:read",
-    "latex": "sources.latex:read",
-    "arxiv": "sources.arxiv:read",
-    "gutenberg": "sources.gutenberg:read",
-    "tar": "sources.archives:read_tar",
-    "zip": "sources.archives:read_zip",
+    "json": "formats.tables.json_array:read",
+    "csv": "formats.tables.cells:read",
+    "tsv": "formats.tables.cells:read",
+    "parquet": "formats.tables.columns:read_parquet",
+    "arrow": "formats.tables.arrow:read_arrow",
+    "html": "formats.web.html:read",
+    "warc": "formats.web.warc:read",
+    "xml": "formats.dumps.xml_dump:read",
+    "latex": "formats.latex.latex:read",
+    "arxiv": "formats.latex.arxiv:read",
+    "gutenberg": "formats.dumps.gutenberg:read",
+    "tar": "formats.archives.archives:read_tar",
+    "zip": "formats.archives.archives:read_zip",
 }
 """Format -> module of this room and function; imported when a file has it."""
 
@@ -51,7 +51,7 @@ READERS = {
 def reader_of(name: str) -> Reader:
     """The reader of a format."""
     module, _, function = READERS[name].partition(":")
-    return getattr(importlib.import_module(f"hornbook.text.{module}"), function)
+    return getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
 
 
 def read_file(

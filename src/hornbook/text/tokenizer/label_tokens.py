@@ -1,7 +1,7 @@
 """From labelled texts to labelled tokens: what the shards of a labelled set hold.
 
-Texts become tokens by `hornbook.text.tokenizer.prompt_encoding`, as they do for predictions. A label of a whole text stands at the
-document's first token, whichever token will carry it in training.
+Texts become tokens by `hornbook.text.tokenizer.prompt_encoding`, as they do for predictions. A label of a whole
+text stands at the document's first token, whichever token will carry it in training.
 """
 
 import math

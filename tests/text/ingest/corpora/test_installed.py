@@ -95,7 +95,8 @@ def test_without_any_removal_the_score_is_no_recall(corpus: tuple[Path, Planted]
 def test_the_same_installation_and_seed_give_the_same_bytes(corpus: tuple[Path, Planted], tmp_path: Path):
     folder, _ = corpus
     script = (
-        "import sys; from pathlib import Path; from hornbook.text.ingest.corpora.installed import write_installed_corpus\n"
+        "import sys; from pathlib import Path\n"
+        "from hornbook.text.ingest.corpora.installed import write_installed_corpus\n"
         f"write_installed_corpus(Path(sys.argv[1]), max_bytes={SIZE}, seed=int(sys.argv[2]))\n"
     )
     for name, seed, same in (("again", "3", True), ("other", "4", False)):

@@ -66,7 +66,7 @@ def test_word_edits_touch_what_they_count():
 
 
 def test_the_back_translation_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (Path(__file__).parents[3] / "docs" / "refinery.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "refinery.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?def back_translate.*?)```", page, re.DOTALL)
     (tmp_path / "my_steps.py").write_text(code)
     (tmp_path / "my_models.py").write_text("def translate(text, language):\n    return f'{language}({text})'\n")

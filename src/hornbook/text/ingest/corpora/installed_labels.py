@@ -1,6 +1,7 @@
 """A labelled set that every Python installation carries: passages of its standard library, code or docstring.
 
-`python -m hornbook.text.ingest.corpora.installed_labels FOLDER` writes `passages.jsonl`, for the recipe `tiny-classify`.
+`python -m hornbook.text.ingest.corpora.installed_labels FOLDER` writes `passages.jsonl`, for the recipe
+`tiny-classify`.
 """
 
 import json

@@ -1,12 +1,12 @@
 """A user's own function as a step, by its import path."""
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.settings.moved import import_outside
 from hornbook.text.ingest.document import Document
 from hornbook.text.ingest.rows import is_valid_unicode
 from hornbook.text.refinery.step import Edit
@@ -49,7 +49,7 @@ def load_function(path: str) -> Callable[[Document], Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_outside(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"step {path!r} cannot be imported: {error}") from error
     if not callable(found):

@@ -15,7 +15,7 @@ from jaxtyping import UInt64
 
 
 class Draws(NamedTuple):
-    """What decides in each of some texts which merges are left out (`bpe_heap.merge_by_heap`)."""
+    """What decides in each of some texts which merges are left out (`heap.merge_by_heap`)."""
 
     keys: UInt64[np.ndarray, " texts"]
     """What the draws of each text start from."""
