@@ -3,10 +3,9 @@
     python -m benchmarks.mutation --rooms data,model,optim,parallel,run --count 300 --seed 1
 
 One change at a time in a copy of `src` that stands first on PYTHONPATH: a number, a comparison or an operator is
-another, a condition is negated, a result is None, a statement is gone. Against each run the tests of its module:
-tests/ROOM/test_NAME.py, the golden pins of its room and a few files more that name it. A mutant is killed where they
-fail or last `PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that
-is missing.
+another, a condition is negated, a result is None, a statement is gone. Against each run the tests nearest to its
+module (`rings_of`), and those further off where the near ones pass. A mutant is killed where they fail or last
+`PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that is missing.
 """
 
 import argparse
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,11 +30,12 @@ from benchmarks import report
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hornbook"
+TESTS = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py")}
 ROOMS = ("data", "model", "optim", "parallel", "run")
 PATIENCE, LEAST_SECONDS, GREATEST_SECONDS = 4, 20.0, 120.0
 """Of a mutant's tests: a multiple of what they take without it, between two bounds."""
-OTHERS = 2
-"""Test files that only name a module, at most; the smallest."""
+OTHERS = 4
+"""Test files of a ring, at most; the smallest."""
 EQUIVALENT: dict[str, str] = {}
 """`Mutant.key` -> why no test can notice it. By hand."""
 
@@ -144,15 +144,46 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 @cache
-def tests_of(path: str) -> tuple[str, ...]:
-    """Test files of a module: its own, the golden pins of its room, and others that name it."""
+def rings_of(path: str) -> tuple[tuple[str, ...], ...]:
+    """Test files of a module, the nearest first: its own and the golden pins of its room; others that name it; those of
+    the modules that import it, or of the modules that import these, and the room's parity with its references.
+    """
     module = Path(path).with_suffix("")
-    named = ("tests" / module.parent / f"test_{module.name}.py", Path("tests", module.parts[0], "test_golden.py"))
-    own = [ROOT / file for file in named if (ROOT / file).exists()]
-    spelled = "hornbook." + ".".join(module.parts)
-    naming = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if f"{spelled} " in file.read_text()]
-    others = sorted((file for file in naming if file not in own), key=lambda file: file.stat().st_size)[:OTHERS]
-    return tuple(str(file.relative_to(ROOT)) for file in own + others)
+    near = [_mirrored(module), Path("tests", module.parts[0], "test_golden.py")]
+    naming = _smallest(file for file in TESTS if _names(ROOT / file, module))
+    above = _importers(module)
+    far = _smallest(map(_mirrored, above)) or _smallest(_mirrored(each) for one in above for each in _importers(one))
+    far.append(Path("tests", module.parts[0], "test_parity.py"))
+    seen = set[Path]()
+    rings = []
+    for ring in (near, naming, far):
+        rings.append(tuple(str(file) for file in ring if file in TESTS and file not in seen))
+        seen |= set(ring)
+    return tuple(ring for ring in rings if ring)
+
+
+def _mirrored(module: Path) -> Path:
+    return "tests" / module.parent / f"test_{module.name}.py"
+
+
+def _smallest(files: Iterable[Path]) -> list[Path]:
+    return sorted({*files} & TESTS, key=lambda file: (ROOT / file).stat().st_size)[:OTHERS]
+
+
+@cache
+def _importers(module: Path) -> list[Path]:
+    files = [file for file in sorted(PACKAGE.rglob("*.py")) if _names(file, module)]
+    return [file.relative_to(PACKAGE).with_suffix("") for file in files]
+
+
+def _names(file: Path, module: Path) -> bool:
+    """Whether a file imports a module."""
+    return f"from hornbook.{'.'.join(module.parts)} import" in _text(file)
+
+
+@cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def outcome(source: Path, tests: tuple[str, ...], seconds: float) -> tuple[bool, float]:
@@ -174,29 +205,36 @@ def outcome(source: Path, tests: tuple[str, ...], seconds: float) -> tuple[bool,
 
 
 def judge(each: Mutant, source: Path, plain: dict[tuple[str, ...], float]) -> str:
-    """What became of it: killed, survived or equivalent; untested where no test names the module.
+    """What became of it: killed, survived or equivalent; untested where no test names the module or what imports it.
 
-    Broken: its tests fail without it too, or take too long. plain: seconds of tests without a mutant, 0 for such; it is
-    filled here.
+    Broken: all its tests fail without it too, or take too long. plain: seconds of tests without a mutant, 0 for such;
+    it is filled here.
     """
-    tests = tests_of(each.path)
+    rings = rings_of(each.path)
     if each.key in EQUIVALENT:
         return "equivalent"
-    if not tests:
+    if not rings:
         return "untested"
-    if tests not in plain:
-        failed, seconds = outcome(source, tests, GREATEST_SECONDS)
-        plain[tests] = 0.0 if failed else seconds
-    if not plain[tests]:
-        return "broken"
+    sound = False
+    for tests in rings:
+        if tests not in plain:
+            failed, seconds = outcome(source, tests, GREATEST_SECONDS)
+            plain[tests] = 0.0 if failed else seconds
+        if plain[tests]:
+            sound = True
+            if _fails(each, source, tests, min(max(PATIENCE * plain[tests], LEAST_SECONDS), GREATEST_SECONDS)):
+                return "killed"
+    return "survived" if sound else "broken"
+
+
+def _fails(each: Mutant, source: Path, tests: tuple[str, ...], seconds: float) -> bool:
     file = source / "hornbook" / each.path
     before = file.read_bytes()
     try:
         file.write_text(each.text + "\n")
-        failed, _ = outcome(source, tests, min(max(PATIENCE * plain[tests], LEAST_SECONDS), GREATEST_SECONDS))
+        return outcome(source, tests, seconds)[0]
     finally:
         file.write_bytes(before)
-    return "killed" if failed else "survived"
 
 
 def run(rooms: str = ",".join(ROOMS), count: int = 300, seed: int = 1, minutes: float = 600.0) -> None:
