@@ -1,6 +1,6 @@
-"""Regenerate the captured terminal in README.md by running the demo for real.
+"""Regenerate the captured terminal in docs/demo.md by running the demo for real.
 
-`make docs` runs it. What stands between the markers in README.md is the demo's own output, so it cannot lie.
+`make docs` runs it. What stands between the markers of the page is the demo's own output, so it cannot lie.
 """
 
 import re
@@ -39,10 +39,10 @@ def shorten(output: str) -> str:
 def main() -> None:
     """Run, shorten, write the page."""
     text = shorten(run_demo())
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
+    page = ROOT / "docs" / "demo.md"
+    before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n```\n{text}\n```\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n```\n{text}\n```\n{END}{after}")
 
 
 if __name__ == "__main__":
