@@ -201,7 +201,8 @@ def test_resolving_words() -> None:
 
 LEAVING = """
 import sys
-from hornbook.cli import main, training
+from hornbook.cli import main
+from hornbook.cli.train import training
 from hornbook.cli.shell import say
 from hornbook.errors import Exit, UsageError
 sys.stdin.read()  # the reader has gone by now

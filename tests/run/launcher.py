@@ -34,7 +34,11 @@ LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
 SLACK_SECONDS = 30.0
 """For the server to answer."""
-CONSTANTS = {"saves": "hornbook.run.checkpoints.saves", "supervisor": "hornbook.run.launch.supervisor"}
+CONSTANTS = {
+    "exchange": "hornbook.run.checkpoints.exchange",
+    "saves": "hornbook.run.checkpoints.saves",
+    "supervisor": "hornbook.run.launch.supervisor",
+}
 """Modules whose constants a test may set."""
 
 

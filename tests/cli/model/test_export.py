@@ -137,7 +137,7 @@ def test_without_transformers_it_exports_and_says_what_is_missing(checkpoint, tm
 
 KILLED = """
 import os, signal, sys
-from hornbook.model import hf
+from hornbook.model.hf import hf
 from hornbook.cli.main import main
 write = hf.write_json
 def dying(path, content):

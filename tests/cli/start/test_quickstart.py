@@ -100,7 +100,7 @@ def test_a_killed_demo_leaves_no_training_process_behind(
 ):
     run = RunDir(tmp_path / "run")
     words = ["train", "--out", str(run.path), *tiny_settings, "train.tokens=1000000000"]
-    program = f"from hornbook.cli import demo\ndemo.train_and_kill({words!r}, demo.RunDir({str(run.path)!r}))"
+    program = f"from hornbook.cli.start import demo\ndemo.train_and_kill({words!r}, demo.RunDir({str(run.path)!r}))"
     with (tmp_path / "output.txt").open("w") as output:
         parent = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=output)
     try:
