@@ -40,8 +40,12 @@ QUIET = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
 def recipe_of(name: str) -> Recipe:
-    """A shipped recipe as it is, but not compiled and on the CPU."""
-    return resolve(name, ["train.compile=false", "train.device=cpu"], environ={}).recipe
+    """A shipped recipe as it is, but not compiled and on the CPU; two labels where the data would say which."""
+    words = ["train.compile=false", "train.device=cpu"]
+    recipe = resolve(name, words, environ={}).recipe
+    if recipe.model.head.kind == "classification" and not recipe.model.head.labels:
+        return resolve(name, [*words, 'model.head.labels=["a", "b"]'], environ={}).recipe
+    return recipe
 
 
 def facts(name: str) -> dict[str, Any]:
