@@ -28,7 +28,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.model.hf.hf import left_out, read_hf
 from hornbook.model.storage.safetensors_folder import read_header
-from hornbook.run.checkpoints.weights import read_header as read_plain_header
+from hornbook.run.checkpoints.tensor_headers import read_header as read_plain_header
 from hornbook.run.start.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig

@@ -14,7 +14,7 @@ from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.launch.launch import Start
 from hornbook.run.requests import Request, write_request
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import Timekeeper
 from hornbook.run.train import _keep_time
 from hornbook.settings.resolve import resolve

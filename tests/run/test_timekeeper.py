@@ -11,7 +11,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
 from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import MARGIN, Timekeeper, seconds_spent
 
 BATCH = 40

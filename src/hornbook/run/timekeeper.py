@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.horizon import Horizon
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 
 WINDOW = 20
 """Newest steps whose mean says how fast the next ones will be."""

@@ -22,7 +22,7 @@ from hornbook.run.observe.consoles import open_consoles
 from hornbook.run.observe.observers import Observers, is_due, open_observers
 from hornbook.run.start.begin import begin
 from hornbook.run.state import State
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 
 MEASURED_STEPS = 3

@@ -12,7 +12,7 @@ import pytest
 from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
-from hornbook.data.labelled.table import only_label
+from hornbook.data.labelled.label_table import only_label
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.data.vocabulary import load_vocabulary

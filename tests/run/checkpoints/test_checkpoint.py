@@ -22,7 +22,7 @@ from hornbook.run.checkpoints import commit as commit_module
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.manifest import MANIFEST, Figure, open_inside, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.checkpoints.weights import check_weights, compare_bytes, list_tensors, read_header
+from hornbook.run.checkpoints.tensor_headers import check_weights, compare_bytes, list_tensors, read_header
 from hornbook.run.config import CheckpointConfig
 
 FILES = ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", MANIFEST)

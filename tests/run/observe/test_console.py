@@ -11,7 +11,7 @@ import torch
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.memory import Memory, memory_of
 from hornbook.run.observe.console import Console, Header, Watch, clock, si, sparkline
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 from tests.terminal import Shown
 
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")

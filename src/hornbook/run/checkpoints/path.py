@@ -9,7 +9,7 @@ from hornbook.files.filesystem import exists, is_file, is_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
 from hornbook.run.checkpoints.manifest import MANIFEST, Manifest, verify_folder
-from hornbook.run.checkpoints.weights import check_weights
+from hornbook.run.checkpoints.tensor_headers import check_weights
 from hornbook.run.start.bound import past_of, why_foreign
 
 HOW_TO_GET = (

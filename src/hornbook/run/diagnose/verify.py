@@ -20,7 +20,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
-from hornbook.run.checkpoints.weights import TensorPlace, compare_bytes, list_tensors, read_bytes
+from hornbook.run.checkpoints.tensor_headers import TensorPlace, compare_bytes, list_tensors, read_bytes
 from hornbook.run.ledger import Monotone, check_ledger, remedy
 from hornbook.run.start.bound import (
     describe_edits,

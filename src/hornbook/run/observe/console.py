@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hornbook.run.launch.signals import STOPPING
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40

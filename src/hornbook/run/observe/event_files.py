@@ -12,7 +12,7 @@ from hornbook.extras import install_command
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, figures_of, steps_that_count
 from hornbook.run.config import LogConfig
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 
 _TAGS = {
     "loss": "loss",

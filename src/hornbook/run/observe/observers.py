@@ -30,7 +30,7 @@ from hornbook.run.job import Job
 from hornbook.run.ledger import Position, SilentAppender
 from hornbook.run.observe.console import Console
 from hornbook.run.observe.event_files import EventFiles
-from hornbook.run.step import Step
+from hornbook.run.step_report import Step
 from hornbook.settings.recipe import Recipe
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
