@@ -17,6 +17,7 @@ from hornbook.text.refinery.steps.python_step import load_function
         ("from hornbook.text.document import Document", "hornbook.text.ingest.document"),  # no such module any more
         ("from hornbook.model.linear import Linear", "hornbook.model.layers.linear"),
         ("from hornbook.model.attention import Attention", "hornbook.model.attention.attention"),  # a folder now
+        ("from hornbook.text.sources.html import read", "hornbook.text.ingest.formats"),  # no such folder any more
     ],
 )
 def test_a_former_name_is_answered_with_the_new_one(

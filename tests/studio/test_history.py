@@ -72,6 +72,18 @@ def test_what_was_rolled_back_does_not_count(make_run: MakeRun) -> None:
     assert curves(history, "bits per byte")["code|held out"].x.tolist() == [1]
 
 
+def test_what_a_run_started_from_is_drawn_at_step_0(make_run: MakeRun) -> None:
+    run = make_run("a", [4.0, 3.0], scores={0: score(3.0), 2: score(2.0)})
+    assert curves(read_history(run, "step"), "bits per byte")["code|held out"].x.tolist() == [0, 2]
+
+
+def test_a_loss_that_is_no_number_is_not_drawn(make_run: MakeRun) -> None:
+    lost = score(1.0)
+    lost["all"] = lost["all"] | {"loss": float("nan")}
+    history = read_history(make_run("a", [None, None], scores={2: lost}), "step")
+    assert "loss" not in {curve.figure for curve in history.curves}
+
+
 def test_events_are_named(make_run: MakeRun) -> None:
     events = [
         {"kind": "start", "step": 0},

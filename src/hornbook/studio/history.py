@@ -114,7 +114,8 @@ def _training(steps: Sequence[Mapping[str, Any]], x: Numbers) -> Iterator[Curve]
 def _current(scored: Sequence[dict[str, Any]], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The evaluations of the steps that count; a file of steps that were rolled back may still lie there."""
     attempts = {step["step"]: step["attempt"] for step in steps}
-    return [each for each in scored if each["attempt"] >= attempts.get(each["step"], np.inf)]
+    first = min(attempts, default=0)  # what a run starts from is scored before its first step
+    return [each for each in scored if each["step"] < first or each["attempt"] >= attempts.get(each["step"], np.inf)]
 
 
 def _held_out(scored: Sequence[Mapping[str, Any]], position: Position) -> Iterator[Curve]:
@@ -134,7 +135,8 @@ def _scores(record: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     """(figure, of what, value). The loss stands beside that of training, over all sources, with the rows it is of."""
     sources, together = record["sources"], record["all"]
     on = coverage(together)
-    yield "loss", f"held out, {on}" if on else "held out", float(together["loss"])
+    if np.isfinite(together["loss"]):
+        yield "loss", f"held out, {on}" if on else "held out", float(together["loss"])
     for source, score in {**sources, **({"all sources": together} if len(sources) > 1 else {})}.items():
         for figure, value in figures_of(score).items():
             if figure != "loss" and np.isfinite(value):

@@ -75,7 +75,7 @@ class Chart:
                     {
                         "run": each.run,
                         "name": each.curve.name,
-                        "x": _json(each.x),
+                        "x": [round(place) for place in each.x],
                         "y": _json(each.y),
                     }
                     for each in panel.curves

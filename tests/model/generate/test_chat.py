@@ -57,6 +57,12 @@ def test_ids_are_those_of_transformers(tmp_path: Path, source: str, answer: bool
     assert read(folder).encode(TALK, answer=answer) == expected
 
 
+def test_messages_survive_a_filter_that_escapes(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "t", chat_template="{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    ids = read(folder).encode([Message("user", "gr\u00fc\u00df dich")])
+    assert Tokenizer.load(folder).decode(ids) == '{"role": "user", "content": "gr\u00fc\u00df dich"}'
+
+
 def test_a_message_that_spells_special_tokens_is_plain_text(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "t", chat_template=CHATML)
     tokenizer, template = Tokenizer.load(folder), read(folder)
@@ -97,7 +103,15 @@ def test_a_conversation_that_the_template_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{% if %}", "{{ ''.__class__.__mro__ }}", "{{ 1 + 'a' }}", "{% for x in 5 %}{% endfor %}"]
+    "source",
+    [
+        "{% if %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 1 + 'a' }}",
+        "{{ 1 / 0 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% for x in 5 %}{% endfor %}",
+    ],
 )
 def test_a_damaged_or_hostile_template_is_an_error(tmp_path: Path, source: str) -> None:
     folder = folder_with(tmp_path / "t", chat_template=source)

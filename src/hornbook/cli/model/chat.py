@@ -72,8 +72,19 @@ def chat(
         if line.strip() == "/reset":
             conversation.reset()
             say("a new conversation")
-        elif conversation.hear(require_utf8(line)):
+        elif (heard := _understood(line)) is not None and conversation.hear(heard):
             speaker.take_turn(line, as_json=as_json)
+
+
+def _understood(line: str) -> str | None:
+    """A line as UTF-8; None for one from a terminal that is not, and the conversation goes on. Raises UsageError."""
+    try:
+        return require_utf8(line)
+    except UsageError as error:
+        if not sys.stdin.isatty():
+            raise
+        say(f"{error}; the line is left out")
+        return None
 
 
 class Conversation(Protocol):

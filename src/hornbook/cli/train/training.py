@@ -28,25 +28,30 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
     """Launch the job, or under `dry_run` say what it would be."""
     import dataclasses
 
+    from rich.markup import escape
+
     from hornbook.run.launch.joining import joined_place
     from hornbook.run.launch.launch import launch
 
+    place = joined_place(os.environ, resolved.recipe.parallel.data)
+    follows = place is not None and not place.leads  # rank 0 answers
+    if dry_run and follows:
+        return Exit.DONE
     if dry_run:
         summary = describe_job(resolved, run, start, measure=True)
         answer(summary, summary_text(summary), as_json=as_json)
         return Exit.DONE
     start = dataclasses.replace(start, argv=tuple(sys.argv), quiet=people().quiet)
     code = launch(resolved.recipe, run, origins=resolved.origins, start=start)
-    place = joined_place(os.environ, resolved.recipe.parallel.data)
-    if place is not None and not place.leads:
-        return code  # rank 0 answers
+    if follows:
+        return code
     result = describe_result(run)
     try:
         if as_json:
             answer(result, as_json=True)
         else:
-            say(ending(result))
-            say(next_text(resolved, run, result["status"]))
+            say(escape(ending(result)))
+            say(escape(next_text(resolved, run, result["status"])))
     except BrokenPipeError:
         if not reader_has_gone():
             raise

@@ -4,6 +4,7 @@ A template is Jinja, as transformers reads it (`chat_template.jinja`, or `chat_t
 rendered in Jinja's sandbox. Special tokens count where the template spells them, never where a person does.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -69,7 +70,7 @@ class ChatTemplate:
 
         try:
             return self._template.render(messages=messages, add_generation_prompt=answer, tools=None, **self._names)
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
             raise UsageError(f"the chat template refuses this conversation: {error}") from error
 
 
@@ -93,6 +94,10 @@ def read_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | Non
         raise IntegrityError(f"{folder}: {error}") from error
 
 
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def _compiled(source: str) -> Any:
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
@@ -103,6 +108,7 @@ def _compiled(source: str) -> Any:
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = _to_json  # Jinja's own escapes what is not ASCII: the places of messages too
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     source = _GENERATION.sub(lambda tag: f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}", source)
     try:

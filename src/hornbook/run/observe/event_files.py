@@ -72,15 +72,19 @@ class EventFiles:
     def _add(self, record: Mapping[str, Any], figures: Iterator[tuple[str, float]], *, purge: int) -> None:
         """Write figures at the record's step. purge: where the file is new, steps from here on are taken back."""
         if self._writer is None:
-            self._open(purge)
+            self._open(purge, record["step"])
         summary, shown = self._protocol.summary.Summary, [pair for pair in figures if math.isfinite(pair[1])]
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in shown]
         self._send(record, summary=summary(value=values))
 
-    def _open(self, purge: int) -> None:
-        self._protocol = _Protocol()
+    def _open(self, purge: int, before: int) -> None:
+        """Begin a file, with all that was recorded before a step where it is the run's first."""
+        try:
+            self._protocol = _Protocol()
+            module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        except Exception as error:  # of other packages, protobuf's among them
+            raise OSError(f"tensorboard cannot be imported: {error}") from error
         first = not any(self._run.tensorboard.glob("events.out.tfevents.*"))
-        module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = module.EventFileWriter(str(self._run.tensorboard), _QUEUE, _FLUSH_SECONDS)
         if not first:
             log = self._protocol.event.SessionLog
@@ -90,7 +94,7 @@ class EventFiles:
             if record["step"] < purge:
                 self._add(record, _of_step(record), purge=purge)
         for record in evaluations(self._run):
-            if record["step"] < purge:
+            if record["step"] < before:
                 self._add(record, _of_evaluation(record), purge=purge)
 
     def _send(self, record: Mapping[str, Any], **content: Any) -> None:

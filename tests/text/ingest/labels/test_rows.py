@@ -18,13 +18,13 @@ TAGS = TagLabels(labels=["O", "B-PER", "I-PER"])
 
 
 def test_a_label_is_a_name_or_a_number() -> None:
-    for given_label in ("pos", 1, "1", True):
+    for given_label in ("pos", 1, 1.0, "1", True):
         assert label_row(CLASSES, {"text": "t", "label": given_label})[1].values == (1.0,)
 
 
 def test_where_names_are_numbers_a_number_is_a_name() -> None:
     stars = ClassLabels(labels=["1", "2", "3", "-1"])
-    for given_label, number in ((1, 0), ("1", 0), (3, 2), (-1, 3), (True, 1)):
+    for given_label, number in ((1, 0), (1.0, 0), ("1", 0), (3, 2), (-1, 3), (True, 1)):
         assert label_row(stars, {"text": "t", "label": given_label})[1].values == (number,)
     with pytest.raises(UnfitRow, match=r"unknown label: '0'"):
         label_row(stars, {"text": "t", "label": 0})

@@ -147,6 +147,8 @@ def _number_of(labels: Sequence[str], value: Any) -> int:
     Where every name is a number (stars from 1 to 5), a number is a name.
     """
     numbers = all(map(_is_number, labels))
+    if isinstance(value, float) and value.is_integer():  # as in `_name_of`
+        value = int(value)
     given = str(value) if numbers and type(value) is int else value
     if isinstance(given, str):
         if given in labels:
