@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
 from hornbook.run.launch import failure as failure_module
 from hornbook.run.launch import rank as ranks
-from hornbook.run.launch.failure import diagnose, diagnose_hang
+from hornbook.run.launch.failure import await_stacks, diagnose, diagnose_hang
 from hornbook.run.launch.launch import check_supervision
 from hornbook.run.launch.pulse import Pulse
 from hornbook.run.launch.rank import Rank, Report, fork_rank, wait_for_ends
@@ -160,7 +161,7 @@ def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: py
 
 
 def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_module, "DUMP_SECONDS", 60.0)  # it ends as soon as all have begun
+    monkeypatch.setattr(failure_module, "DUMP_SECONDS", 60.0)  # it ends when all have written
     one, other = fork(sleep, 0), fork(sleep, 1)
     wait_until_up(one, other)
     failure = diagnose_hang({one: 11.0, other: 12.0}, [one, other])
@@ -182,3 +183,20 @@ def test_a_process_with_threads_does_not_fork_ranks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="Linux only: use torchrun"):
         check_supervision()
+
+
+def test_stacks_are_awaited_until_no_frame_is_added() -> None:
+    """A rank writes them frame by frame, and may be held up between two."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.looks = 0
+
+        @property
+        def stacks(self) -> str:
+            self.looks += 1
+            return "frame\n" * min(self.looks // 5, 3)
+
+    slow: Any = Slow()
+    await_stacks([slow])
+    assert slow.stacks == "frame\n" * 3

@@ -16,8 +16,10 @@ from hornbook.run.launch.rank import Rank, Report, wait_for_ends
 
 GRACE_SECONDS = 1.0
 """When ranks end because another went away: so long that one is waited for."""
-DUMP_SECONDS = 1.0
+DUMP_SECONDS = 3.0
 """For silent ranks to write their stacks."""
+STILL_SECONDS = 0.5
+"""Without a further frame, after which stacks are taken for whole."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,19 @@ def diagnose_hang(silent: dict[Rank, float], running: Sequence[Rank]) -> Failure
     for rank in running:
         rank.send(signal.SIGUSR2)
         rank.send(signal.SIGCONT)  # a stopped process writes nothing
-    deadline = time.monotonic() + DUMP_SECONDS
-    while time.monotonic() < deadline and not all(rank.stacks for rank in running):
-        time.sleep(0.02)
+    await_stacks(running)
     return failure
+
+
+def await_stacks(ranks: Sequence[Rank]) -> None:
+    """Until every rank has written its stacks, frame by frame, and none has written more for STILL_SECONDS."""
+    deadline, seen, since = time.monotonic() + DUMP_SECONDS, [""], 0.0
+    while (now := time.monotonic()) < deadline:
+        if (stacks := [rank.stacks for rank in ranks]) != seen:
+            seen, since = stacks, now
+        elif all(stacks) and now - since > STILL_SECONDS:
+            return
+        time.sleep(0.02)
 
 
 def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
