@@ -9,7 +9,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from hornbook.kernels import folder as kernel_folder
@@ -111,15 +111,18 @@ class KernelCache:
         return f"{self.stem}{digest_of_signature(signature)}"
 
 
-def _cpu(known: dict[Any, str] = {}) -> str:  # noqa: B006 - what has been worked out
-    """Folder of a CPU, its features, and the versions of what compiles."""
-    import llvmlite
-    import numba
+def _cpu() -> str:
+    """Folder of this CPU, its features, and the versions of what compiles."""
     from numba.core import registry
 
     context: Any = registry.cpu_target.target_context
-    target = context.codegen().magic_tuple()
-    if target not in known:
-        facts = sys.version, numba.__version__, llvmlite.__version__, *target
-        known[target] = f"{target[1]}-{hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
-    return known[target]
+    return _cpu_folder(context.codegen().magic_tuple())
+
+
+@cache
+def _cpu_folder(target: tuple[str, ...]) -> str:
+    import llvmlite
+    import numba
+
+    facts = sys.version, numba.__version__, llvmlite.__version__, *target
+    return f"{target[1]}-{hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"

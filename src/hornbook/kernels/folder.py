@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 MOST_BYTES = 128 * 2**20
@@ -30,8 +31,8 @@ def folders() -> Iterator[Path]:
         yield Path(home) / "kernels"
     else:
         with contextlib.suppress(RuntimeError):  # there is no home
-            cache = os.environ.get("XDG_CACHE_HOME")
-            yield (Path(cache) if cache else Path.home() / ".cache") / "hornbook" / "kernels"
+            named = os.environ.get("XDG_CACHE_HOME")
+            yield (Path(named) if named else Path.home() / ".cache") / "hornbook" / "kernels"
     yield _temporary() / "kernels"
 
 
@@ -110,11 +111,9 @@ def _mark_used(path: Path) -> None:
             os.utime(path)
 
 
-def _prune(folder: Path, pruned: set[Path] = set()) -> None:  # noqa: B006 - once for each folder in a process
-    """Delete what was used longest ago beyond `MOST_BYTES`, and what crashes have left."""
-    if folder in pruned:
-        return
-    pruned.add(folder)
+@cache
+def _prune(folder: Path) -> None:
+    """Delete what was used longest ago beyond `MOST_BYTES`, and what crashes have left; once in a process."""
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # another process deletes as well
