@@ -10,7 +10,7 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.kernels import ahead as compile_ahead
-from hornbook.progress import progress_bar, resting, size_text
+from hornbook.progress import progress_bar, size_text, without_bars
 from tests.terminal import ENVIRON, Shown, Terminal
 
 
@@ -50,7 +50,7 @@ def test_while_it_rests_there_is_neither_a_bar_nor_a_thread(monkeypatch: pytest.
     with progress_bar() as progress:
         progress("read the text", 1, 4)
         assert threading.active_count() == before + 1
-        with resting():
+        with without_bars():
             assert threading.active_count() == before
             assert shown.screen().text.strip() == ""
             shown.write("an answer\r\n")

@@ -1,7 +1,7 @@
 """What takes long shows on a terminal that it moves, a line per phase; elsewhere nothing: logs hold no half lines.
 
 The lines are drawn by a thread, and a process with threads cannot be forked safely: they end with their context, and
-`resting` takes them away for as long as something else forks or writes to the terminal.
+`without_bars` takes them away for as long as something else forks or writes to the terminal.
 """
 
 import os
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    import rich.progress
 
 REFRESH_SECONDS = 0.125
-Show = Callable[[str, int, int | None], None]
+Progress = Callable[[str, int, int | None], None]
 """A function of (phase, done, total); the total is None where nobody knows it."""
 
 _shown: list["_Bars"] = []
@@ -23,13 +23,13 @@ _shown: list["_Bars"] = []
 
 
 @contextmanager
-def progress_bar(*, shown: bool = True) -> Iterator[Show]:
+def progress_bar(*, shown: bool = True) -> Iterator[Progress]:
     """A function that shows one bar per phase on stderr, if that is a terminal and nobody asked for silence (-q).
 
     A bar without a total runs to and fro until the next phase begins. All bars are removed at the end.
     """
     if not (shown and _is_ours()):
-        yield _silent
+        yield silent
         return
     bars = _Bars()
     _shown.append(bars)
@@ -42,7 +42,7 @@ def progress_bar(*, shown: bool = True) -> Iterator[Show]:
 
 
 @contextmanager
-def resting() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """No bar is on the terminal in this context, and no thread draws one."""
     bars = list(_shown)
     for each in bars:
@@ -60,7 +60,8 @@ def _is_ours() -> bool:
     return first and sys.stderr.isatty() and not os.environ.get("HORNBOOK_QUIET")
 
 
-def _silent(phase: str, done: int, total: int | None) -> None:
+def silent(phase: str, done: int, total: int | None) -> None:
+    """Show nothing."""
     del phase, done, total
 
 
@@ -70,8 +71,8 @@ class _Bars:
     def __init__(self) -> None:
         self._phases: dict[str, tuple[int, int | None]] = {}
         """Done and total of each, in their order."""
-        self._tasks: dict[str, TaskID] = {}
-        self._progress: Progress | None = None
+        self._tasks: dict[str, rich.progress.TaskID] = {}
+        self._progress: rich.progress.Progress | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread()
 
@@ -114,17 +115,18 @@ class _Bars:
         if total is not None:
             self._progress.update(self._tasks[phase], total=max(total, 1), completed=done if total else 1)
 
-    def _draw(self, progress: "Progress") -> None:
+    def _draw(self, progress: "rich.progress.Progress") -> None:
         while not self._ended.wait(REFRESH_SECONDS):
             progress.refresh()
 
 
-def _new_progress() -> "Progress":
+def _new_progress() -> "rich.progress.Progress":
+    import rich.progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description:<20}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(
+    return rich.progress.Progress(
         *columns,
         console=Console(stderr=True),
         auto_refresh=False,  # rich does not wait for its own thread to end

@@ -22,6 +22,7 @@ from hornbook.evals.labels import LabelScore, evaluate_labels
 from hornbook.evals.loss import Score, evaluate
 from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
+from hornbook.progress import Progress, silent
 from hornbook.settings.recipe import Recipe
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
@@ -30,8 +31,6 @@ from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 AnyScore = Score | LabelScore
-Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, total)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def score_rows(
     *,
     micro_batch: int,
     going: Callable[[], bool] = lambda: True,
-    progress: Progress = lambda phase, done, total: None,  # noqa: ARG005
+    progress: Progress = silent,
 ) -> Scores:
     """Score of the rows of each source.
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from hornbook.kernels import cache as kernel_cache
-from hornbook.progress import resting
+from hornbook.progress import without_bars
 
 Job = Callable[[], object]
 """Something that uses a kernel, or compiles it otherwise."""
@@ -32,7 +32,7 @@ def compile_ahead(jobs: Sequence[Job]) -> None:
     if not jobs:
         return
     kernel_cache.listeners.clear()  # people are told here, and once is enough
-    with resting():  # a bar is drawn by a thread, and with threads nothing can be forked
+    with without_bars():  # a bar is drawn by a thread, and with threads nothing can be forked
         _compile(jobs)
 
 

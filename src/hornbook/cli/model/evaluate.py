@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hornbook.data.corpus import Corpus
     from hornbook.model.storage.load import Loaded
-    from hornbook.progress import Show
+    from hornbook.progress import Progress
     from hornbook.settings.recipe import Recipe
     from hornbook.text.config.labels import LabelsConfig
 
@@ -50,7 +50,7 @@ def evaluate(
         _show(figures)
 
 
-def _figures(target: Path, data: list[str] | None, progress: "Show", *, baselines: bool) -> dict[str, Any]:
+def _figures(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
     """All figures, as `--json` shows them."""
     from hornbook.evals import corpus as scoring
     from hornbook.model.storage.load import load_model
@@ -105,7 +105,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 
 
 @contextmanager
-def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Show") -> "Iterator[Corpus]":
+def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Progress") -> "Iterator[Corpus]":
     """What to score: the files given, else the shards the run was trained on."""
     from hornbook.data.corpus import Corpus
     from hornbook.evals.corpus import corpus_of_files

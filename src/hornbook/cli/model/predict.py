@@ -17,7 +17,7 @@ from hornbook.errors import UsageError
 if TYPE_CHECKING:
     from hornbook.model.generate.predict import Query
     from hornbook.model.storage.load import Loaded
-    from hornbook.progress import Show
+    from hornbook.progress import Progress
 
 CHUNK = 256
 """Lines that are answered together; one, where a person types them."""
@@ -81,17 +81,17 @@ def _load(target: Path, device: str) -> "Loaded":
 
 
 def _found(
-    loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Show"
+    loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Progress"
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
     """What each line holds, and what is said of it; so many lines at once."""
     from hornbook.model.generate.predict import predict as ask
-    from hornbook.progress import resting
+    from hornbook.progress import without_bars
 
     done, total = 0, _count(file)
     progress("read the lines", done, total)
     while chunk := list(islice(queries, size)):
         found = list(ask(loaded, [query for _, query in chunk]))
-        with resting() if sys.stdout.isatty() else nullcontext():  # answers there need the place of the bar
+        with without_bars() if sys.stdout.isatty() else nullcontext():  # answers there need the place of the bar
             yield from zip((given for given, _ in chunk), found, strict=True)
         done += len(chunk)
         progress("read the lines", done, total)

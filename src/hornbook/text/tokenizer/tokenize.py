@@ -5,7 +5,6 @@ As in prepare, the result is a function of the documents and the configuration a
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.progress import Progress, silent
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
@@ -28,9 +28,6 @@ from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 from hornbook.text.tokenizer.train.train import train_tokenizer
-
-Progress = Callable[[str, int, int], None]
-"""Called with (phase, bytes done, bytes in all)."""
 
 _SMALL_BYTES = 2 * 2**20
 SPLITS = ("train", "validation")
@@ -121,14 +118,10 @@ def tokenize(
                 )
             index = None
         if index is None:
-            index = _tokenize(data, config, sources, key, workers, progress or _silent)
+            index = _tokenize(data, config, sources, key, workers, progress or silent)
     report = _report(config, index, sources)
     report.seconds = time.monotonic() - started
     return report
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    del phase, done, total
 
 
 def _documents(data: Path) -> dict[str, str]:

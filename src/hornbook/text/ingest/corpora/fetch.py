@@ -20,6 +20,7 @@ import fsspec
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
+from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import Corpus, filled
 from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
 
@@ -29,7 +30,6 @@ _MOST_LISTING = 2**28
 _ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 _DIGEST = re.compile(r"([0-9a-fA-F]{32,64})[ *]+(\S+)\s*")
 _DATED = re.compile(r"-(?:\d{8}|latest)-")
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

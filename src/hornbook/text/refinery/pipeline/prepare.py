@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.progress import Progress, silent
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, TagLabels
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile
@@ -40,9 +41,6 @@ from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
 from hornbook.text.refinery.pipeline.verdicts import decided_before, read_verdicts, write_verdicts
 from hornbook.text.refinery.table import build
 from hornbook.text.store import digest_of
-
-Progress = Callable[[str, int, int], None]
-"""Called with (phase, bytes done, bytes in all)."""
 
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
@@ -85,7 +83,7 @@ def prepare(
         if done is not None:
             forget_work(out)
             return done
-        job = _Job(config, inputs, out, workers, progress or _silent, on)
+        job = _Job(config, inputs, out, workers, progress or silent, on)
         if overwrite:
             clear(out)
         begin(config, out)
@@ -110,7 +108,7 @@ def prepare_share(
     make_folder(out)
     if finished(config, inputs, out) is not None:
         return f"{out} is finished"
-    job = _Job(config, inputs, out, workers, progress or _silent, on)
+    job = _Job(config, inputs, out, workers, progress or silent, on)
     begin(config, out)
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"
@@ -120,10 +118,6 @@ def prepare_share(
         return f"decided about {len(job.tasks)} tasks"
     job.require_decided()
     return f"wrote {len(job.write(job.decide(), share))} of {len(job.tasks)} tasks"
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    del phase, done, total
 
 
 class _Job:
