@@ -111,7 +111,7 @@ class Trained:
         from hornbook.model.cpu.memory import keep_freed_memory
         from hornbook.model.init.init import initial_values
         from hornbook.optim.build import build_optimizer
-        from hornbook.parallel.engine import parallelize
+        from hornbook.parallel.parallelize import parallelize
 
         keep_freed_memory()
         self.recipe, self.steps = recipe_of(name), 0
@@ -163,7 +163,7 @@ def measure(name: str) -> dict[str, Any]:
     alone = [each for each in found if each["share"] >= SHARE] or found
     best, peak = min(alone, key=lambda each: each["microbatch"]), peak_bytes()
     microbatches, updates = MILLION / (many * train.sequence), MILLION / train.batch_tokens
-    device = trained.engine.mesh.device
+    device = trained.engine.world.device
     return {
         "rows": many,
         "seconds": microbatches * best["microbatch"] + updates * min(each["update"] for each in alone),

@@ -5,7 +5,7 @@
 
 The server is a process of its own, not pytest's: it has imported torch and hornbook, has one thread and has computed
 nothing, so that a rank is a fork away (seconds less than a start of Python, and safe). A case is a module-level
-function `case(place, *arguments)`; place is a `hornbook.parallel.mesh.Place`. Arguments and results travel as JSON,
+function `case(place, *arguments)`; place is a `hornbook.parallel.world.RankInfo`. Arguments and results travel as JSON,
 which keeps every bit of a float; tensors go through safetensors files in a folder given as an argument.
 
 Whatever happens, nothing is left behind: a rank dies with the server, the server with pytest, and both at the limit.
@@ -34,7 +34,7 @@ PRELOADED = (
     "hornbook.model.build",
     "hornbook.model.init.init",
     "hornbook.optim.build",
-    "hornbook.parallel.engine",
+    "hornbook.parallel.parallelize",
     "safetensors.torch",
     "torch._dynamo",  # fully_shard imports it when it is first used, which takes seconds
 )
@@ -208,12 +208,12 @@ def find(address: str) -> Callable[..., Any]:
 
 
 def place(folder: Path, rank: int, world: int) -> Any:
-    """The `Place` of a rank whose world meets in a file of the folder."""
+    """The `RankInfo` of a rank whose world meets in a file of the folder."""
     from torch.distributed import FileStore
 
-    from hornbook.parallel.mesh import Place
+    from hornbook.parallel.world import RankInfo
 
-    return Place(rank, world, rank, functools.partial(FileStore, str(folder / "store"), world))
+    return RankInfo(rank, world, rank, functools.partial(FileStore, str(folder / "store"), world))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import parallelize
-from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.background import Background
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.exchange import Exchange
@@ -63,14 +63,14 @@ class Ours:
 
     background = True
 
-    def __init__(self, state: State, mesh: Mesh) -> None:
-        self._state, self._mesh = state, mesh
-        self._buffers = Buffers(mesh.device)
+    def __init__(self, state: State, world: World) -> None:
+        self._state, self._world = state, world
+        self._buffers = Buffers(world.device)
         take_snapshot(state, self._buffers)
 
     def _checkpoints(self, folder: Path) -> Checkpoints:
-        store = self._mesh.store and PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._mesh.store)
-        return Checkpoints(folder, CheckpointConfig(), Exchange(store, self._mesh.rank, self._mesh.size))
+        store = self._world.store and PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._world.store)
+        return Checkpoints(folder, CheckpointConfig(), Exchange(store, self._world.rank, self._world.size))
 
     def save(self, folder: Path) -> Pending:
         snapshot, checkpoints = take_snapshot(self._state, self._buffers), self._checkpoints(folder)
@@ -108,11 +108,11 @@ class TorchSave:
 
     background = False
 
-    def __init__(self, state: State, mesh: Mesh) -> None:
-        self._state, self._rank = state, mesh.rank
+    def __init__(self, state: State, world: World) -> None:
+        self._state, self._rank = state, world.rank
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        weights = {name: piece.tensor.detach() for name, piece in self._state.engine.pieces.items()}
+        weights = {name: shard.tensor.detach() for name, shard in self._state.engine.shards.items()}
         return weights | read_moments(self._state.optimizer)
 
     def save(self, folder: Path) -> None:
@@ -138,52 +138,52 @@ def _as(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def prepared(place: Place, spec: dict[str, Any]) -> Iterator[tuple[Mesh, State, dict[str, Way]]]:
+def prepared(place: RankInfo, spec: dict[str, Any]) -> Iterator[tuple[World, State, dict[str, Way]]]:
     """The state of a model on this rank, and the ways to save it."""
     parallel = ParallelConfig.model_validate({"data": place.size, "shard": "everything" if place.size > 1 else "none"})
     train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": max(1, 2 // place.size)})
-    with distributed(parallel, train, place) as mesh:
-        if mesh.size == 1:
+    with distributed(parallel, train, place) as world:
+        if world.size == 1:
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         config = ModelConfig.model_validate(spec["model"])
         network = build_model(config, spec["vocab"], "meta")
-        engine = parallelize(network, parallel, train, mesh)
+        engine = parallelize(network, parallel, train, world)
         engine.load_stream(initial_values(network, config, 1))
         optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), LEARNING)
         loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8), seek=lambda _: None)
         state = State(engine, optimizer, cast(Loader, loader), ModelSpec(config, spec["vocab"], None))
-        yield mesh, state, ways(state, mesh)
+        yield world, state, ways(state, world)
 
 
-def ways(state: State, mesh: Mesh) -> dict[str, Way]:
+def ways(state: State, world: World) -> dict[str, Way]:
     """All contenders."""
     return {
-        "hornbook": Ours(state, mesh),
+        "hornbook": Ours(state, world),
         "dcp.async_save": TorchDistributed(state, background=True),
         "dcp.save": TorchDistributed(state, background=False),
-        "torch.save": TorchSave(state, mesh),
+        "torch.save": TorchSave(state, world),
     }
 
 
-def saves(place: Place, spec: dict[str, Any]) -> dict[str, Any]:
+def saves(place: RankInfo, spec: dict[str, Any]) -> dict[str, Any]:
     """Seconds of `rounds` saves of each way in turn, and of steps, beside a copy of as many bytes.
 
     `held` and `durable` are of saves in which nothing else is done; `steps` and `writing` of steps without a save and
     while one is written. The last folder of each way stays.
     """
-    with prepared(place, spec) as (mesh, state, contenders):
+    with prepared(place, spec) as (world, state, contenders):
         snapshot = take_snapshot(state)
         own = sum(part.tensor.nbytes for part in (snapshot.weights | snapshot.moments).values())
         source, target = np.ones(own, np.uint8), np.ones(own, np.uint8)
-        batch, copies, steps = make_batch(spec, mesh), [], []
+        batch, copies, steps = make_batch(spec, world), [], []
         found = {name: {"held": [], "durable": [], "writing": []} for name in contenders}
         for _ in range(spec["rounds"] + 1):  # the first is for warming up
-            mesh.barrier()
+            world.barrier()
             copies.append(timed(lambda: np.copyto(target, source)))
-            steps.append(statistics.median(timed(lambda: step(state, batch, mesh)) for _ in range(spec["steps"])))
+            steps.append(statistics.median(timed(lambda: step(state, batch, world)) for _ in range(spec["steps"])))
             for name, way in contenders.items():
                 for work in (None, batch) if way.background else (None,):
-                    for key, value in save_once(way, place_of(spec, name, mesh), mesh, state, work).items():
+                    for key, value in save_once(way, place_of(spec, name, world), world, state, work).items():
                         found[name][key].append(value)
         return {"bytes": own, "copy": copies[1:], "steps": steps[1:], "ways": _without_first(found)}
 
@@ -192,38 +192,38 @@ def _without_first(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[s
     return {name: {key: values[1:] for key, values in each.items()} for name, each in found.items()}
 
 
-def place_of(spec: dict[str, Any], name: str, mesh: Mesh) -> Path:
+def place_of(spec: dict[str, Any], name: str, world: World) -> Path:
     """An empty place for a save; every rank asks for it."""
     folder = Path(spec["folder"]) / name
-    mesh.barrier()
-    if mesh.leads:
+    world.barrier()
+    if world.is_rank0:
         shutil.rmtree(folder, ignore_errors=True)
-    mesh.barrier()
+    world.barrier()
     return folder
 
 
-def save_once(way: Way, folder: Path, mesh: Mesh, state: State, batch: Batch | None) -> dict[str, float]:
+def save_once(way: Way, folder: Path, world: World, state: State, batch: Batch | None) -> dict[str, float]:
     """One save; with a batch, steps are made while it is written, and only their mean time is returned."""
     begun, steps = time.perf_counter(), []
     pending = way.save(folder)
     held = time.perf_counter() - begun
     if batch is not None and pending is not None:
-        while not steps or mesh.agree([not pending.done()])[0]:  # one that outlasts the save began within it
-            steps.append(timed(lambda: step(state, batch, mesh)))
+        while not steps or world.all_reduce_max([not pending.done()])[0]:  # one that outlasts the save began within it
+            steps.append(timed(lambda: step(state, batch, world)))
     if pending is not None:
         pending.result()
-    mesh.barrier()
+    world.barrier()
     durable = time.perf_counter() - begun
     return {"writing": statistics.mean(steps)} if steps else {"held": held, "durable": durable}
 
 
-def loads(place: Place, spec: dict[str, Any]) -> dict[str, list[float]]:
+def loads(place: RankInfo, spec: dict[str, Any]) -> dict[str, list[float]]:
     """Seconds of `rounds` loads of each way in turn."""
-    with prepared(place, spec) as (mesh, _, contenders):
+    with prepared(place, spec) as (world, _, contenders):
         found: dict[str, list[float]] = {name: [] for name in spec["load"]}
         for _ in range(spec["rounds"] + 1):
             for name in spec["load"]:
-                mesh.barrier()
+                world.barrier()
                 way = contenders[name]
                 found[name].append(timed(lambda way=way, name=name: way.load(Path(spec["folder"]) / name)))
         return {name: seconds[1:] for name, seconds in found.items()}
@@ -236,19 +236,19 @@ def timed(act: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def step(state: State, batch: Batch, mesh: Mesh) -> None:
+def step(state: State, batch: Batch, world: World) -> None:
     """One optimizer step."""
     engine = state.engine
     engine.zero_gradients()
-    engine.forward_backward([batch], float(batch.weights.sum()) * mesh.size)
+    engine.forward_backward([batch], float(batch.weights.sum()) * world.size)
     engine.clip_gradients(1.0)
     engine.step(state.optimizer)
 
 
-def make_batch(spec: dict[str, Any], mesh: Mesh) -> Batch:
+def make_batch(spec: dict[str, Any], world: World) -> Batch:
     """This rank's rows."""
-    rows, length = spec["rows"] // mesh.size, spec["sequence"]
-    tokens = torch.randint(0, spec["vocab"], (rows, length), generator=torch.Generator().manual_seed(mesh.rank))
+    rows, length = spec["rows"] // world.size, spec["sequence"]
+    tokens = torch.randint(0, spec["vocab"], (rows, length), generator=torch.Generator().manual_seed(world.rank))
     return Batch(
         tokens=tokens,
         targets=tokens.roll(-1, 1),

@@ -29,7 +29,7 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     from hornbook.model.init.init import initial_values
     from hornbook.optim.build import build_optimizer
     from hornbook.parallel.config import ParallelConfig
-    from hornbook.parallel.engine import parallelize
+    from hornbook.parallel.parallelize import parallelize
     from hornbook.run.config import TrainConfig
     from hornbook.settings.resolve import resolve
 

@@ -14,7 +14,7 @@ from hornbook.model.cpu.memory import keep_freed_memory
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import parallelize
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 

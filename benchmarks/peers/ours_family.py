@@ -15,7 +15,7 @@ from hornbook.model.hf.hf import read_hf
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import parallelize
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 

@@ -27,25 +27,25 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import PRECISIONS, parallelize
-from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.parallel.parallelize import PRECISIONS, parallelize
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
 
 Step = Callable[[Tensor], float]
 
 
-def ours(spec: dict, mesh: Mesh) -> Step:
+def ours(spec: dict, world: World) -> Step:
     """The calls of the training loop."""
     shape = spec["shape"]
     model = build_model(model_config(shape), shape["vocab"], device="meta")
-    parallel = ParallelConfig(data=mesh.size, shard=spec["shard"], exact=spec["exact"])
-    engine = parallelize(model, parallel, TrainConfig(precision=spec["precision"], device="cpu"), mesh)
+    parallel = ParallelConfig(data=world.size, shard=spec["shard"], exact=spec["exact"])
+    engine = parallelize(model, parallel, TrainConfig(precision=spec["precision"], device="cpu"), world)
     engine.load_stream(load_file(spec["own_weights"]).items())
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW(weight_decay=0.0))
     count = shape["rows"] * shape["sequence"]
 
     def step(tokens: Tensor) -> float:
-        mine = cut(tokens, spec["micro_batch"])[mesh.rank :: mesh.size]
+        mine = cut(tokens, spec["micro_batch"])[world.rank :: world.size]
         engine.zero_gradients()
         losses = engine.forward_backward([make_batch(rows) for rows in mine], count)
         engine.clip_gradients(1.0)
@@ -55,7 +55,7 @@ def ours(spec: dict, mesh: Mesh) -> Step:
     return step
 
 
-def bare(spec: dict, mesh: Mesh) -> Step:
+def bare(spec: dict, world: World) -> Step:
     """What a good engineer writes in a page: wrap, accumulate, clip, step; torch averages over ranks."""
     shape = spec["shape"]
     model = build_model(model_config(shape), shape["vocab"]).to_empty(device="cpu")
@@ -71,10 +71,10 @@ def bare(spec: dict, mesh: Mesh) -> Step:
     settings = AdamW(weight_decay=0.0)
     betas = settings.beta1, settings.beta2
     optimizer = torch.optim.AdamW(model.parameters(), settings.lr, betas, settings.eps, weight_decay=0.0, fused=True)
-    count = shape["rows"] * shape["sequence"] / mesh.size
+    count = shape["rows"] * shape["sequence"] / world.size
 
     def step(tokens: Tensor) -> float:
-        mine, total = cut(tokens, spec["micro_batch"])[mesh.rank :: mesh.size], 0.0
+        mine, total = cut(tokens, spec["micro_batch"])[world.rank :: world.size], 0.0
         optimizer.zero_grad(set_to_none=True)
         for number, rows in enumerate(mine):
             if isinstance(call, DistributedDataParallel):
@@ -89,20 +89,20 @@ def bare(spec: dict, mesh: Mesh) -> Step:
         optimizer.step()
         mean = torch.tensor(total)
         dist.all_reduce(mean)
-        return float(mean) / mesh.size
+        return float(mean) / world.size
 
     return step
 
 
 def rank_main(spec: dict, rank: int, folder: str) -> None:
     """One rank: all make the same steps; rank 0 times them."""
-    world = spec["world"]
-    place = Place(rank, world, rank, functools.partial(FileStore, f"{folder}/store", world))
-    parallel = ParallelConfig(data=world, shard=spec["shard"], exact=spec["exact"])
-    with distributed(parallel, TrainConfig(device="cpu", threads=spec["threads"]), place) as mesh:
-        step = (ours if spec["loop"] == "ours" else bare)(spec, mesh)
+    size = spec["world"]
+    place = RankInfo(rank, size, rank, functools.partial(FileStore, f"{folder}/store", size))
+    parallel = ParallelConfig(data=size, shard=spec["shard"], exact=spec["exact"])
+    with distributed(parallel, TrainConfig(device="cpu", threads=spec["threads"]), place) as world:
+        step = (ours if spec["loop"] == "ours" else bare)(spec, world)
         request = torch.zeros(1, dtype=torch.int64)
-        mesh.limit(3600.0)  # the others wait here while other contenders have their turn
+        world.set_timeout(3600.0)  # the others wait here while other contenders have their turn
 
         def together(tokens: Tensor) -> float:
             request[0] = 1
@@ -111,9 +111,9 @@ def rank_main(spec: dict, rank: int, folder: str) -> None:
             return step(tokens)
 
         if rank == 0:
-            serve(together if world > 1 else step, spec["shape"])
+            serve(together if size > 1 else step, spec["shape"])
             request[0] = 0
-            if world > 1:
+            if size > 1:
                 dist.broadcast(request, 0)
             return
         shape = spec["shape"]

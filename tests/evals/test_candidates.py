@@ -16,7 +16,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.candidates import best_of, candidate_figures, question_of
 from hornbook.evals.labels import evaluate_labels
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
 from hornbook.text.refinery.pipeline.prepare import prepare
@@ -71,7 +71,7 @@ class Table:
     """Says of each text what a table says: its tokens are its key."""
 
     def __init__(self, scores: dict[tuple[int, ...], float]) -> None:
-        self.mesh, self._scores = Mesh(torch.device("cpu")), scores
+        self.world, self._scores = World(torch.device("cpu")), scores
 
     def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = torch.zeros(*batch.tokens.shape, 2)

@@ -13,7 +13,7 @@ from hornbook.data.config import Labels
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.labels import LabelScore, evaluate_labels
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
 from hornbook.text.refinery.pipeline.prepare import prepare
@@ -24,7 +24,7 @@ class Oracle:
     """Says what is right, but takes label 1 for label 0."""
 
     def __init__(self, labels: int) -> None:
-        self.mesh, self._labels = Mesh(torch.device("cpu")), labels
+        self.world, self._labels = World(torch.device("cpu")), labels
 
     def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
         losses = torch.zeros(batch.tokens.shape)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hornbook.evals.loss import Score, evaluate
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 
 VOCAB = 16
 
@@ -15,7 +15,7 @@ VOCAB = 16
 class Uniform:
     """Gives every token of the vocabulary the same probability."""
 
-    mesh = Mesh(torch.device("cpu"))
+    world = World(torch.device("cpu"))
 
     def evaluate(self, batch):
         return torch.full(batch.targets.shape, math.log(VOCAB))

@@ -14,8 +14,8 @@ from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, w
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, newest_evaluation
-from hornbook.model.storage.rectangles import create_file
 from hornbook.model.storage.safetensors_folder import list_tensors
+from hornbook.model.storage.tensor_slices import create_file
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import verify_folder, write_manifest

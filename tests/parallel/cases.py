@@ -13,63 +13,63 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from hornbook.data.batch import rank_share
-from hornbook.parallel import mesh as mesh_module
+from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, leave_out_
-from hornbook.parallel.mesh import Mesh, Place, distributed
-from hornbook.parallel.pieces import Piece
+from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, fill_neutral_
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
 
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
 
 
-def parallel(place: Place, **settings: Any) -> ParallelConfig:
+def parallel(rank_info: RankInfo, **settings: Any) -> ParallelConfig:
     """The `[parallel]` section of this world."""
-    return ParallelConfig.model_validate({"data": place.size, **settings})
+    return ParallelConfig.model_validate({"data": rank_info.size, **settings})
 
 
-def say(place: Place, *words: Any) -> dict[str, Any]:
-    """Answer with one's place and arguments, and what the process looks like."""
-    return {"rank": place.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}
+def say(rank_info: RankInfo, *words: Any) -> dict[str, Any]:
+    """Answer with rank and arguments, and what the process looks like."""
+    return {"rank": rank_info.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}
 
 
-def follow(place: Place) -> int:
+def follow(rank_info: RankInfo) -> int:
     """What each rank goes on with, where each would say something else."""
-    with distributed(parallel(place), CPU, place) as mesh:
-        return mesh.of_leader(7 + place.rank)
+    with distributed(parallel(rank_info), CPU, rank_info) as world:
+        return world.broadcast(7 + rank_info.rank)
 
 
-def enter(place: Place, late: int) -> list[float]:
+def enter(rank_info: RankInfo, late: int) -> list[float]:
     """When this rank had done its part of setting up, and when it was let in; the rank `late` is slow."""
-    real, done = mesh_module.init_device_mesh, []
+    real, done = world_module.init_device_mesh, []
 
     def slow(*args: Any, **settings: Any) -> Any:
-        grid = real(*args, **settings)
-        time.sleep(0.5 * (place.rank == late))
+        mesh = real(*args, **settings)
+        time.sleep(0.5 * (rank_info.rank == late))
         done.append(time.monotonic())
-        return grid
+        return mesh
 
-    mesh_module.init_device_mesh = slow
-    with distributed(parallel(place), CPU, place):
+    world_module.init_device_mesh = slow
+    with distributed(parallel(rank_info), CPU, rank_info):
         return [*done, time.monotonic()]
 
 
-def fail(place: Place, rank: int, how: str) -> None:
+def fail(rank_info: RankInfo, rank: int, how: str) -> None:
     """One rank fails while the others wait for it."""
-    with distributed(parallel(place), CPU, place) as mesh:
-        if place.rank == rank and how == "raise":
+    with distributed(parallel(rank_info), CPU, rank_info) as world:
+        if rank_info.rank == rank and how == "raise":
             raise ValueError("the rank has a reason")
-        if place.rank == rank and how == "die":
+        if rank_info.rank == rank and how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if place.rank == rank and how == "hang":
+        if rank_info.rank == rank and how == "hang":
             time.sleep(600)
-        mesh.barrier()
+        world.barrier()
 
 
-def orphan(place: Place, folder: str) -> None:
+def orphan(rank_info: RankInfo, folder: str) -> None:
     """Kill the server; then write to the folder for as long as one lives."""
-    (Path(folder) / f"{place.rank}").write_text(str(os.getpid()))
-    if place.rank == 0:
+    (Path(folder) / f"{rank_info.rank}").write_text(str(os.getpid()))
+    if rank_info.rank == 0:
         while not (Path(folder) / "1").exists() or not (Path(folder) / "1").read_text():
             time.sleep(0.01)
         os.kill(os.getppid(), signal.SIGKILL)
@@ -95,20 +95,20 @@ def leaves(count: int, sizes: tuple[int, ...], seed: int) -> list[list[Tensor]]:
 SIZES = (1, 5, 64, 1000)
 
 
-def sum_leaves(place: Place, counts: list[int], seed: int) -> list[list[list[str]]]:
+def sum_leaves(rank_info: RankInfo, counts: list[int], seed: int) -> list[list[list[str]]]:
     """Sums of so many leaves, for each count: [count][tensor][element], as this rank has them at the end."""
-    with distributed(parallel(place), CPU, place) as mesh:
-        return [[as_hex(total) for total in _sum_over_ranks(mesh, leaves(count, SIZES, seed))] for count in counts]
+    with distributed(parallel(rank_info), CPU, rank_info) as world:
+        return [[as_hex(total) for total in _sum_over_ranks(world, leaves(count, SIZES, seed))] for count in counts]
 
 
-def _sum_over_ranks(mesh: Mesh, drawn: list[list[Tensor]]) -> list[Tensor]:
-    tree, rounds = TreeSum(), -(-len(drawn) // mesh.size)
-    share = list(rank_share(len(drawn), mesh.rank, mesh.size))
+def _sum_over_ranks(world: World, drawn: list[list[Tensor]]) -> list[Tensor]:
+    tree, rounds = TreeSum(), -(-len(drawn) // world.size)
+    share = list(rank_share(len(drawn), world.rank, world.size))
     for number in range(rounds):
         mine = [tensor.clone() for tensor in drawn[share[number] if number < len(share) else 0]]
         if number >= len(share):
-            leave_out_(mine)
-        if mesh.size > 1:
+            fill_neutral_(mine)
+        if world.size > 1:
             exact_all_reduce_(mine)
         tree.push(mine)
     return tree.total()
@@ -119,61 +119,61 @@ def as_hex(tensor: Tensor) -> list[str]:
     return [value.hex() for value in tensor.double().tolist()]
 
 
-def fsdp_gradients(place: Place, count: int, replicas: int) -> dict[str, list[str]]:
+def fsdp_gradients(rank_info: RankInfo, count: int, replicas: int) -> dict[str, list[str]]:
     """This rank's part of the gradients of a matrix and a bias over `count` microbatches, summed inside fully_shard."""
-    with distributed(parallel(place, replicas=replicas), CPU, place) as mesh:
+    with distributed(parallel(rank_info, replicas=replicas), CPU, rank_info) as world:
         torch.manual_seed(1)
         model = nn.Linear(6, 8)
         inputs = torch.randn(count, 6) * 2.0 ** torch.randint(-12, 12, (count, 1))
         comm = ExactReduceScatter()
-        if mesh.grid is not None:
-            fully_shard(model, mesh=mesh.grid["shard"])
+        if world.mesh is not None:
+            fully_shard(model, mesh=world.mesh["shard"])
             model.set_gradient_divide_factor(1.0)
             model.set_force_sum_reduction_for_comms(True)
             model.set_custom_reduce_scatter(comm)
-        tree, share = TreeSum(), list(rank_share(count, mesh.rank, mesh.size))
-        for number in range(-(-count // mesh.size)):
-            comm.absent = number >= len(share)
+        tree, share = TreeSum(), list(rank_share(count, world.rank, world.size))
+        for number in range(-(-count // world.size)):
+            comm.is_empty = number >= len(share)
             model(inputs[share[number] if number < len(share) else 0][None]).square().sum().backward()
             gradients = [getattr(each.grad, "_local_tensor", each.grad) for each in model.parameters()]
             model.zero_grad(set_to_none=True)
             if replicas > 1:
-                assert mesh.grid is not None
-                exact_all_reduce_(gradients, mesh.grid["replica"].get_group())
+                assert world.mesh is not None
+                exact_all_reduce_(gradients, world.mesh["replica"].get_group())
             tree.push(gradients)
         return {name: as_hex(total.flatten()) for name, total in zip(("weight", "bias"), tree.total(), strict=True)}
 
 
-def norm(place: Place, shapes: list[list[int]], replicas: int, seed: int) -> str:
+def norm(rank_info: RankInfo, shapes: list[list[int]], replicas: int, seed: int) -> str:
     """The exact norm of gradients cut by rows over the ranks of each replica."""
-    with distributed(parallel(place, replicas=replicas), CPU, place) as mesh:
-        return float(exact_norm(cut(mesh, shapes, replicas, seed), mesh)).hex()
+    with distributed(parallel(rank_info, replicas=replicas), CPU, rank_info) as world:
+        return float(exact_norm(cut(world, shapes, replicas, seed), world)).hex()
 
 
-def cut(mesh: Mesh, shapes: list[list[int]], replicas: int, seed: int) -> dict[str, Piece]:
+def cut(world: World, shapes: list[list[int]], replicas: int, seed: int) -> dict[str, ParameterShard]:
     """Parameters with random gradients, cut as torch cuts: chunks of rows, the last ones short or empty."""
     generator = torch.Generator().manual_seed(seed)
-    replica, shard = divmod(mesh.rank, mesh.size // replicas)
-    pieces = {}
+    replica, shard = divmod(world.rank, world.size // replicas)
+    shards = {}
     for number, shape in enumerate(shapes):
         gradient = torch.randn(shape, generator=generator) * 3.0 ** torch.randint(-9, 9, shape, generator=generator)
-        rows = -(-shape[0] // (mesh.size // replicas))
+        rows = -(-shape[0] // (world.size // replicas))
         first, last = min(rows * shard, shape[0]), min(rows * (shard + 1), shape[0])
         tensor = nn.Parameter(torch.zeros(last - first, *shape[1:]))
         tensor.grad = gradient[first:last].clone()
         start = (first, *(0 for _ in shape[1:]))
-        pieces[str(number)] = Piece(tensor, tuple(shape), start, number % replicas == replica)
-    return pieces
+        shards[str(number)] = ParameterShard(tensor, tuple(shape), start, number % replicas == replica)
+    return shards
 
 
-def save_ranks(place: Place, folder: str) -> None:
+def save_ranks(rank_info: RankInfo, folder: str) -> None:
     """Every rank writes a tensor of its own."""
-    save_file({"rank": torch.tensor([place.rank])}, Path(folder) / f"{place.rank}.safetensors")
+    save_file({"rank": torch.tensor([rank_info.rank])}, Path(folder) / f"{rank_info.rank}.safetensors")
 
 
-def uneven_order(place: Place) -> list[float]:
+def uneven_order(rank_info: RankInfo) -> list[float]:
     """What an ordinary all-reduce makes of one round, to show that it is not the fixed tree's sum."""
-    with distributed(parallel(place), CPU, place):
-        mine = leaves(place.size, (1000,), 3)[place.rank][0]
+    with distributed(parallel(rank_info), CPU, rank_info):
+        mine = leaves(rank_info.size, (1000,), 3)[rank_info.rank][0]
         dist.all_reduce(mine)
         return mine.tolist()

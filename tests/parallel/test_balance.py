@@ -14,9 +14,10 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.parallel.balance import counted_tokens
+from hornbook.parallel.balance import token_masks
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import Engine, parallelize
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 VOCAB, TIME, RATE = 64, 16, 0.125
@@ -76,7 +77,7 @@ def learn(engine: Engine, batches: list[Batch]) -> dict[str, Tensor]:
     engine.zero_gradients()
     sums = engine.forward_backward(batches, float(sum(batch.weights.sum() for batch in batches)), (1, 2))
     gradients = {name: p.grad.clone() for name, p in engine.named_parameters.items() if p.grad is not None}
-    assert gradients.keys() == engine.pieces.keys() - set(BIASES)
+    assert gradients.keys() == engine.shards.keys() - set(BIASES)
     return sums | gradients
 
 
@@ -109,7 +110,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def biases(engine: Engine) -> Tensor:
-    return torch.stack([engine.pieces[name].tensor.detach().clone() for name in BIASES])
+    return torch.stack([engine.shards[name].tensor.detach().clone() for name in BIASES])
 
 
 def step(engine: Engine, batches: list[Batch], spoiled: bool = False) -> float:
@@ -130,7 +131,7 @@ def test_biases_follow_the_loads_of_the_whole_batch(recompute: str) -> None:
         for block in engine.model.blocks.values():
             block.mlp.router.register_forward_hook(lambda _m, _i, routing: routed.append(routing.experts))
         engine.evaluate(batch)
-    counted = counted_tokens(batch)[0]
+    counted = token_masks(batch)[0]
     loads = torch.stack([torch.bincount(experts[counted].flatten(), minlength=8) for experts in routed])
     expected = RATE * torch.sign(loads.sum(1, keepdim=True) / 8 - loads)
     assert step(engine, [*split(batch, [2, 3, 2]), blank(batch)]) == 1.0
@@ -164,11 +165,11 @@ def test_a_frozen_router_keeps_its_bias() -> None:
 def test_what_counts_as_padding() -> None:
     batch = make_batch(3)
     batch.weights[:] = torch.tensor([[1.0] * 6 + [0.0] * 10, [0.0, 1.0] * 8, [0.0] * 16])
-    own, none = counted_tokens(batch)
+    own, none = token_masks(batch)
     assert own.sum(1).tolist() == [6, 16, 0]
     assert none is None
     lengths = [(4, 2, 10), (8, 8), (16,)]
     source = Source(torch.zeros(3, 9), torch.zeros(3, 9), [(3, 2, 4), (5, 4), (9,)])
-    _, theirs = counted_tokens(replace(batch, lengths=lengths, source=source))
+    _, theirs = token_masks(replace(batch, lengths=lengths, source=source))
     assert theirs is not None
     assert theirs.sum(1).tolist() == [5, 9, 0]

@@ -15,7 +15,8 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import Engine, parallelize
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 VOCAB = 64

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import NARROWEST, TreeSum, _row_squares, check_cut, exact_norm, leave_out_, tree_sum_
-from hornbook.parallel.mesh import Mesh
-from hornbook.parallel.pieces import Piece, whole_piece
+from hornbook.parallel.exact import NARROWEST, TreeSum, _row_squares, check_shards, exact_norm, fill_neutral_, tree_sum_
+from hornbook.parallel.shard import ParameterShard, whole_shard
+from hornbook.parallel.world import World
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
 from tests.ranks import RankServer
 
 CASES = "tests/parallel/cases.py"
-HERE = Mesh(torch.device("cpu"))
+HERE = World(torch.device("cpu"))
 
 
 def reference(parts: Sequence[Tensor]) -> Tensor:
@@ -67,7 +67,7 @@ def test_few_sums_are_held_at_a_time(count: int) -> None:
 def test_what_is_left_out_changes_no_bit(seed: int) -> None:
     values = leaves(1, (1000,), seed)[0][0]
     nothing = values.clone()
-    leave_out_([nothing])
+    fill_neutral_([nothing])
     assert as_hex(values + nothing) == as_hex(values)
     assert as_hex(nothing + nothing) == as_hex(nothing)
     assert as_hex(values + torch.zeros(1000)) != as_hex(values)
@@ -126,10 +126,10 @@ def test_the_norm_does_not_depend_on_the_cut(run_ranks: RankServer, world: int, 
 
 @given(st.integers(0, 2**32))
 def test_the_norm_is_the_norm(seed: int) -> None:
-    pieces = cut(HERE, SHAPES, 1, seed)
-    gradients = [piece.tensor.grad.double().flatten() for piece in pieces.values() if piece.tensor.grad is not None]
+    shards = cut(HERE, SHAPES, 1, seed)
+    gradients = [shard.tensor.grad.double().flatten() for shard in shards.values() if shard.tensor.grad is not None]
     expected = torch.cat(gradients).norm()
-    found = exact_norm(pieces, HERE)
+    found = exact_norm(shards, HERE)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=0)
 
@@ -155,25 +155,25 @@ def test_the_sum_of_a_row_does_not_depend_on_threads_or_neighbours() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 def test_a_gradient_that_is_not_sound_shows_in_the_norm(value: float) -> None:
-    pieces = cut(HERE, SHAPES, 1, 5)
-    gradient = pieces["3"].tensor.grad
+    shards = cut(HERE, SHAPES, 1, 5)
+    gradient = shards["3"].tensor.grad
     assert gradient is not None
     gradient[60, 3] = value
-    assert not torch.isfinite(exact_norm(pieces, HERE) ** 2)
+    assert not torch.isfinite(exact_norm(shards, HERE) ** 2)
 
 
-def piece_of(shape: tuple[int, ...], first: int, last: int) -> Piece:
+def shard_of(shape: tuple[int, ...], first: int, last: int) -> ParameterShard:
     tensor = nn.Parameter(torch.empty(last - first, *shape[1:], device="meta"))
-    return Piece(tensor, shape, (first, *(0 for _ in shape[1:])))
+    return ParameterShard(tensor, shape, (first, *(0 for _ in shape[1:])))
 
 
 def test_cuts_fall_between_vectors() -> None:
-    check_cut({"whole": whole_piece(nn.Parameter(torch.zeros(7, 3)))})
-    check_cut({"matrix": piece_of((10, 16), 3, 7), "vector": piece_of((64,), 16, 48), "none": piece_of((7,), 7, 7)})
-    check_cut({"last": piece_of((70,), 64, 70), "few": piece_of((3,), 0, 2), "one": piece_of((3,), 2, 3)})
-    for bad in (piece_of((64,), 8, 16), piece_of((64,), 0, 8), piece_of((10, 24), 1, 10)):
+    check_shards({"whole": whole_shard(nn.Parameter(torch.zeros(7, 3)))})
+    check_shards({"matrix": shard_of((10, 16), 3, 7), "vector": shard_of((64,), 16, 48), "none": shard_of((7,), 7, 7)})
+    check_shards({"last": shard_of((70,), 64, 70), "few": shard_of((3,), 0, 2), "one": shard_of((3,), 2, 3)})
+    for bad in (shard_of((64,), 8, 16), shard_of((64,), 0, 8), shard_of((10, 24), 1, 10)):
         with pytest.raises(UsageError, match=r"of blocks.0.norm1.weight \[.*--parallel.shard none"):
-            check_cut({"blocks.0.norm1.weight": bad})
+            check_shards({"blocks.0.norm1.weight": bad})
 
 
 def adamw(weight: Tensor, gradient: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def test_adamw_of_parts_that_are_cut_so_has_the_bits_of_the_whole(size: int, fir
     weight, gradient = torch.randn(2, size, generator=generator)
     first = min(first, size)
     first = first if first >= size - size % NARROWEST else first // 16 * 16
-    check_cut({"first": piece_of((size,), 0, first), "rest": piece_of((size,), first, size)})
+    check_shards({"first": shard_of((size,), 0, first), "rest": shard_of((size,), first, size)})
     parts = [
         adamw(weight[rows], gradient[rows]) for rows in (slice(0, first), slice(first, size)) if weight[rows].numel()
     ]

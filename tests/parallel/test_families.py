@@ -15,7 +15,8 @@ from hornbook.model.build import build_model
 from hornbook.model.heads.losses import loss_and_grad_
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import Engine, parallelize
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config, rows
 from tests.parallel.trajectory import LAYOUTS, Result, Run, compare, perform, same_bits
@@ -111,7 +112,7 @@ def test_a_masked_model_computes_logits_of_its_targets_alone(
     engine, (batch,) = make_engine("bert"), rows("bert", str(marked_corpus), 0, 4, 4, SEQUENCE)
     head, heights = engine.model.head, list[int]()
     assert head is not None
-    with engine.looking() as model:
+    with engine.evaluation_mode() as model:
         hidden, _ = model(batch.tokens, batch.positions, batch.lengths)
         logits = head.logits(hidden)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")

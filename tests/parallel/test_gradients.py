@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.parallel import scaling
-from hornbook.parallel.scaling import CEILING, FLOOR, GROWTH_STEPS, Scaler, power_below
+from hornbook.parallel import gradients
+from hornbook.parallel.gradients import CEILING, FLOOR, GROWTH_STEPS, Scaler, power_below
 
 RUNS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)
 """Alternately so many good steps, so many bad."""
@@ -39,7 +39,7 @@ def trajectory(applied: list[bool]) -> list[float]:
 def test_the_trajectory_is_that_of_torchs_grad_scaler(runs: list[tuple[int, int]]) -> None:
     applied = [good for count, bad in runs for good in [True] * count + [False] * bad][:60]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling, "GROWTH_STEPS", 5)
+        patch.setattr(gradients, "GROWTH_STEPS", 5)
         found = trajectory(applied)
     expected = trajectory_of_torch(applied, 5)
     lowest = next((i for i, scale in enumerate(expected) if scale < FLOOR), len(expected))

@@ -19,7 +19,8 @@ from hornbook.model.layers import products
 from hornbook.model.surgery.operate import operate
 from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import Engine, parallelize
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config
 

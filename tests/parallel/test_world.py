@@ -8,7 +8,7 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.mesh import choose_device, distributed
+from hornbook.parallel.world import choose_device, distributed
 from hornbook.run.config import TrainConfig
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -40,9 +40,9 @@ def test_asking_for_a_gpu_does_not_initialise_it(monkeypatch: pytest.MonkeyPatch
 
 def test_threads_are_set_for_the_run_only() -> None:
     before = torch.get_num_threads()
-    with distributed(ParallelConfig(), TrainConfig(threads=before + 1, device="cpu")) as mesh:
+    with distributed(ParallelConfig(), TrainConfig(threads=before + 1, device="cpu")) as world:
         assert torch.get_num_threads() == before + 1
-        assert (mesh.rank, mesh.size, mesh.device.type) == (0, 1, "cpu")
+        assert (world.rank, world.size, world.device.type) == (0, 1, "cpu")
     assert torch.get_num_threads() == before
     with distributed(ParallelConfig(), TrainConfig(threads=0, device="cpu")):
         assert torch.get_num_threads() == before

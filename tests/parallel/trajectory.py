@@ -22,8 +22,9 @@ from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import Engine, parallelize
-from hornbook.parallel.mesh import Mesh, Place, distributed
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
 from tests.parallel import families
 from tests.ranks import LIMIT_SECONDS
@@ -120,7 +121,7 @@ def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS
     assert told == told[:1] * run.world, "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     cpu_seconds = [sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks), strict=True)]
-    weights = assemble(folder, [rank["pieces"] for rank in ranks])
+    weights = assemble(folder, [rank["shards"] for rank in ranks])
     return Result(**told[0], weights=weights, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
@@ -149,8 +150,8 @@ def same_bits(found: Result, expected: Result) -> bool:
     )
 
 
-def trajectory(place: Place, settings: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train on this rank; its pieces go to `folder`, the rest is returned."""
+def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train on this rank; its shards go to `folder`, the rest is returned."""
     run = Run(**settings | {"spoil": settings["spoil"] and tuple(settings["spoil"])})
     config = ParallelConfig.model_validate(
         {
@@ -163,16 +164,16 @@ def trajectory(place: Place, settings: dict[str, Any], folder: str) -> dict[str,
     )
     precision = "fp32" if run.precision == "fp64" else run.precision
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
-    with distributed(config, train, place) as mesh:
-        engine = make_engine(run, config, train, mesh)
-        result = train_steps(engine, run, mesh)
-        save_file({name: piece.tensor.detach() for name, piece in engine.pieces.items()}, f"{folder}/{mesh.rank}")
-        pieces = {name: (piece.shape, piece.start, piece.keeper) for name, piece in engine.pieces.items()}
-        return {**result, "pieces": pieces}
+    with distributed(config, train, rank_info) as world:
+        engine = make_engine(run, config, train, world)
+        result = train_steps(engine, run, world)
+        save_file({name: shard.tensor.detach() for name, shard in engine.shards.items()}, f"{folder}/{world.rank}")
+        shards = {name: (shard.shape, shard.start, shard.is_primary) for name, shard in engine.shards.items()}
+        return {**result, "shards": shards}
 
 
-def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh) -> Engine:
-    """The tiny model on the mesh, with its initial values."""
+def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: World) -> Engine:
+    """The tiny model on this rank, with its initial values."""
     if run.family:
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
@@ -182,14 +183,14 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, mesh: Mesh
     model = build_model(sizes, vocab)
     if run.precision == "fp64":
         model.double()
-    engine = parallelize(model, config, train, mesh)
+    engine = parallelize(model, config, train, world)
     if run.precision == "fp64":
         model.compute_dtype = torch.float64
     engine.load_stream(initial_values(model, sizes, seed=3))
     return engine
 
 
-def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
+def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
     """Losses, norms and seconds of every step."""
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), OPTIMIZER)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
@@ -199,8 +200,8 @@ def train_steps(engine: Engine, run: Run, mesh: Mesh) -> dict[str, list[float]]:
         total = sum(float(batch.weights.sum()) for batch in grid)
         if run.spoil is not None and run.spoil[0] == step:
             grid[run.spoil[1]].weights[0, 0] = torch.nan
-        mine = share(grid, mesh)
-        mesh.barrier()
+        mine = share(grid, world)
+        world.barrier()
         begun, cpu_begun = time.perf_counter(), time.process_time()
         engine.zero_gradients()
         sums = engine.forward_backward(mine, total, (SEED, step))
@@ -220,10 +221,10 @@ def _grid(run: Run, step: int) -> list[Batch]:
     return microbatches(step, run.microbatches, run.sequence)
 
 
-def share(grid: list[Batch], mesh: Mesh) -> list[Batch]:
+def share(grid: list[Batch], world: World) -> list[Batch]:
     """This rank's microbatches, and one that counts nothing where others have one more."""
-    mine = [grid[number] for number in rank_share(len(grid), mesh.rank, mesh.size)]
-    return mine if len(mine) * mesh.size >= len(grid) else [*mine, blank(grid[0])]
+    mine = [grid[number] for number in rank_share(len(grid), world.rank, world.size)]
+    return mine if len(mine) * world.size >= len(grid) else [*mine, blank(grid[0])]
 
 
 def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
@@ -249,25 +250,25 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
     return batches
 
 
-def assemble(folder: Path, pieces: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Whole weights out of what the keepers wrote; every element must have one keeper, and copies must be equal."""
-    files = [load_file(folder / str(rank)) for rank in range(len(pieces))]
+def assemble(folder: Path, shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Whole weights out of what the primary replicas wrote; every element must have one, and copies must be equal."""
+    files = [load_file(folder / str(rank)) for rank in range(len(shards))]
     whole = {
-        name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in pieces[0].items()
+        name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in shards[0].items()
     }
     parts = []
     for rank, tensors in enumerate(files):
         for name, tensor in tensors.items():
-            _, start, keeper = pieces[rank][name]
+            _, start, is_primary = shards[rank][name]
             slices = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
-            parts.append((name, whole[name][slices], tensor, keeper))
-    for name, place, tensor, keeper in parts:
-        if keeper:
-            assert place.isnan().all(), f"{name} has two keepers"
+            parts.append((name, whole[name][slices], tensor, is_primary))
+    for name, place, tensor, is_primary in parts:
+        if is_primary:
+            assert place.isnan().all(), f"{name} has two primary replicas"
             place.copy_(tensor)
     for name, place, tensor, _ in parts:
-        assert torch.equal(place, tensor), f"{name}: copies differ between ranks, or a part has no keeper"
-    assert not any(tensor.isnan().any() for tensor in whole.values()), "a part has no keeper"
+        assert torch.equal(place, tensor), f"{name}: copies differ between ranks, or a part has no primary replica"
+    assert not any(tensor.isnan().any() for tensor in whole.values()), "a part has no primary replica"
     return whole
 
 

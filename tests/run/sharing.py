@@ -22,9 +22,9 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import parallelize
-from hornbook.parallel.mesh import Mesh, Place, distributed
-from hornbook.parallel.pieces import Piece
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.background import Background
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.exchange import Exchange
@@ -48,16 +48,16 @@ def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_state(mesh: Mesh, model: str, layout: dict[str, Any]) -> State:
+def make_state(world: World, model: str, layout: dict[str, Any]) -> State:
     """A state on this rank, all zeros."""
     config = MODELS[model]
     train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": 1})
-    parallel = ParallelConfig.model_validate({"data": mesh.size, **layout})
+    parallel = ParallelConfig.model_validate({"data": world.size, **layout})
     network = build_model(config, VOCAB, "meta")
-    engine = parallelize(network, parallel, train, mesh)
+    engine = parallelize(network, parallel, train, world)
     with torch.no_grad():
-        for piece in engine.pieces.values():
-            piece.tensor.zero_()
+        for shard in engine.shards.values():
+            shard.tensor.zero_()
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), AdamW())
     loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8))
     loader.seek = lambda clock: setattr(loader, "clock", clock)
@@ -66,16 +66,16 @@ def make_state(mesh: Mesh, model: str, layout: dict[str, Any]) -> State:
 
 def parts(state: State, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What this rank holds of weights and moments, and what it should be at a step."""
-    held = [(name, piece, piece.tensor.detach()) for name, piece in state.engine.pieces.items()]
-    held += [(name, piece_of(state, name), moment) for name, moment in read_moments(state.optimizer).items()]
+    held = [(name, shard, shard.tensor.detach()) for name, shard in state.engine.shards.items()]
+    held += [(name, shard_of(state, name), moment) for name, moment in read_moments(state.optimizer).items()]
     return [
-        (tensor, value(name, piece.shape, step)[piece.slices] if tensor.dim() else value(name, (), step))
-        for name, piece, tensor in held
+        (tensor, value(name, shard.shape, step)[shard.slices] if tensor.dim() else value(name, (), step))
+        for name, shard, tensor in held
     ]
 
 
-def piece_of(state: State, moment: str) -> Piece:
-    return state.engine.pieces[moment.rpartition(".")[0]]
+def shard_of(state: State, moment: str) -> ParameterShard:
+    return state.engine.shards[moment.rpartition(".")[0]]
 
 
 def set_to(state: State, step: int) -> None:
@@ -93,39 +93,39 @@ def is_at(state: State, step: int) -> bool:
 
 
 def run_case(
-    place: Place, layout: dict[str, Any], folder: str, act: Callable[[Mesh, Checkpoints], list[Any]]
+    place: RankInfo, layout: dict[str, Any], folder: str, act: Callable[[World, Checkpoints], list[Any]]
 ) -> list[Any]:
     config = ParallelConfig.model_validate({"data": place.size, **layout})
-    with distributed(config, TrainConfig.model_validate({"device": "cpu", "threads": 1}), place) as mesh:
-        checkpoints = Checkpoints(Path(folder), CheckpointConfig(keep=5), Exchange(mesh.store, mesh.rank, mesh.size))
-        return act(mesh, checkpoints)
+    with distributed(config, TrainConfig.model_validate({"device": "cpu", "threads": 1}), place) as world:
+        checkpoints = Checkpoints(Path(folder), CheckpointConfig(keep=5), Exchange(world.store, world.rank, world.size))
+        return act(world, checkpoints)
 
 
-def save(place: Place, model: str, layout: dict[str, Any], folder: str, steps: list[int]) -> list[Any]:
+def save(place: RankInfo, model: str, layout: dict[str, Any], folder: str, steps: list[int]) -> list[Any]:
     """Save in the background while the ranks meet in collectives and change everything; returns their sizes."""
 
-    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
-        state, sizes = make_state(mesh, model, layout), []
-        buffers = Buffers(mesh.device)
+    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+        state, sizes = make_state(world, model, layout), []
+        buffers = Buffers(world.device)
         for step in steps:
             set_to(state, step)
             snapshot = take_snapshot(state, buffers)
             sizes.append(sum(part.tensor.numel() for part in (snapshot.weights | snapshot.moments).values()))
             written = Background(lambda snapshot=snapshot: checkpoints.save(snapshot))
             set_to(state, 99)
-            while not mesh.agree([written.done])[0]:
-                mesh.barrier()
+            while not world.all_reduce_max([written.done])[0]:
+                world.barrier()
             assert written.result().name == f"step-{step:08d}"
         return sizes
 
     return run_case(place, layout, folder, act)
 
 
-def restore(place: Place, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
+def restore(place: RankInfo, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
     """Read the newest checkpoint: its name, whether it is that of `step`, and what the ledger is to hear."""
 
-    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
-        state = make_state(mesh, model, layout)
+    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(world, model, layout)
         try:
             found = checkpoints.restore(state)
         except HornbookError as error:
@@ -135,35 +135,35 @@ def restore(place: Place, model: str, layout: dict[str, Any], folder: str, step:
     return run_case(place, layout, folder, act)
 
 
-def import_weights(place: Place, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
+def import_weights(place: RankInfo, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
     """Read the weights alone of a folder."""
 
-    def act(mesh: Mesh, _: Checkpoints) -> list[Any]:
-        state = make_state(mesh, model, layout)
+    def act(world: World, _: Checkpoints) -> list[Any]:
+        state = make_state(world, model, layout)
         state.read_weights(Path(folder))
-        pieces = state.engine.pieces.items()
-        return [all(torch.equal(piece.tensor, value(name, piece.shape, step)[piece.slices]) for name, piece in pieces)]
+        shards = state.engine.shards.items()
+        return [all(torch.equal(shard.tensor, value(name, shard.shape, step)[shard.slices]) for name, shard in shards)]
 
     return run_case(place, layout, folder, act)
 
 
-def fail(place: Place, layout: dict[str, Any], folder: str, rank: int, call: str) -> list[Any]:
+def fail(place: RankInfo, layout: dict[str, Any], folder: str, rank: int, call: str) -> list[Any]:
     """Save step 1; save step 2 while a system call fails on one rank; save step 3."""
 
-    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
-        state, said = make_state(mesh, "gpt2", layout), []
+    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+        state, said = make_state(world, "gpt2", layout), []
         really = getattr(os, call)
         for step in (1, 2, 3):
             set_to(state, step)
-            if step == 2 and mesh.rank == rank:
+            if step == 2 and world.rank == rank:
                 setattr(os, call, full)
             try:
                 said.append(checkpoints.save(take_snapshot(state)).name)
             except HornbookError as error:
                 said.append([type(error).__name__, str(error)])
             setattr(os, call, really)
-            mesh.barrier()
-            if mesh.leads:
+            world.barrier()
+            if world.is_rank0:
                 said.append(sorted(path.name for path in Path(folder).iterdir() if path.is_dir()))
         return said
 
@@ -174,21 +174,21 @@ def full(*_: Any) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def die(place: Place, layout: dict[str, Any], folder: str, rank: int, when: int) -> list[Any]:
+def die(place: RankInfo, layout: dict[str, Any], folder: str, rank: int, when: int) -> list[Any]:
     """Save step 1; in the save of step 2 a rank is killed at its `when`-th write."""
 
-    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
-        state = make_state(mesh, "gpt2", layout)
+    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(world, "gpt2", layout)
         set_to(state, 1)
         checkpoints.save(take_snapshot(state))
-        mesh.barrier()
+        world.barrier()
         set_to(state, 2)
         really, count = os.pwrite, 0
 
         def counted(*words: Any) -> int:
             nonlocal count
             count += 1
-            if count == when and mesh.rank == rank:
+            if count == when and world.rank == rank:
                 os.kill(os.getpid(), signal.SIGKILL)
             return really(*words)
 
@@ -199,24 +199,24 @@ def die(place: Place, layout: dict[str, Any], folder: str, rank: int, when: int)
     return run_case(place, layout, folder, act)
 
 
-def leave(place: Place, folder: str) -> list[Any]:
+def leave(place: RankInfo, folder: str) -> list[Any]:
     """Rank 1 takes part in a save too late: what do both say once rank 0 was told to leave?"""
 
-    def act(mesh: Mesh, checkpoints: Checkpoints) -> list[Any]:
-        state = make_state(mesh, "gpt2", {})
-        if mesh.leads:
+    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+        state = make_state(world, "gpt2", {})
+        if world.is_rank0:
             threading.Timer(0.3, checkpoints.leave).start()
         else:
-            mesh.barrier()
+            world.barrier()
         said: list[Any] = []
         try:
             checkpoints.save(take_snapshot(state))
         except HornbookError as error:
             said = [type(error).__name__, str(error).partition(":")[0]]
-        if mesh.leads:
+        if world.is_rank0:
             said.append(os.listdir(folder))
-            mesh.barrier()
-        mesh.barrier()
+            world.barrier()
+        world.barrier()
         return said
 
     return run_case(place, {}, folder, act)

@@ -19,8 +19,8 @@ import torch
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
 from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.config import CheckpointConfig
 
@@ -45,7 +45,7 @@ class Content:
         values = torch.frombuffer(bytearray(random.Random(self.step).randbytes(700_000)), dtype=torch.float32)
         with Writer() as writer:
             for name in NAMES:
-                writer.write(read_header(folder / name)["x"], Rectangle(values, (0,)))
+                writer.write(read_header(folder / name)["x"], TensorSlice(values, (0,)))
 
     def read(self, folder: Path) -> None:
         self.step = json.loads((folder / "trainer" / "state.json").read_text())["step"]

@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_file
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
 from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.commit import read_pointer
 from hornbook.run.checkpoints.manifest import Figure
@@ -71,8 +71,8 @@ class Content:
         for name in TENSORS:
             entry = read_header(folder / name)["x"]
             with Writer() as writer:
-                writer.write(entry, Rectangle(columns, (0, 0)))
-                writer.write(entry, Rectangle(columns, (0, 1)))
+                writer.write(entry, TensorSlice(columns, (0, 0)))
+                writer.write(entry, TensorSlice(columns, (0, 1)))
 
     def read(self, folder: Path) -> None:
         found = {tuple(json.loads((folder / name).read_text())) for name in TEXTS}

@@ -160,11 +160,11 @@ def test_what_rank_0_decides_goes_for_all(leader: int) -> None:
     """This rank's own clock says 7 steps."""
     horizon, noted, shown = Horizon(12 * 128, NoRamp().batches(128), 32), [], []
     job: Any = SimpleNamespace(ledger=SimpleNamespace(note=lambda kind, _, **fields: noted.append((kind, fields))))
-    mesh: Any = SimpleNamespace(of_leader=lambda _: leader)
+    world: Any = SimpleNamespace(broadcast=lambda _: leader)
     keeper: Any = SimpleNamespace(length=lambda *_: 7 * 128, elapsed=1.0, expected=lambda *_: 2.0)
     observers: Any = SimpleNamespace(shorten=lambda *words: shown.append(words))
     step: Any = SimpleNamespace(step=5, tokens=5 * 128)
-    shorter = _keep_time(job, mesh, keeper, observers, step, horizon)
+    shorter = _keep_time(job, world, keeper, observers, step, horizon)
     if leader == LENGTH:
         assert shorter == horizon.cut([Cut(5 * 128, LENGTH)])
         assert noted == [("shorten", {"length": LENGTH, "before": 12 * 128, "elapsed": 1.0, "expected": 2.0})]

@@ -18,7 +18,7 @@ from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.evals import candidates, metrics
 from hornbook.model.heads.label_answers import best_span
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.text.config.labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
@@ -27,7 +27,7 @@ class Answerer(Protocol):
     """What evaluation of labels asks of an engine."""
 
     @property
-    def mesh(self) -> Mesh:
+    def world(self) -> World:
         """The ranks that evaluate together."""
         ...
 
@@ -118,17 +118,17 @@ def evaluate_labels(engine: Answerer, batches: Iterable[Batch], corpus: Corpus, 
 
     Ranks take turns, go through the model together, and all return the same score.
     """
-    kind, mesh, remaining = corpus.labels, engine.mesh, iter(batches)
+    kind, world, remaining = corpus.labels, engine.world, iter(batches)
     assert kind is not None
     reader = _Reader(corpus, source, plan, kind)
     found, first = [np.empty((0, _columns(kind) + 1))], 0
-    while turn := list(itertools.islice(remaining, mesh.size)):
-        mine = mesh.rank < len(turn)
-        rows = reader.rows(turn[mesh.rank if mine else 0], *engine.answers(turn[mesh.rank if mine else 0]))
+    while turn := list(itertools.islice(remaining, world.size)):
+        mine = world.rank < len(turn)
+        rows = reader.rows(turn[world.rank if mine else 0], *engine.outputs(turn[world.rank if mine else 0]))
         if mine:
-            found.append(np.insert(rows, 0, first + mesh.rank, axis=1))
+            found.append(np.insert(rows, 0, first + world.rank, axis=1))
         first += len(turn)
-    rows = _gathered(np.concatenate(found), mesh)
+    rows = _gathered(np.concatenate(found), world)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     which = [2] if _has_candidates(kind) else [0, 2]  # candidates of a question may lie in several batches
     _, documents = np.unique(rows[:, which], axis=0, return_inverse=True)
@@ -148,12 +148,12 @@ def _columns(kind: LabelsConfig) -> int:
     return 2 + 2 * (len(kind.labels) if isinstance(kind, ClassLabels) and kind.multiple else 1)
 
 
-def _gathered(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
+def _gathered(rows: np.ndarray, world: World) -> np.ndarray:
     """The rows of all ranks, which have any number of them."""
-    sizes = [int(size) for size in mesh.gather(torch.tensor(len(rows), device=mesh.device))]
+    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device))]
     padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
     padded[: len(rows)] = torch.from_numpy(rows)
-    parts = mesh.gather(padded.to(mesh.device))
+    parts = world.all_gather(padded.to(world.device))
     return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])
 
 

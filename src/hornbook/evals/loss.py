@@ -16,14 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 
 
 class Evaluator(Protocol):
     """What evaluation asks of an engine."""
 
     @property
-    def mesh(self) -> Mesh:
+    def world(self) -> World:
         """The ranks that evaluate together."""
         ...
 
@@ -74,13 +74,13 @@ def evaluate(engine: Evaluator, batches: Iterable[Batch], token_bytes: Int[Tenso
     Targets of weight zero (padding, ends of documents without an end token) do not count. Ranks take turns, go through
     the model together, and all return the same score: the sum in the order of the batches, as one rank alone has it.
     """
-    mesh, remaining = engine.mesh, iter(batches)
+    world, remaining = engine.world, iter(batches)
     parts: list[tuple[float, float, int]] = []
-    while turn := list(itertools.islice(remaining, mesh.size)):
-        mine = mesh.rank < len(turn)
-        part = _score(engine, turn[mesh.rank if mine else 0], token_bytes)
-        parts += [part if mine and number == mesh.rank else (0.0, 0.0, 0) for number in range(len(turn))]
-    table = mesh.sum_(torch.tensor(parts, dtype=torch.float64))
+    while turn := list(itertools.islice(remaining, world.size)):
+        mine = world.rank < len(turn)
+        part = _score(engine, turn[world.rank if mine else 0], token_bytes)
+        parts += [part if mine and number == world.rank else (0.0, 0.0, 0) for number in range(len(turn))]
+    table = world.all_reduce_sum(torch.tensor(parts, dtype=torch.float64))
     return sum((Score(nats, tokens, int(size)) for nats, tokens, size in table.tolist()), Score())
 
 

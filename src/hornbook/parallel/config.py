@@ -1,4 +1,4 @@
-"""Configuration of how one model is spread over devices."""
+"""Configuration of parallelism: ranks, sharding, recomputation."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from hornbook.settings.fields import Config, Count
 
 
 class ParallelConfig(Config):
-    """Processes, what they share of the model, and what is computed again."""
+    """Ranks, what they share of the model, and what is computed again in backward."""
 
     data: Count = Field(default=1, ge=1)
     """Data-parallel processes (ranks); each takes its share of the microbatches of a step."""
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
-    """What is cut over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
+    """Divided over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
     replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
     exact: bool = False

@@ -1,4 +1,4 @@
-"""How one model lies over data-parallel ranks, and how its gradients become the sum over all of them.
+"""Data parallelism: what each rank holds of the model, and how gradients are summed over the ranks.
 
 | `parallel.shard` | each rank holds | gradients cross ranks |
 |---|---|---|
@@ -7,11 +7,11 @@
 | gradients | its share of moments and gradients (ZeRO-2) | every microbatch |
 | everything | its share of weights too, gathered block by block (ZeRO-3, torch's fully_shard) | every microbatch |
 
-Sums, never means: the objective is divided by the weight of the whole global batch before backward, so adding up
-what ranks have is the gradient of the whole.
+Gradients are summed, never averaged: the objective is divided by the weight of the whole global batch before
+backward, so the sum over ranks is the gradient of the whole batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,171 +24,163 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from hornbook.model.transformer import Transformer
-from hornbook.parallel.clip import global_norm
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, leave_out_
-from hornbook.parallel.mesh import Mesh
-from hornbook.parallel.pieces import Piece, whole_piece
+from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
+from hornbook.parallel.gradients import global_norm
+from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
+from hornbook.parallel.world import World
 
 
-class Whole:
-    """One process holds everything."""
+class SingleProcess:
+    """One process holds everything; the base of the forms for several ranks."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.module: Callable[..., Any] = model
-        """What a training forward pass calls."""
-        self.pieces: dict[str, Piece] = {name: whole_piece(each) for name, each in model.named_parameters()}
+        """Called for a training forward pass."""
+        self.shards: dict[str, ParameterShard] = {name: whole_shard(each) for name, each in model.named_parameters()}
 
-    def zero(self) -> None:
-        """Forget all gradients."""
+    def zero_gradients(self) -> None:
+        """Drop all gradients."""
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def before(self, *, last: bool, blank: bool) -> None:
+    def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         """Called before the forward pass of each microbatch.
 
-        last: after its backward the gradients are complete. blank: this rank has none left, others have.
+        last: after its backward the gradients are complete. is_empty: this rank has no microbatch left, others have.
         """
 
-    def collect(self) -> None:
-        """Called when gradients are complete: every piece's `grad` is its part of the sum."""
+    def finish_gradients(self) -> None:
+        """Called when gradients are complete: every shard's `grad` is then its part of the sum."""
 
-    def add_ranks(self, gradients: list[Tensor]) -> None:
-        """In exact mode, after each microbatch: add what the other ranks have for the same round, in place."""
+    def all_reduce(self, gradients: list[Tensor]) -> None:
+        """In exact mode, after each microbatch: add the gradients of the other ranks for the same round, in place."""
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Global L2 norm, from the gradients of this rank's pieces; the same on every rank."""
+        """Global L2 norm, from the gradients of this rank's shards; the same on every rank."""
         return global_norm(gradients)
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """A whole parameter, on every rank."""
-        return self.pieces[name].tensor.detach()
+        return self.shards[name].tensor.detach()
 
-    def settle(self) -> None:
-        """Called after looking (evaluation, samples): hold no more than training does."""
+    def reshard(self) -> None:
+        """Called after evaluation and samples: free whatever training does not hold."""
 
 
-class Replicated(Whole):
+class DDP(SingleProcess):
     """Every rank holds everything."""
 
-    def __init__(self, model: Transformer, mesh: Mesh, *, exact: bool) -> None:
+    def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
         super().__init__(model)
-        keepers = share_out({name: piece.tensor.numel() for name, piece in self.pieces.items()}, mesh.size)
-        self.pieces = {
-            name: whole_piece(piece.tensor, keepers[name] == mesh.rank) for name, piece in self.pieces.items()
+        primaries = assign_primaries({name: shard.tensor.numel() for name, shard in self.shards.items()}, world.size)
+        self.shards = {
+            name: whole_shard(shard.tensor, primaries[name] == world.rank) for name, shard in self.shards.items()
         }
         self._ddp: DistributedDataParallel | None = None
-        self._blank = False
+        self._is_empty = False
         if not exact:
-            devices = [mesh.device] if mesh.device.type == "cuda" else None
+            devices = [world.device] if world.device.type == "cuda" else None
             self._ddp = self.module = DistributedDataParallel(
                 model, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
             )
             self._ddp.register_comm_hook(None, _sum_hook)
 
-    def before(self, *, last: bool, blank: bool) -> None:
-        self._blank = blank
+    def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
+        self._is_empty = is_empty
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last
 
-    def add_ranks(self, gradients: list[Tensor]) -> None:
-        if self._blank:
-            leave_out_(gradients)
+    def all_reduce(self, gradients: list[Tensor]) -> None:
+        if self._is_empty:
+            fill_neutral_(gradients)
         exact_all_reduce_(gradients)
 
 
-class Sharded(Whole):
-    """Ranks of a group hold the model between them."""
+class FSDP(SingleProcess):
+    """The ranks of a group hold the model between them."""
 
-    def __init__(self, model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
-        assert mesh.grid is not None
+    def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
+        assert world.mesh is not None
         self.model = self.module = model
-        self._grid, self._config = mesh.grid, config
+        self._mesh, self._config = world.mesh, config
         self._reduce_scatter = ExactReduceScatter()
         if config.exact:
-            for part in self._parts:
-                part.set_custom_reduce_scatter(self._reduce_scatter)
-        self._cut = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
+            for module in self._fsdp_modules:
+                module.set_custom_reduce_scatter(self._reduce_scatter)
+        self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
-        self.pieces = self._pieces(mesh)
+        self.shards = self._local_shards(world)
 
     @property
-    def _parts(self) -> list[FSDPModule]:
+    def _fsdp_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
-    def _pieces(self, mesh: Mesh) -> dict[str, Piece]:
-        keepers = share_out({name: each.numel() for name, each in self._cut.items()}, self._config.replicas)
-        replica, pieces = mesh.rank // self._grid["shard"].size(), {}
-        for name, parameter in self._cut.items():
+    def _local_shards(self, world: World) -> dict[str, ParameterShard]:
+        sizes = {name: each.numel() for name, each in self._parameters.items()}
+        primaries = assign_primaries(sizes, self._config.replicas)
+        replica, shards = world.rank // self._mesh["shard"].size(), {}
+        for name, parameter in self._parameters.items():
             _, start = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
             # The same storage, without DTensor's dispatch.
             local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=parameter.requires_grad)
-            pieces[name] = Piece(local, tuple(parameter.shape), tuple(start), keepers[name] == replica)
-        return pieces
+            shards[name] = ParameterShard(local, tuple(parameter.shape), tuple(start), primaries[name] == replica)
+        return shards
 
-    def zero(self) -> None:
-        for name, piece in self.pieces.items():
-            piece.tensor.grad = self._cut[name].grad = None
+    def zero_gradients(self) -> None:
+        for name, shard in self.shards.items():
+            shard.tensor.grad = self._parameters[name].grad = None
 
-    def before(self, *, last: bool, blank: bool) -> None:
-        self._reduce_scatter.absent = blank
-        each = self._config.exact or self._config.shard in ("gradients", "everything")
-        for part in self._parts:
-            part.set_requires_gradient_sync(each or last, recurse=False)
-            part.set_reshard_after_backward(last or self._config.shard == "everything", recurse=False)
+    def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
+        self._reduce_scatter.is_empty = is_empty
+        every_time = self._config.exact or self._config.shard in ("gradients", "everything")
+        for module in self._fsdp_modules:
+            module.set_requires_gradient_sync(every_time or last, recurse=False)
+            module.set_reshard_after_backward(last or self._config.shard == "everything", recurse=False)
 
-    def collect(self) -> None:
-        for name, parameter in self._cut.items():
+    def finish_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
                 continue
             gradient = parameter.grad
             assert isinstance(gradient, DTensor), f"{name} took no part in the loss"
-            self.pieces[name].tensor.grad = gradient._local_tensor
+            self.shards[name].tensor.grad = gradient._local_tensor
 
-    def add_ranks(self, gradients: list[Tensor]) -> None:
-        if self._reduce_scatter.absent and self._grid["shard"].size() == 1:
-            leave_out_(gradients)  # torch has no reduce-scatter in a group of one
+    def all_reduce(self, gradients: list[Tensor]) -> None:
+        if self._reduce_scatter.is_empty and self._mesh["shard"].size() == 1:
+            fill_neutral_(gradients)  # torch has no reduce-scatter in a group of one
         if self._config.replicas > 1:
-            exact_all_reduce_(gradients, self._grid["replica"].get_group())
+            exact_all_reduce_(gradients, self._mesh["replica"].get_group())
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         squares = global_norm(gradients).double().square()
-        dist.all_reduce(squares, group=self._grid["shard"].get_group())
+        dist.all_reduce(squares, group=self._mesh["shard"].get_group())
         return squares.sqrt().to(gradients[0].dtype)
 
-    def whole(self, name: str) -> Tensor:
-        return self._cut[name].full_tensor().detach()
+    def full_tensor(self, name: str) -> Tensor:
+        return self._parameters[name].full_tensor().detach()
 
-    def settle(self) -> None:
-        for part in self._parts:
-            part.reshard()
+    def reshard(self) -> None:
+        for module in self._fsdp_modules:
+            module.reshard()
 
 
-def shard_model(model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
-    """Cut every parameter over the shard dim of the grid (torch's fully_shard): each block, then the ends."""
-    assert mesh.grid is not None
-    # Exact sums over replicas are made by `add_ranks`, so that torch sees one group only.
-    grid = mesh.grid if config.replicas > 1 and not config.exact else mesh.grid["shard"]
+def shard_model(model: Transformer, world: World, config: ParallelConfig) -> None:
+    """Shard every parameter over the mesh's axis `shard` (torch's fully_shard): each block, then the rest."""
+    assert world.mesh is not None
+    # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
+    mesh = world.mesh if config.replicas > 1 and not config.exact else world.mesh["shard"]
     for block in model.all_blocks():
-        fully_shard(block, mesh=grid, reshard_after_forward=config.shard == "everything")
-    fully_shard(model, mesh=grid, reshard_after_forward=False)  # the loss needs the head after the forward pass
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.shard == "everything")
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the loss needs the head after the forward pass
     register_fsdp_forward_method(model, "encode")  # samples call the encoder alone
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
-
-
-def share_out(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Which rank keeps which name, so that all keep about as much: the largest first, to whoever has least."""
-    loads, keepers = [0] * ranks, {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        keepers[name] = loads.index(min(loads))
-        loads[keepers[name]] += sizes[name]
-    return keepers
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _sum_hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:

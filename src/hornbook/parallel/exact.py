@@ -1,20 +1,20 @@
 """Sums over microbatches with the same bits on 1, 2, 4, 8 ... ranks (`parallel.exact`).
 
 Addition of floats is not associative, so the order is fixed: a binary tree over the numbers of the microbatches of a
-step, low bit first. Microbatches 2i and 2i + 1 are added, then those sums by twos, and so on; where the number is not
-a power of two, a node without a partner moves up as it is.
+step, low bit first. Microbatches 2i and 2i + 1 are added, then those sums in pairs, and so on; where the number is not
+a power of two, a node without a partner moves up unchanged.
 
-Rank r of W computes microbatches r, r + W, r + 2W ... (`rank_share`). So what all ranks have in one round is a block
-of W neighbouring leaves, whose subtree is a sum across ranks (`exact_all_reduce_`, or `ExactReduceScatter` inside
+Rank r of W computes microbatches r, r + W, r + 2W ... (`rank_share`). So the microbatches of one round are a block of
+W neighbouring leaves, whose subtree is a sum across ranks (`exact_all_reduce_`, or `ExactReduceScatter` inside
 torch's fully_shard), and the rounds that follow are added by a binary counter (`TreeSum`). Both give the nodes of one
 and the same tree, whatever power of two W is. In a group of replicas and shards the low bits of a rank are its shard:
 first the sum over the shards of a replica, then over replicas.
 
-A rank without a microbatch in a round adds -0.0 (`leave_out_`), the neutral element of IEEE addition: x + -0.0 has
-the bits of x, for x = -0.0 too, which x + 0.0 has not.
+A rank without a microbatch in a round adds -0.0 (`fill_neutral_`), the neutral element of IEEE addition: x + -0.0 has
+the bits of x even for x = -0.0, where x + 0.0 has not.
 
-What comes after the sums must not depend on the cut either: the norm is summed by rows (`exact_norm`), and pieces
-begin and end where the optimizer's vectors do (`check_cut`).
+The steps after the sums must not depend on the shards either: the norm is summed by rows (`exact_norm`), and shards
+begin and end where the vectors of the optimizer's kernel do (`check_shards`).
 """
 
 import math
@@ -27,13 +27,13 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from hornbook.errors import UsageError
-from hornbook.parallel.mesh import Mesh
-from hornbook.parallel.pieces import Piece
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import World
 
 VECTOR = 16
-"""Elements that the widest vectors of a CPU hold; fused AdamW computes what is left over with other roundings."""
+"""Elements of the widest vectors of a CPU; fused AdamW rounds the elements left over by them differently."""
 NARROWEST = 4
-"""Elements of the narrowest vectors. What is left over by them is computed number by number, wherever it is cut."""
+"""Elements of the narrowest vectors. Elements left over by them are computed one by one, wherever a shard ends."""
 BUCKET_BYTES = 32 * 2**20
 """Gradients cross ranks in parts of about this size."""
 BLOCK_ELEMENTS = 2**20
@@ -48,8 +48,8 @@ def tree_sum_(parts: Sequence[Tensor]) -> Tensor:
     return parts[0]
 
 
-def leave_out_(tensors: Sequence[Tensor]) -> None:
-    """Turn a rank's summands into ones that change no bit of a sum: what it adds in a round without a microbatch."""
+def fill_neutral_(tensors: Sequence[Tensor]) -> None:
+    """Fill a rank's summands with -0.0, which changes no bit of a sum: it has no microbatch in this round."""
     for tensor in tensors:
         tensor.fill_(-0.0)
 
@@ -65,7 +65,7 @@ class TreeSum:
         """Sums of 2^level lists and the level, falling."""
 
     def push(self, leaf: Sequence[Tensor]) -> None:
-        """Add a list of tensors, of the same shapes each time. They are taken over: do not use them again."""
+        """Add a list of tensors, of the same shapes each time; the sum takes their memory, do not use them again."""
         level, node = 0, list(leaf)
         while self._nodes and self._nodes[-1][0] == level:
             _, left = self._nodes.pop()
@@ -73,7 +73,7 @@ class TreeSum:
         self._nodes.append((level, node))
 
     def total(self) -> list[Tensor]:
-        """The sum, once all is added; this accumulator is empty after it."""
+        """The sum of all lists; the accumulator is empty afterwards."""
         assert self._nodes, "nothing was added"
         _, right = self._nodes.pop()
         while self._nodes:
@@ -93,10 +93,10 @@ def exact_all_reduce_(tensors: Sequence[Tensor], group: ProcessGroup | None = No
 
     Every rank adds up its part of the elements and shares the sums: the traffic of an all-reduce.
     """
-    world = dist.get_world_size(group)
+    size = dist.get_world_size(group)
     for bucket in _buckets(tensors):
         sizes = [tensor.numel() for tensor in bucket]
-        padding = bucket[0].new_zeros(-sum(sizes) % world)
+        padding = bucket[0].new_zeros(-sum(sizes) % size)
         flat = torch.cat([*(tensor.reshape(-1) for tensor in bucket), padding])
         dist.all_gather_single(flat, _sum_of_own_part(flat, group), group=group)
         for tensor, total in zip(bucket, flat.split([*sizes, len(padding)]), strict=False):
@@ -115,7 +115,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _sum_of_own_part(flat: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Of a flat tensor in as many parts as there are ranks, this rank's part, summed over all ranks."""
+    """This rank's part of a flat tensor (one equal part per rank), summed over all ranks."""
     received = torch.empty_like(flat)
     dist.all_to_all_single(received, flat, group=group)
     return tree_sum_(received.view(dist.get_world_size(group), -1).unbind())
@@ -124,14 +124,14 @@ def _sum_of_own_part(flat: Tensor, group: ProcessGroup | None) -> Tensor:
 class ExactReduceScatter(ReduceScatter):
     """A reduce-scatter in the fixed tree, for `FSDPModule.set_custom_reduce_scatter`.
 
-    `absent` says that this rank has no microbatch in this round: set it before backward and unset it after.
+    `is_empty` says that this rank has no microbatch in this round: set it before each backward.
     """
 
     def __init__(self) -> None:
-        self.absent = False
+        self.is_empty = False
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is sent or received."""
+        """A send or receive buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -145,37 +145,37 @@ class ExactReduceScatter(ReduceScatter):
         """input [ranks * n] -> output [n], this rank's part summed over the group."""
         assert op == dist.ReduceOp.SUM, "set_force_sum_reduction_for_comms(True) comes first"
         assert not async_op
-        if self.absent:
-            leave_out_([input_tensor])
+        if self.is_empty:
+            fill_neutral_([input_tensor])
         output_tensor.copy_(_sum_of_own_part(input_tensor, group))
 
 
-def exact_norm(pieces: Mapping[str, Piece], mesh: Mesh) -> Tensor:
-    """Global L2 norm of the pieces' gradients, a scalar of their dtype; the same bits however rows are cut over ranks.
+def exact_norm(shards: Mapping[str, ParameterShard], world: World) -> Tensor:
+    """Scalar of the gradients' dtype: the global L2 norm of the shards' gradients, the same bits for any sharding.
 
-    Sums of squares are made row by row (dim 0), as ranks cut between rows. Each row has one owner, the keeper of its
-    piece; the others add zeros, which is exact.
+    Sums of squares are made row by row (dim 0), since shards divide a parameter between rows. Each row is counted by
+    the primary replica of its shard; the others add zeros, which is exact.
     """
-    rows = [_rows_of_piece(piece, mesh) for piece in pieces.values() if piece.tensor.grad is not None]
+    rows = [_rows_of_shard(shard, world) for shard in shards.values() if shard.tensor.grad is not None]
     assert rows, "there are no gradients: call forward_backward first"
-    total = _fold_(mesh.sum_(torch.cat(rows))[None])[0]
-    return total.sqrt().to(next(iter(pieces.values())).tensor.dtype)
+    total = _fold_(world.all_reduce_sum(torch.cat(rows))[None])[0]
+    return total.sqrt().to(next(iter(shards.values())).tensor.dtype)
 
 
-def _rows_of_piece(piece: Piece, mesh: Mesh) -> Tensor:
-    """Sums of squares of the rows of a whole parameter, zero where another rank answers for a row."""
-    gradient = piece.tensor.grad
+def _rows_of_shard(shard: ParameterShard, world: World) -> Tensor:
+    """float64 [rows of the whole parameter]: sums of squares, zero for the rows that other ranks count."""
+    gradient = shard.tensor.grad
     assert gradient is not None
-    rows = torch.zeros(piece.shape[0] if piece.shape else 1, dtype=torch.float64, device=gradient.device)
-    if gradient.numel() and (piece.keeper or mesh.size == 1):
+    rows = torch.zeros(shard.shape[0] if shard.shape else 1, dtype=torch.float64, device=gradient.device)
+    if gradient.numel() and (shard.is_primary or world.size == 1):
         sums = _row_squares(gradient)
-        first = piece.start[0] if piece.start else 0
+        first = shard.start[0] if shard.start else 0
         rows[first : first + len(sums)] = sums
     return rows
 
 
 def _row_squares(gradient: Tensor) -> Tensor:
-    """Sum of squares of each row [rows, ...] -> float64 [rows]."""
+    """float64 [rows]: sum of squares of each row of [rows, ...]."""
     rows = gradient.reshape(gradient.shape[0] if gradient.dim() else 1, -1)
     blocks = rows.split(max(1, BLOCK_ELEMENTS // rows.shape[1]))
     return torch.cat([_fold_(block.to(torch.float64, copy=True).square_()) for block in blocks])
@@ -193,20 +193,20 @@ def _fold_(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
-def check_cut(pieces: Mapping[str, Piece]) -> None:
-    """Raise UsageError unless every cut inside a parameter falls between vectors of the optimizer's kernel, or behind
-    the last of them: a bias of three is computed number by number in any case.
+def check_shards(shards: Mapping[str, ParameterShard]) -> None:
+    """Raise UsageError unless every shard of a parameter ends between vectors of the optimizer's kernel, or behind the
+    last of them: a bias of three is computed element by element in any case.
     """
-    for name, piece in pieces.items():
-        if not piece.tensor.requires_grad:
+    for name, shard in shards.items():
+        if not shard.tensor.requires_grad:
             continue
-        row = math.prod(piece.shape[1:])
-        assert tuple(piece.tensor.shape[1:]) == piece.shape[1:], f"{name} is not cut between rows"
-        first, size, whole = piece.start[0] * row if piece.start else 0, piece.tensor.numel(), math.prod(piece.shape)
+        row = math.prod(shard.shape[1:])
+        assert tuple(shard.tensor.shape[1:]) == shard.shape[1:], f"{name} is not divided between rows"
+        first, size, whole = shard.start[0] * row if shard.start else 0, shard.tensor.numel(), math.prod(shard.shape)
         last, rest = first + size, whole - whole % NARROWEST
         if size and any(place % VECTOR and place < rest for place in (first, last)):
             raise UsageError(
-                f"parallel.exact: a rank would hold elements {first} to {last} of {name} {list(piece.shape)}, and bits "
+                f"parallel.exact: a rank would hold elements {first} to {last} of {name} {list(shard.shape)}, and bits "
                 f"are the same only where parameters are cut at multiples of {VECTOR} elements: use "
                 f"--parallel.shard none, fewer ranks to share the model (--parallel.replicas), "
                 f"or a model.width that is a multiple of {VECTOR} times the ranks that share it"

@@ -1,14 +1,24 @@
-"""Dynamic loss scaling for fp16 (Micikevicius et al. 2018, arXiv 1710.03740), with torch's GradScaler's numbers.
+"""Gradients between backward and the optimizer: global norm, clipping, and dynamic loss scaling for fp16.
 
-The loss is multiplied by the scale before backward, so that small gradients do not vanish in fp16, and gradients are
-divided by it before they are judged and used. A step refused for a gradient that is not finite halves the scale, a
-long run of good steps doubles it. The scale is a power of two: multiplying and dividing by it rounds nothing.
+The norm is the global L2 norm over all parameters (Pascanu et al. 2013, arXiv 1211.5063). A gradient counts as finite
+when its sum of squares is finite in float32; anything else (NaN, infinities, 1e38) must not reach a weight or a
+moment, and multiplying by zero would not help: 0 * NaN is NaN. So `found_nonfinite` goes to the optimizer's kernel as
+`found_inf`, without a host synchronisation.
 
-Every rank judges by the same global norm, so all hold the same scale without asking each other.
+Loss scaling (Micikevicius et al. 2018, arXiv 1710.03740) uses the constants of torch's GradScaler. The loss is
+multiplied by the scale before backward, so that small gradients do not vanish in fp16, and gradients are divided by it
+before they are judged and used. A step refused for a gradient that is not finite halves the scale, a long run of good
+steps doubles it. The scale is a power of two: multiplying and dividing by it rounds nothing. Every rank judges by the
+same global norm, so all hold the same scale without a collective.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 FIRST_SCALE = 2.0**16
 FLOOR = 1.0
@@ -18,13 +28,32 @@ GROWTH_STEPS = 2000
 """Good steps after which the scale is doubled."""
 
 
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """float32 scalar on the gradients' device: the global L2 norm of gradients that are all on this rank."""
+    assert gradients, "there are no gradients: call forward_backward first"
+    return get_total_norm(gradients)
+
+
+def found_nonfinite(*values: Tensor) -> Tensor:
+    """float32 scalar: 1.0 if the square of any of the scalars is not finite in float32, else 0.0."""
+    flat = torch.stack([value.float() for value in values])
+    return (~torch.isfinite(flat * flat)).any().float()
+
+
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale the gradients in place by min(1, limit / (norm + 1e-6)), torch's form."""
+    if norm.device.type == "cpu" and float(norm) + 1e-6 <= limit:
+        return  # multiplying by one changes no bit, and on the CPU the comparison needs no synchronisation
+    clip_grads_with_norm_(parameters, limit, norm)
+
+
 @dataclass(frozen=True)
 class ScaleState:
-    """What the next step depends on."""
+    """Scale of the next step."""
 
     scale: float = FIRST_SCALE
     good_steps: int = 0
-    """Applied since the scale last changed."""
+    """Steps applied since the scale last changed."""
 
     def after(self, *, applied: bool) -> "ScaleState":
         """The state that follows a step that was applied, or refused because something was not finite."""
@@ -42,29 +71,29 @@ def power_below(factor: float) -> float:
 
 
 class Scaler:
-    """The scale of a run."""
+    """The loss scale of a run."""
 
     def __init__(self) -> None:
         self._state = ScaleState()
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by, and gradients are divided by."""
+        """Factor on the loss; gradients are divided by it."""
         return self._state.scale
 
     @property
     def spent(self) -> bool:
-        """Whether the scale cannot fall any more: a refused step is then not its fault but the run's (the guard's)."""
+        """Whether the scale is at its minimum: it no longer explains a refused step, which the guard then counts."""
         return self._state.scale <= FLOOR
 
     def update(self, *, applied: bool) -> None:
-        """Go on after a step that was applied or refused."""
+        """Adapt the scale after a step that was applied or refused."""
         self._state = self._state.after(applied=applied)
 
     def state(self) -> dict[str, float]:
-        """Two numbers for a checkpoint."""
+        """`scale` and `good_steps`, for a checkpoint."""
         return asdict(self._state)
 
     def load(self, state: dict[str, float]) -> None:
-        """Go on from `state()`."""
+        """Take over what `state()` returned."""
         self._state = ScaleState(float(state["scale"]), int(state["good_steps"]))

@@ -1,24 +1,85 @@
-"""Activation recomputation: keep each block's input, compute the rest again in backward.
-
-Chen et al. 2016 (arXiv 1604.06174). Randomness is keyed by sample and site, so nothing has to be stashed for
-the second pass to draw the same masks.
-"""
+"""From a model to an `Engine`: precision, recomputation, compilation, and the form of data parallelism."""
 
 import functools
 
+import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hornbook.model.layers.precision import choose_precision
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_model
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.exact import check_shards
+from hornbook.parallel.gradients import Scaler
+from hornbook.parallel.world import World, choose_device
+from hornbook.run.config import TrainConfig
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def apply_recompute(model: Transformer, mesh: Mesh, config: ParallelConfig) -> None:
-    """Wrap the blocks' forward as `config.recompute` says; parameter names do not change."""
-    del mesh
-    if config.recompute == "none":
-        return
+def parallelize(
+    model: Transformer,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    world: World | None = None,
+    num_tokens: int | None = None,
+) -> Engine:
+    """The engine of `model` on this rank. A model on meta gets memory, not values: initialise or load it next.
+
+    num_tokens: ids of the tokenizer, where the vocabulary has more rows.
+    """
+    world = world or World(choose_device(train.device))
+    if model.head is not None:
+        model.head.tokens = num_tokens
+    precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
+    model.compute_dtype = PRECISIONS[precision]
+    if parallel.recompute == "block":
+        recompute_blocks(model)
+    if train.compile:
+        compile_blocks(model)
+    data_parallel = apply_data_parallel(model, world, parallel)
+    if parallel.exact:
+        check_shards(data_parallel.shards)
+    scaler = Scaler() if precision == "fp16" else None
+    return Engine(model, world, data_parallel, exact=parallel.exact, loss=train.loss, scaler=scaler)
+
+
+def recompute_blocks(model: Transformer) -> None:
+    """Keep each block's input and compute its activations again in backward (Chen et al. 2016, arXiv 1604.06174).
+
+    Randomness is keyed by sample and dropout site, so the second pass draws the same masks without a stored generator.
+    Parameter names do not change.
+    """
     for block in model.all_blocks():
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
+
+
+def compile_blocks(model: Transformer) -> None:
+    """torch.compile each block in place: all share one graph, so the cost does not grow with depth."""
+    for block in model.all_blocks():
+        block.compile()
+
+
+def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:
+    """Give the model memory on this rank's device: all of it, or this rank's shards."""
+    if world.size == 1:
+        move_to_device(model, world.device)
+        return SingleProcess(model)
+    if config.shard == "none":
+        move_to_device(model, world.device)
+        return DDP(model, world, exact=config.exact)
+    shard_model(model, world, config)
+    move_to_device(model, world.device)
+    return FSDP(model, world, config)
+
+
+def move_to_device(model: nn.Module, device: torch.device) -> None:
+    """Move the parameters to `device`, or give them memory there if they are on meta."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=device)
+    else:
+        model.to(device)

@@ -1,34 +1,44 @@
-"""Which part of each parameter a rank holds.
+"""The part of each parameter that a rank holds.
 
-Whatever cuts a model over ranks (sharding, later tensor parallelism) gives each rank one rectangle of each parameter.
-The optimizer updates rectangles and a checkpoint stores them in their place in the whole, so neither
-knows how the model was cut.
+Data parallelism, and later tensor parallelism, give each rank one rectangle of each parameter. The optimizer updates
+these shards and a checkpoint writes each at its place in the whole parameter, so neither knows how the model was
+divided.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterShard:
     """The rectangle of one parameter that this rank holds and updates."""
 
     tensor: nn.Parameter
-    """Plain and contiguous, in the model's own storage; may be empty."""
+    """Plain (no DTensor) and contiguous, in the model's own storage; may be empty."""
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     start: tuple[int, ...]
-    """Where the rectangle begins in the whole, per dim; it has `tensor.shape`."""
-    keeper: bool = True
-    """Whether this rank is the one, of those that hold the same rectangle, that saves it."""
+    """First index of the rectangle in the whole parameter, per dim; its shape is `tensor.shape`."""
+    is_primary: bool = True
+    """Whether this rank is the primary replica: of the ranks that hold the same rectangle, the one that saves it."""
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The rectangle as an index into the whole."""
+        """The rectangle as an index into the whole parameter."""
         return tuple(slice(first, first + size) for first, size in zip(self.start, self.tensor.shape, strict=True))
 
 
-def whole_piece(parameter: nn.Parameter, keeper: bool = True) -> Piece:
+def whole_shard(parameter: nn.Parameter, is_primary: bool = True) -> ParameterShard:
     """A parameter that this rank holds whole."""
-    return Piece(parameter, tuple(parameter.shape), (0,) * parameter.dim(), keeper)
+    return ParameterShard(parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_primary)
+
+
+def assign_primaries(sizes: Mapping[str, int], replicas: int) -> dict[str, int]:
+    """Name -> number of its primary replica, so that all save about as much: the largest first, to the least loaded."""
+    loads, primaries = [0] * replicas, {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        primaries[name] = loads.index(min(loads))
+        loads[primaries[name]] += sizes[name]
+    return primaries

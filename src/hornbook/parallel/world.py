@@ -1,7 +1,8 @@
-"""The processes and the device a model is spread over. One process is a mesh of one: the same code.
+"""The ranks of a run and the device of each. One process is a world of one rank: the same code.
 
-Data-parallel ranks form a grid of `replicas` groups: the ranks of a group hold the model between them, and every
-group holds all of it. Control values travel on the CPU (gloo), tensors of a CUDA model over NCCL.
+The ranks form a device mesh with two axes: `replica` counts the groups that each hold the whole model, `shard` the
+ranks of a group, which hold it between them. Control values travel on the CPU (gloo), tensors of a CUDA model over
+NCCL.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ SETUP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which rank this process is, of how many, and how it meets the others."""
+class RankInfo:
+    """Rank of this process, number of ranks, and how to reach the store where they meet."""
 
     rank: int = 0
     size: int = 1
@@ -40,29 +41,30 @@ class Place:
     """The ranks of this machine see the same devices; a launcher may show each its own."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank writes what is written once: ledger, metrics, manifests, console."""
+    def is_rank0(self) -> bool:
+        """Whether this rank writes the files that are written once: ledger, metrics, manifests, console."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """Where this process computes, and its place among the others."""
+class World:
+    """The ranks of a run, as one of them sees them. Every rank makes the same collective calls in the same order."""
 
     device: torch.device
+    """Where this rank computes."""
     rank: int = 0
     size: int = 1
-    grid: DeviceMesh | None = None
-    """Dims `replica` and `shard`; None in a world of one."""
+    mesh: DeviceMesh | None = None
+    """Axes `replica` and `shard`; None in a world of one."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank writes what is written once."""
+    def is_rank0(self) -> bool:
+        """Whether this rank writes the files that are written once."""
         return self.rank == 0
 
-    def agree(self, values: Sequence[int]) -> list[int]:
+    def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks: what any rank wants, all do."""
         if self.size == 1:
             return list(values)
@@ -70,13 +72,13 @@ class Mesh:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.tolist()
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place; the same bits on each."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """One tensor of the same shape from every rank, in the order of ranks."""
         if self.size == 1:
             return [tensor]
@@ -84,7 +86,7 @@ class Mesh:
         dist.all_gather(parts, tensor.contiguous())
         return parts
 
-    def of_leader(self, value: int) -> int:
+    def broadcast(self, value: int) -> int:
         """Rank 0's value, on every rank."""
         if self.size == 1:
             return value
@@ -94,49 +96,49 @@ class Mesh:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.agree([0])
+        self.all_reduce_max([0])
 
-    def limit(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
         """From now on a collective that waits longer fails."""
         if self.size > 1:
-            assert self.grid is not None
-            for group in (None, *self.grid.get_all_groups()):
+            assert self.mesh is not None
+            for group in (None, *self.mesh.get_all_groups()):
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
 @contextlib.contextmanager
-def distributed(parallel: ParallelConfig, train: TrainConfig, place: Place | None = None) -> Iterator[Mesh]:
-    """The mesh of this run; threads and numerics are set for the time it is open."""
-    place = place or Place()
-    assert place.size == parallel.data, (place.size, parallel.data)
+def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInfo | None = None) -> Iterator[World]:
+    """The world of this run; threads and numerics are set while it is open."""
+    rank_info = rank_info or RankInfo()
+    assert rank_info.size == parallel.data, (rank_info.size, parallel.data)
     threads = torch.get_num_threads()
     if train.threads:
         torch.set_num_threads(train.threads)
-    device = choose_device(train.device, place.local_rank, place.same_devices)
+    device = choose_device(train.device, rank_info.local_rank, rank_info.same_devices)
     if device.type == "cpu":
         keep_freed_memory()
     try:
-        if place.size == 1:
-            yield Mesh(device)
+        if rank_info.size == 1:
+            yield World(device)
             return
-        assert place.connect is not None
-        store = place.connect()
-        join(store, place, device)
+        assert rank_info.connect is not None
+        store = rank_info.connect()
+        join(store, rank_info, device)
         try:
             shape = (parallel.replicas, parallel.data // parallel.replicas)
-            grid = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
-            mesh = Mesh(device, place.rank, place.size, grid, store)
-            mesh.barrier()  # a rank that went on and left would close connections the others have yet to see open
-            yield mesh
-            mesh.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
+            mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
+            world = World(device, rank_info.rank, rank_info.size, mesh, store)
+            world.barrier()  # a rank that went on and left would close connections the others have yet to see open
+            yield world
+            world.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
         finally:
             dist.destroy_process_group()
     finally:
         torch.set_num_threads(threads)
 
 
-def join(store: Store, place: Place, device: torch.device) -> None:
-    """Open the process group; every wait is limited to `SETUP_SECONDS` until `Mesh.limit` says otherwise.
+def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
+    """Open the process group; every wait is limited to `SETUP_SECONDS` until `World.set_timeout` says otherwise.
 
     Raises RuntimeError naming a rank that was there before and does not come.
     """
@@ -146,8 +148,8 @@ def join(store: Store, place: Place, device: torch.device) -> None:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.size,
+            rank=rank_info.rank,
+            world_size=rank_info.size,
             timeout=datetime.timedelta(seconds=SETUP_SECONDS),
         )
     except dist.DistStoreError as error:
@@ -160,10 +162,11 @@ def join(store: Store, place: Place, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0, same_devices: bool = False) -> torch.device:
-    """`auto` takes CUDA, else MPS, else the CPU; a name that is not there is a UsageError.
+    """The device `name` (`train.device`) of a rank; `auto` takes CUDA, else MPS, else the CPU.
 
-    Of several CUDA devices a rank takes the one of its number, unless the name gives one. One device alone may be what
-    a launcher shows of several, unless all ranks see the same (`same_devices`).
+    Of several CUDA devices a rank takes the one of its number, unless the name gives one. Where a rank sees one device
+    alone, a launcher may have shown it one of several, unless all ranks see the same (`same_devices`). UsageError
+    where there is no such device, or where two ranks would share one.
     """
     # Through NVML: a process that has initialised CUDA cannot fork ranks that use it.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

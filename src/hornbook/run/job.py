@@ -16,7 +16,7 @@ from hornbook.files.run_lock import process_identity
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.model.surgery.build import build_operated
-from hornbook.parallel.mesh import Place
+from hornbook.parallel.world import RankInfo
 from hornbook.run.horizon import Horizon, horizon
 from hornbook.run.launch.pulse import Pulse
 from hornbook.run.ledger import LENGTH_SETTINGS, Ledger, Monotone
@@ -89,17 +89,17 @@ class Job:
     """Dotted key -> where its value came from."""
     quiet: bool = False
     """Show nothing on stderr; log.txt is written all the same."""
-    place: Place = field(default_factory=Place)
+    place: RankInfo = field(default_factory=RankInfo)
     """Which rank of how many this process is."""
     pulse: Pulse = field(default_factory=Pulse)
     """Where this rank says what it is doing."""
     owner: dict[str, Any] = field(default_factory=lambda: process_identity(os.getpid()))
     """The process that a person started: state.json names it."""
 
-    def of_rank(self, place: Place, pulse: Pulse) -> Self:
+    def of_rank(self, place: RankInfo, pulse: Pulse) -> Self:
         """The same job on one rank of several: what is written once, only the first writes."""
         job = replace(self, place=place, pulse=pulse)
-        if place.leads:
+        if place.is_rank0:
             return job
         return replace(job, ledger=self.ledger.silent(), inbox=self.inbox.silent(), quiet=True)
 
@@ -115,7 +115,7 @@ class Job:
 
     def write(self, path: Path, text: str) -> None:
         """Replace a small file of the run as a whole; a rank that does not lead leaves it to the one that does."""
-        if self.place.leads:
+        if self.place.is_rank0:
             write_atomic(path, text)
 
     def write_recipe(self) -> None:

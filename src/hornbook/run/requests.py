@@ -89,7 +89,7 @@ class Inbox:
     def poll(self, at: Position, agree: Callable[[Sequence[int]], list[int]] = list) -> Orders:
         """Take the requests that are due, acknowledge them in the ledger, and say what they ask for.
 
-        `agree` gives the largest of each number over all ranks (`Mesh.agree`): what one was asked for, all do.
+        `agree` is `World.all_reduce_max`: the largest of each number over all ranks, so that all do what one was asked.
         """
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)

@@ -21,15 +21,15 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
-from hornbook.model.storage.rectangles import Rectangle
 from hornbook.model.storage.safetensors_folder import Reader, read_header
+from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import read_added
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.moments import check_cover, load_moments, read_moments
 from hornbook.parallel.engine import Engine
-from hornbook.parallel.pieces import Piece
+from hornbook.parallel.shard import ParameterShard
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -78,29 +78,29 @@ class State:
         self.step += 1
         self.tokens += batch.tokens
 
-    def weights(self) -> dict[str, Rectangle]:
+    def weights(self) -> dict[str, TensorSlice]:
         """What this rank saves of the parameters, by name; under an adapter, of the adapter's alone."""
-        pieces = self.engine.pieces
-        names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else pieces
-        kept = {name: pieces[name] for name in names if pieces[name].keeper}
-        return {name: Rectangle(piece.tensor.detach(), piece.start) for name, piece in kept.items()}
+        shards = self.engine.shards
+        names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else shards
+        saved = {name: shards[name] for name in names if shards[name].is_primary}
+        return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
 
-    def moments(self) -> dict[str, Rectangle]:
+    def moments(self) -> dict[str, TensorSlice]:
         """What this rank saves of the optimizer's memory, by the names of `read_moments`; step counts once for all."""
         found = {}
         for name, tensor in read_moments(self.optimizer).items():
-            piece = self._piece(name)
-            if piece.keeper if tensor.dim() else self.engine.mesh.leads:
-                found[name] = Rectangle(tensor, piece.start[: tensor.dim()])
+            shard = self._shard(name)
+            if shard.is_primary if tensor.dim() else self.engine.world.is_rank0:
+                found[name] = TensorSlice(tensor, shard.start[: tensor.dim()])
         return found
 
     def moment_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the whole moments, by name."""
         moments = read_moments(self.optimizer).items()
-        return {name: self._piece(name).shape if tensor.dim() else () for name, tensor in moments}
+        return {name: self._shard(name).shape if tensor.dim() else () for name, tensor in moments}
 
-    def _piece(self, moment: str) -> Piece:
-        return self.engine.pieces[moment.rpartition(".")[0]]
+    def _shard(self, moment: str) -> ParameterShard:
+        return self.engine.shards[moment.rpartition(".")[0]]
 
     def read(self, folder: Path) -> None:
         """Take this rank's part of a checkpoint, which any number of ranks may have written.
@@ -151,7 +151,7 @@ class State:
         entries, reader = read_header(path), Reader()
         check_cover(self.moment_shapes(), {name: entry.shape for name, entry in entries.items()})
         views = {name: reader.read(name, entry) for name, entry in entries.items()}
-        parts = {name: view[self._piece(name).slices] if view.dim() else view for name, view in views.items()}
+        parts = {name: view[self._shard(name).slices] if view.dim() else view for name, view in views.items()}
         load_moments(self.optimizer, parts)
 
     def counters(self) -> dict[str, Any]:

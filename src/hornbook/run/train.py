@@ -11,8 +11,8 @@ from hornbook.model.init.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import parallelize
-from hornbook.parallel.mesh import Mesh, distributed
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.saves import open_saves
 from hornbook.run.guard import Guard
 from hornbook.run.horizon import Cut, Horizon
@@ -34,19 +34,19 @@ LEAST_WAIT, GREATEST_WAIT = 120.0, 600.0
 def train(job: Job) -> Exit:
     """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
     recipe, horizon = job.recipe, job.horizon
-    with distributed(recipe.parallel, recipe.train, job.place) as mesh, open_consoles(job, mesh) as consoles:
-        mesh.limit(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
-        state = build_state(job.inputs, recipe.parallel, mesh)
+    with distributed(recipe.parallel, recipe.train, job.place) as world, open_consoles(job, world) as consoles:
+        world.set_timeout(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
+        state = build_state(job.inputs, recipe.parallel, world)
         engine = state.engine
         guard = Guard(recipe.guard)
-        with open_observers(job, engine, consoles) as observers, open_saves(job, mesh, observers) as saves:
-            begin(job, mesh, state, saves, observers)  # newest complete save, else what the run starts from
+        with open_observers(job, engine, consoles) as observers, open_saves(job, world, observers) as saves:
+            begin(job, world, state, saves, observers)  # newest complete save, else what the run starts from
             observers.heartbeat.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step
             while state.tokens < horizon.tokens:
                 job.run.check()  # still there, under its name
-                orders = job.inbox.poll(state, mesh.agree)
+                orders = job.inbox.poll(state, world.all_reduce_max)
                 saves.poll(state)
                 if orders.save or orders.stop:
                     job.pulse.enter("save", state)
@@ -69,8 +69,8 @@ def train(job: Job) -> Exit:
                     job.pulse.enter("save", state)
                     saves.try_save(state)
                 if keeper is not None and not step.final:
-                    horizon = _keep_time(job, mesh, keeper, observers, step, horizon)
-                _allow_time(job, mesh, step, horizon, state.step - first)
+                    horizon = _keep_time(job, world, keeper, observers, step, horizon)
+                _allow_time(job, world, step, horizon, state.step - first)
             job.pulse.enter("save", state)
             saves.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is safe
@@ -81,12 +81,12 @@ def train(job: Job) -> Exit:
             return Exit.DONE
 
 
-def build_state(inputs: Inputs, parallel: ParallelConfig, mesh: Mesh) -> State:
+def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State:
     """Model, optimizer and clock of a run, before any parameter has its value."""
     recipe = inputs.recipe
     model = build_model(recipe.model, inputs.vocab, device="meta")
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
-    engine = parallelize(model, parallel, recipe.train, mesh, inputs.tokenizer.vocab_size)
+    engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
     optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
@@ -100,7 +100,7 @@ def take_step(job: Job, state: State, horizon: Horizon) -> Step:
     job.pulse.enter("data", state)
     rows = horizon.rows(state.tokens)
     following = horizon.rows(state.tokens + rows * horizon.sequence)
-    batch = state.loader.take(rows, engine.mesh.rank, engine.mesh.size, following)
+    batch = state.loader.take(rows, engine.world.rank, engine.world.size, following)
     arrived = time.perf_counter()
     clock = horizon.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, horizon.planned, horizon.batches)
@@ -132,12 +132,14 @@ def take_step(job: Job, state: State, horizon: Horizon) -> Step:
     )
 
 
-def _keep_time(job: Job, mesh: Mesh, keeper: Timekeeper, observers: Observers, step: Step, horizon: Horizon) -> Horizon:
+def _keep_time(
+    job: Job, world: World, keeper: Timekeeper, observers: Observers, step: Step, horizon: Horizon
+) -> Horizon:
     """The length of the run from here on: shorter where its steps are too slow for `train.seconds`, by rank 0's clock.
 
     The ledger has it before the next step, so that every later attempt shortens at the same step.
     """
-    length = mesh.of_leader(keeper.length(step, horizon))
+    length = world.broadcast(keeper.length(step, horizon))
     if length >= horizon.tokens:
         return horizon
     seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, horizon)}
@@ -147,13 +149,13 @@ def _keep_time(job: Job, mesh: Mesh, keeper: Timekeeper, observers: Observers, s
     return shorter
 
 
-def _allow_time(job: Job, mesh: Mesh, step: Step, horizon: Horizon, done: int) -> None:
+def _allow_time(job: Job, world: World, step: Step, horizon: Horizon, done: int) -> None:
     """How long a rank may be waited for: known after `done` steps, and longer where the next batch is larger."""
     growth = horizon.rows(step.tokens) / step.num_samples
     if growth > 1:
         job.pulse.expect(growth)
     if done == MEASURED_STEPS or (done > MEASURED_STEPS and growth > 1):
-        mesh.limit(longest_wait(job.pulse))
+        world.set_timeout(longest_wait(job.pulse))
 
 
 def longest_wait(pulse: Pulse) -> float:

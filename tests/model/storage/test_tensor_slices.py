@@ -1,4 +1,4 @@
-"""Rectangles: the files are those of the safetensors library, however the tensors were cut."""
+"""Slices of tensors: the files are those of the safetensors library, however the tensors were cut."""
 
 import errno
 import fcntl
@@ -25,8 +25,8 @@ from hornbook.model.config.position import Rope
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf.layout import lay_out, parameter_shapes
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file, create_tensors, runs
 from hornbook.model.storage.safetensors_folder import list_tensors, plan_shards, read_header, write_json
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, create_tensors, runs
 from tests.model.likenesses import gpt2_like
 
 VOCAB = 70
@@ -72,21 +72,21 @@ def write_whole(folder: Path, tensors: dict[str, torch.Tensor], config: ModelCon
         save_file({name: theirs[name] for name in names}, folder / file, metadata={"format": "pt"})
 
 
-def cut_rows(tensor: torch.Tensor, ranks: int, rank: int) -> Rectangle:
+def cut_rows(tensor: torch.Tensor, ranks: int, rank: int) -> TensorSlice:
     """As torch shards: rows in chunks of equal size, so that the last is smaller and may be empty."""
     size = -(-tensor.shape[0] // ranks)
     first = min(rank * size, tensor.shape[0])
-    return Rectangle(tensor[first : first + size].contiguous(), (first,) + (0,) * (tensor.dim() - 1))
+    return TensorSlice(tensor[first : first + size].contiguous(), (first,) + (0,) * (tensor.dim() - 1))
 
 
-def cut_anyhow(tensor: torch.Tensor, ranks: int, rank: int) -> Rectangle:
+def cut_anyhow(tensor: torch.Tensor, ranks: int, rank: int) -> TensorSlice:
     """Uneven stretches of a dim that follows from the tensor's shape."""
     dim = sum(tensor.shape) % tensor.dim()
     draw = random.Random(f"{tuple(tensor.shape)}")
     ends = [0, *sorted(draw.randint(0, tensor.shape[dim]) for _ in range(ranks - 1)), tensor.shape[dim]]
     start = [0] * tensor.dim()
     start[dim] = ends[rank]
-    return Rectangle(tensor.narrow(dim, ends[rank], ends[rank + 1] - ends[rank]).contiguous(), tuple(start))
+    return TensorSlice(tensor.narrow(dim, ends[rank], ends[rank + 1] - ends[rank]).contiguous(), tuple(start))
 
 
 def tensor_files(folder: Path) -> dict[str, bytes]:
@@ -114,7 +114,7 @@ def test_any_number_of_ranks_writes_the_files_of_one(name, ranks, cut, tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_rectangles_of_views_are_what_was_written(name, tmp_path):
+def test_slices_of_views_are_what_was_written(name, tmp_path):
     config, tensors = CONFIGS[name], numbers(CONFIGS[name])
     write_hf(tmp_path, tensors, config, VOCAB, None)
     for key, view, _ in view_hf(tmp_path)[2]:
@@ -177,7 +177,7 @@ def test_a_file_is_byte_for_byte_that_of_the_library(shapes, metadata, tmp_path)
     entries = read_header(tmp_path / "ours")
     with Writer() as writer:
         for name, tensor in tensors.items():
-            writer.write(entries[name], Rectangle(tensor, (0,) * tensor.dim()))
+            writer.write(entries[name], TensorSlice(tensor, (0,) * tensor.dim()))
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
@@ -187,7 +187,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
     tensor = torch.randn(30)
     create_file(tmp_path / "x", {"a": (30,)})
     with Writer() as writer:
-        writer.write(read_header(tmp_path / "x")["a"], Rectangle(tensor, (0,)))
+        writer.write(read_header(tmp_path / "x")["a"], TensorSlice(tensor, (0,)))
     monkeypatch.undo()
     save_file({"a": tensor}, tmp_path / "y")
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
@@ -215,11 +215,11 @@ def test_what_was_written_is_synced_and_every_file_closed(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), really(file)))
     with Writer() as writer:
         for entry in entries.values():
-            writer.write(entry, Rectangle(torch.ones(2), (0,)))
+            writer.write(entry, TensorSlice(torch.ones(2), (0,)))
     assert sorted(synced) == sorted(entry.file.stat().st_ino for entry in entries.values())
     assert psutil.Process().num_fds() == before
     with pytest.raises(AssertionError), Writer() as writer:
-        writer.write(entries["a"], Rectangle(torch.ones(2), (1,)))
+        writer.write(entries["a"], TensorSlice(torch.ones(2), (1,)))
     assert psutil.Process().num_fds() == before
 
 
@@ -243,7 +243,7 @@ def test_a_byte_of_its_own_is_locked_while_a_rank_writes(tmp_path):
     mine = entry.begin + 2 * 6 * 4
     words = [sys.executable, "-c", LOCKED, str(path), *map(str, (0, entry.begin, mine, mine + 1, path.stat().st_size))]
     with Writer() as writer:
-        writer.write(entry, Rectangle(torch.ones(2, 6), (2, 0)))
+        writer.write(entry, TensorSlice(torch.ones(2, 6), (2, 0)))
         during = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert during.split() == ["free", "free", "locked", "free", "free"]
     assert set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()) == {"free"}
@@ -256,7 +256,7 @@ def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", none)
     create_file(tmp_path / "x", {"a": (3,)})
     with Writer() as writer:
-        writer.write(read_header(tmp_path / "x")["a"], Rectangle(torch.ones(3), (0,)))
+        writer.write(read_header(tmp_path / "x")["a"], TensorSlice(torch.ones(3), (0,)))
     assert torch.equal(load_file(tmp_path / "x")["a"], torch.ones(3))
 
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save, save_file
 
 from hornbook.errors import IntegrityError, StorageError, UsageError
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
 from hornbook.model.storage.safetensors_folder import read_header as read_tensors
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints import commit as commit_module
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.manifest import MANIFEST, Figure, open_inside, read_manifest, verify_folder
@@ -46,7 +46,7 @@ class Weights:
         for name, tensor in (("model.safetensors", self.tensor), ("trainer/optimizer.safetensors", self.tensor * 2)):
             (entry,) = read_tensors(folder / name).values()
             with Writer() as writer:
-                writer.write(entry, Rectangle(tensor, (0,)))
+                writer.write(entry, TensorSlice(tensor, (0,)))
 
     def read(self, folder: Path) -> None:
         self.step = json.loads((folder / "trainer" / "state.json").read_text())["step"]

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import UsageError
-from hornbook.parallel.mesh import Place
+from hornbook.parallel.world import RankInfo
 from hornbook.run.launch import comparing
 from hornbook.run.launch.comparing import compare_ranks, rank_facts
 from hornbook.settings.recipe import Recipe
@@ -37,7 +37,7 @@ def compare(facts: list[dict[str, str]], size: int = 0, store: Store | None = No
 
     def one(rank: int) -> str:
         try:
-            compare_ranks(store, Place(rank, size or len(facts)), facts[rank])
+            compare_ranks(store, RankInfo(rank, size or len(facts)), facts[rank])
         except UsageError as error:
             return str(error)
         return ""
@@ -125,7 +125,7 @@ def test_rank_0_holds_the_store_until_the_others_have_read():
     other.set("text/1", json.dumps(facts, sort_keys=True))
     other.set("digest/1", comparing.digest_of(json.dumps(facts, sort_keys=True)))
     other.add("written", 1)
-    thread = threading.Thread(target=compare_ranks, args=(store, Place(0, 2), facts))
+    thread = threading.Thread(target=compare_ranks, args=(store, RankInfo(0, 2), facts))
     thread.start()
     thread.join(0.3)
     assert thread.is_alive()

@@ -3,7 +3,7 @@
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.parallel.mesh import Place
+from hornbook.parallel.world import RankInfo
 from hornbook.run.launch import joining
 from hornbook.run.launch.joining import first_host, joined_place
 from hornbook.run.launch.meeting import Address
@@ -13,7 +13,7 @@ BATCH = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "n[03-05]", "SLURM_NTASK
 STEP = {**BATCH, "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[03-05]", "SLURM_STEP_ID": "2"}
 
 
-def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: int = 4) -> tuple[Place, Address]:
+def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: int = 4) -> tuple[RankInfo, Address]:
     """The place, and where its `connect` would go."""
     asked: list[Address] = []
     monkeypatch.setattr(joining, "open_store", asked.append)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hornbook.errors import IntegrityError
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.run.start.environment import bits_depend_on, check_data_lock, describe_environment, git_state
 
 LOCK = {"tokenizer": "t", "shards": {"a": "1", "b": "2"}}
@@ -18,7 +18,7 @@ def test_the_environment_names_versions_threads_and_seed_but_no_secret(monkeypat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("HF_TOKEN", "hf_hunter2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = describe_environment(Mesh(torch.device("cpu")), 7, ["hornbook", "train"])
+    found = describe_environment(World(torch.device("cpu")), 7, ["hornbook", "train"])
     assert found["versions"]["torch"] == torch.__version__
     assert (found["threads"], found["seed"], found["argv"]) == (torch.get_num_threads(), 7, ["hornbook", "train"])
     assert found["variables"]["OMP_NUM_THREADS"] == "1"

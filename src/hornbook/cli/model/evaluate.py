@@ -55,7 +55,7 @@ def _figures(target: Path, data: list[str] | None, progress: "Progress", *, base
     from hornbook.evals import corpus as scoring
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
-    from hornbook.parallel.engine import parallelize
+    from hornbook.parallel.parallelize import parallelize
     from hornbook.run.checkpoints.path import checkpoint_path
 
     folder = checkpoint_path(target)

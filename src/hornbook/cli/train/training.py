@@ -34,7 +34,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool,
     from hornbook.run.launch.launch import launch
 
     place = joined_place(os.environ, resolved.recipe.parallel.data)
-    follows = place is not None and not place.leads  # rank 0 answers
+    follows = place is not None and not place.is_rank0  # rank 0 answers
     if dry_run and follows:
         return Exit.DONE
     if dry_run:
@@ -68,7 +68,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.files.journal import read_records
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.build import trained_parameters
-    from hornbook.parallel.mesh import choose_device
+    from hornbook.parallel.world import choose_device
     from hornbook.run.job import cut_horizon, vocabulary_warning
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger import Monotone, replay

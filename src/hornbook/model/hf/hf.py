@@ -25,12 +25,11 @@ from hornbook.model.hf.layout import (
     parameter_shapes,
     part_of,
     places,
-    rectangles_of,
+    slices_of,
     stored_shape,
 )
 from hornbook.model.hf.tables.vocabulary import Architecture
 from hornbook.model.hf.tokenizer import copy_tokenizer, special_ids
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_tensors, whole
 from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
@@ -41,6 +40,7 @@ from hornbook.model.storage.safetensors_folder import (
     read_json,
     write_json,
 )
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_tensors, whole
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -109,20 +109,20 @@ def create_hf(
     write_json(folder / "generation_config.json", tokens)
 
 
-def fill_hf(folder: Path, rectangles: Mapping[str, Rectangle], config: ModelConfig, vocab: int) -> None:
-    """Write rectangles of our parameters into a folder that `create_hf` made; afterwards they are on disk.
+def fill_hf(folder: Path, tensor_slices: Mapping[str, TensorSlice], config: ModelConfig, vocab: int) -> None:
+    """Write slices of our parameters into a folder that `create_hf` made; afterwards they are on disk.
 
-    Whoever holds other rectangles writes them into the same files, at the same time or later. Raises OSError.
+    Ranks that hold other slices write them into the same files, at the same time or later. Raises OSError.
     """
     entries = list_tensors(folder)
     with Writer() as writer:
         for theirs, parts in lay_out(config, vocab, choose_architecture(config)).items():
             for part in parts:
-                if part.name not in rectangles:
+                if part.name not in tensor_slices:
                     continue
-                for rectangle in rectangles_of(rectangles[part.name], part):
-                    tensor = rectangle.tensor.to("cpu", DTYPES[entries[theirs].dtype])
-                    writer.write(entries[theirs], Rectangle(tensor, rectangle.start))
+                for tensor_slice in slices_of(tensor_slices[part.name], part):
+                    tensor = tensor_slice.tensor.to("cpu", DTYPES[entries[theirs].dtype])
+                    writer.write(entries[theirs], TensorSlice(tensor, tensor_slice.start))
 
 
 def _named_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:

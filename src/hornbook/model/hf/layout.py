@@ -13,7 +13,7 @@ from torch import Tensor
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.tables.vocabulary import Architecture, Row
-from hornbook.model.storage.rectangles import Rectangle
+from hornbook.model.storage.tensor_slices import TensorSlice
 
 Shape = tuple[int, ...]
 
@@ -98,27 +98,27 @@ def stored_shape(parts: list[Placed]) -> Shape:
     return (1, *shape) if first.row.form == "row" else shape
 
 
-def rectangles_of(ours: Rectangle, part: Placed) -> Iterator[Rectangle]:
-    """A rectangle of our parameter as rectangles of their tensor; none where it holds nothing of what lies there."""
+def slices_of(ours: TensorSlice, part: Placed) -> Iterator[TensorSlice]:
+    """A slice of our parameter as slices of their tensor; none where it holds nothing of that tensor."""
     if part.expert is not None:
         number = part.expert - ours.start[0]
         if not 0 <= number < len(ours.tensor):
             return
-        ours = Rectangle(ours.tensor[number], ours.start[1:])
+        ours = TensorSlice(ours.tensor[number], ours.start[1:])
     first, rest = (ours.start[0], ours.start[1:]) if ours.start else (0, ())
     for block in range(part.blocks):
         low, high = max(first, block * part.own), min(first + len(ours.tensor), (block + 1) * part.own)
         if low < high:
             row = block * part.rows + part.start + low - block * part.own
-            yield _formed(Rectangle(ours.tensor[low - first : high - first], (row, *rest)), part.row)
+            yield _formed(TensorSlice(ours.tensor[low - first : high - first], (row, *rest)), part.row)
 
 
-def _formed(rectangle: Rectangle, row: Row) -> Rectangle:
+def _formed(tensor_slice: TensorSlice, row: Row) -> TensorSlice:
     if row.form == "transposed":
-        return Rectangle(rectangle.tensor.T, rectangle.start[::-1])
+        return TensorSlice(tensor_slice.tensor.T, tensor_slice.start[::-1])
     if row.form == "row":
-        return Rectangle(rectangle.tensor[None], (0, *rectangle.start))
-    return rectangle
+        return TensorSlice(tensor_slice.tensor[None], (0, *tensor_slice.start))
+    return tensor_slice
 
 
 def part_of(stored: Tensor, part: Placed) -> Tensor:

@@ -1,7 +1,7 @@
-"""Rectangles of tensors in safetensors files: every rank writes its own bytes of one file.
+"""Slices of tensors in safetensors files: every rank writes its own bytes of one file.
 
-Where each byte lies follows from a file's header. So a file is made once, at its full size, and whoever holds a
-rectangle of a tensor puts it there; nobody gathers anything, and the bytes do not depend on how tensors were cut.
+A file's header fixes the place of each byte. So a file is created once, at its full size, and each rank writes its
+slices of a tensor into it; no rank gathers anything, and the bytes do not depend on how tensors were divided.
 Format: github.com/huggingface/safetensors, README, "Format".
 """
 
@@ -31,20 +31,20 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
-class Rectangle:
-    """A part of a tensor, which begins at `start` of the whole (one index per dim)."""
+class TensorSlice:
+    """A rectangle of a tensor, which begins at index `start` of the whole (one per dim)."""
 
     tensor: Tensor
     start: tuple[int, ...]
 
 
-def whole(tensor: Tensor) -> Rectangle:
-    """A tensor that is all there."""
-    return Rectangle(tensor, (0,) * tensor.dim())
+def whole(tensor: Tensor) -> TensorSlice:
+    """A whole tensor as a slice of itself."""
+    return TensorSlice(tensor, (0,) * tensor.dim())
 
 
 def create_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, limit: int) -> None:
-    """Make model*.safetensors and their index for tensors in the order given, `limit` bytes in a file at most.
+    """Create model*.safetensors and their index for tensors in the order given, at most `limit` bytes per file.
 
     dtype: as torch spells it. Raises OSError, StorageError.
     """
@@ -61,7 +61,7 @@ def create_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: s
 def create_file(
     path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "F32", metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Make a safetensors file of its full size, without values yet: a full disk shows here. Raises OSError.
+    """Create a safetensors file at its full size, without values: a full disk shows here. Raises OSError.
 
     dtype: as the format spells it. The header is byte for byte that of the safetensors library.
     """
@@ -75,8 +75,10 @@ def create_file(
 
 
 def _reserve(file: int, size: int) -> None:
-    """Give a file its full size and its space. Where that cannot be asked for (macOS, some network file systems), it
-    gets the size alone: a full disk shows when the values are written.
+    """Give a file its full size and allocate its space.
+
+    Where space cannot be allocated (macOS, some network file systems) the file gets the size alone, and a full disk
+    shows when the values are written.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -89,7 +91,7 @@ def _reserve(file: int, size: int) -> None:
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
-    """The first bytes of a file, and the bytes of all of it; tensors lie in the order of their names."""
+    """(header with its length, size of the file in bytes); tensors lie in the order of their names."""
     content: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in sorted(shapes):
@@ -101,7 +103,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping
 
 
 class Writer:
-    """Puts rectangles into files that are there; when its block ends well, what it wrote is on disk. Raises OSError."""
+    """Writes slices into existing files; they are synced to disk when its block ends without error. Raises OSError."""
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
@@ -117,24 +119,24 @@ class Writer:
             for file in self._files.values():
                 os.close(file)
 
-    def write(self, entry: Entry, rectangle: Rectangle) -> None:
-        """Write a rectangle (on the CPU, of the entry's dtype) into its place in the tensor of `entry`."""
-        tensor, item = rectangle.tensor, rectangle.tensor.element_size()
+    def write(self, entry: Entry, tensor_slice: TensorSlice) -> None:
+        """Write a slice (on the CPU, of the entry's dtype) at its place in the tensor of `entry`."""
+        tensor, item = tensor_slice.tensor, tensor_slice.tensor.element_size()
         if tensor.numel() == 0:
             return
-        first, _ = next(runs(entry.shape, rectangle.start, tuple(tensor.shape)))
+        first, _ = next(runs(entry.shape, tensor_slice.start, tuple(tensor.shape)))
         file = self._open(entry.file, entry.begin + first * item)
         array = np.ascontiguousarray(tensor.detach().view(_BITS[item]).numpy())  # numpy starts no threads for this
         data, done = array.reshape(-1).view(np.uint8).data, 0
-        for offset, count in runs(entry.shape, rectangle.start, tuple(tensor.shape)):
+        for offset, count in runs(entry.shape, tensor_slice.start, tuple(tensor.shape)):
             write_at(file, data[done : done + count * item], entry.begin + offset * item)
             done += count * item
 
     def _open(self, path: Path, mine: int) -> int:
-        """The file's descriptor; `mine` is a byte of it that nobody else writes.
+        """The file's descriptor; `mine` is the offset of a byte that no other rank writes.
 
-        An NFS client may write back the whole page around what was written, with bytes of other ranks as it read them
-        before. It does not where a part of the file is locked (Linux, fs/nfs/write.c, nfs_can_extend_write), whichever.
+        An NFS client may write back the whole page around a write, with the bytes of other ranks as it read them
+        before. It does not while any part of the file is locked (Linux, fs/nfs/write.c, nfs_can_extend_write).
         """
         if path not in self._files:
             self._files[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -144,9 +146,9 @@ class Writer:
 
 
 def runs(shape: tuple[int, ...], start: tuple[int, ...], part: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Where a rectangle of shape `part` lies in a C-ordered tensor: (offset, length) of each stretch, in elements.
+    """(offset, length) in elements of each contiguous run of a slice of shape `part` in a C-ordered tensor.
 
-    The stretches come in the order of the rectangle's own elements.
+    The runs come in the order of the slice's own elements.
     """
     assert len(shape) == len(start) == len(part), (shape, start, part)
     assert all(a >= 0 and a + n <= size for size, a, n in zip(shape, start, part, strict=True)), (shape, start, part)

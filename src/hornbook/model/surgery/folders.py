@@ -21,8 +21,8 @@ from hornbook.errors import IntegrityError
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
 from hornbook.model.storage.safetensors_folder import Reader, read_header, read_json, write_json
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.adapters.files import (
     AdapterSpec,
     base_of,
@@ -72,20 +72,20 @@ def fill_operated(
     config: ModelConfig,
     vocab: int,
     steps: Sequence[surgery.SurgeryStep],
-    rectangles: Mapping[str, Rectangle],
+    tensor_slices: Mapping[str, TensorSlice],
 ) -> None:
-    """Write rectangles of the parameters into what `create_operated` made. Raises OSError."""
+    """Write slices of the parameters into what `create_operated` made. Raises OSError."""
     if surgery.adapter_of(steps) is not None:
-        fill_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, ""), rectangles)
+        fill_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, ""), tensor_slices)
         return
     added = added_shapes(config, vocab, steps) if steps else {}
-    fill_hf(folder, {name: each for name, each in rectangles.items() if name not in added}, config, vocab)
+    fill_hf(folder, {name: each for name, each in tensor_slices.items() if name not in added}, config, vocab)
     if added:
         entries = read_header(folder / ADDED)
         with Writer() as writer:
-            for name in added.keys() & rectangles.keys():
-                part = rectangles[name]
-                writer.write(entries[name], Rectangle(part.tensor.float().cpu(), part.start))
+            for name in added.keys() & tensor_slices.keys():
+                part = tensor_slices[name]
+                writer.write(entries[name], TensorSlice(part.tensor.float().cpu(), part.start))
 
 
 def read_steps(folder: Path) -> list[surgery.SurgeryStep]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hornbook.errors import StorageError
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.run.checkpoints.background import Background
 from hornbook.run.checkpoints.checkpoint import Checkpoints
 from hornbook.run.checkpoints.exchange import Exchange
@@ -95,7 +95,7 @@ class Saves:
         if folder is not None:
             self._saved_step = state.step
         if self._background:
-            self._buffers = Buffers(state.engine.mesh.device)
+            self._buffers = Buffers(state.engine.world.device)
             take_snapshot(state, self._buffers)  # the memory is taken here, not in the first save
         return folder
 
@@ -209,9 +209,9 @@ def num_bytes(state: State) -> int:
     return 4 * (state.engine.num_parameters + sum(math.prod(shape) for shape in state.moment_shapes().values()))
 
 
-def open_saves(job: Job, mesh: Mesh, observers: Observers) -> Saves:
+def open_saves(job: Job, world: World, observers: Observers) -> Saves:
     """The saves of this rank."""
-    exchange = Exchange(mesh.store, mesh.rank, mesh.size)
+    exchange = Exchange(world.store, world.rank, world.size)
     why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
     checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
     background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0

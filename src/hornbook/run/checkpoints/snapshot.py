@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file
 from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import create_operated, fill_operated
 from hornbook.run.state import MOMENTS, ModelSpec, State
 
@@ -28,9 +28,9 @@ class Buffers:
         self._device = device
         self._memory: dict[str, Tensor] = {}
 
-    def copy(self, rectangles: Mapping[str, Rectangle]) -> dict[str, Rectangle]:
-        """The same rectangles in memory that training does not touch, once `wait` of `queue` has returned."""
-        return {name: replace(each, tensor=self._copy(name, each.tensor)) for name, each in rectangles.items()}
+    def copy(self, tensor_slices: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
+        """The same slices in memory that training does not touch, once `wait` of `queue` has returned."""
+        return {name: replace(each, tensor=self._copy(name, each.tensor)) for name, each in tensor_slices.items()}
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._memory:
@@ -55,12 +55,12 @@ class Snapshot:
     tokens: int
     counters: dict[str, Any]
     spec: ModelSpec
-    weights: dict[str, Rectangle]
-    moments: dict[str, Rectangle]
+    weights: dict[str, TensorSlice]
+    moments: dict[str, TensorSlice]
     moment_shapes: dict[str, tuple[int, ...]]
     """Of the whole moments, by name."""
     wait: Wait
-    """Returns when the rectangles hold their values."""
+    """Returns when the slices hold their values."""
 
     def create(self, folder: Path) -> None:
         """Make a Hugging Face directory (or an adapter's) and `trainer/` in the existing folder, all but the values."""

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 
 from hornbook.errors import UsageError
 from hornbook.files.filesystem import walk_files
-from hornbook.parallel.mesh import SETUP_SECONDS, Place, choose_device
+from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.run.launch.meeting import LINGER_SECONDS, held_by_leader, wait_until
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import dotted, leaves
@@ -74,7 +74,7 @@ def code_digest() -> str:
     )
 
 
-def compare_ranks(store: Store, place: Place, facts: Mapping[str, str]) -> None:
+def compare_ranks(store: Store, place: RankInfo, facts: Mapping[str, str]) -> None:
     """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
 
     Raises UsageError too for ranks that do not come within SETUP_SECONDS, and for a rank that is there already.
@@ -86,7 +86,7 @@ def compare_ranks(store: Store, place: Place, facts: Mapping[str, str]) -> None:
         raise UsageError("\n".join(["the ranks of this run are not equal", *differences]))
 
 
-def _exchange(store: Store, place: Place, text: str) -> list[str]:
+def _exchange(store: Store, place: RankInfo, text: str) -> list[str]:
     """Every rank's text, in the order of ranks; equal ones are sent as digests only."""
     ranks = range(place.size)
     if store.add(f"came/{place.rank}", 1) > 1:
@@ -106,7 +106,7 @@ def _exchange(store: Store, place: Place, text: str) -> list[str]:
     digests = [store.get(f"digest/{rank}").decode() for rank in ranks]
     read = {digest: store.get(f"text/{rank}").decode() for rank, digest in reversed(list(enumerate(digests)))}
     store.add("read", 1)
-    if place.leads:  # the store ends with this process, which may be about to raise
+    if place.is_rank0:  # the store ends with this process, which may be about to raise
         wait_until(lambda: store.add("read", 0) >= place.size, LINGER_SECONDS)
     return [read[digest] for digest in digests]
 

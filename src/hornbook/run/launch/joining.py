@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.parallel.mesh import Place
+from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.meeting import Address, open_store
 
 _PORTS = 4096
@@ -29,7 +29,7 @@ class Task:
     address: Address
 
 
-def joined_place(environ: Mapping[str, str], size: int) -> Place | None:
+def joined_place(environ: Mapping[str, str], size: int) -> RankInfo | None:
     """The place a launcher gave this process; None outside of one and in a world of one: hornbook starts the ranks.
 
     `size` is parallel.data. Raises UsageError: a variable is missing or broken, or the sizes differ.
@@ -47,7 +47,7 @@ def joined_place(environ: Mapping[str, str], size: int) -> Place | None:
             f"{source} started {task.size} ranks, and parallel.data is {size}: give --parallel.data {task.size}, "
             f"or start {size} {remedy}"
         )
-    return Place(task.rank, size, task.local_rank, functools.cache(functools.partial(open_store, task.address)))
+    return RankInfo(task.rank, size, task.local_rank, functools.cache(functools.partial(open_store, task.address)))
 
 
 def _under_torchrun(environ: Mapping[str, str]) -> bool:

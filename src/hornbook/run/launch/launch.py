@@ -25,7 +25,7 @@ from hornbook.files.run_lock import RunLock
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
-from hornbook.parallel.mesh import SETUP_SECONDS, Place
+from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.job import Inputs, Job, open_inputs
 from hornbook.run.launch.comparing import compare_ranks, rank_facts
@@ -110,15 +110,15 @@ def _supervise(
         return supervisor.run(next_job, _train, recipe.parallel.data)
 
 
-def _join(recipe: Recipe, run: RunDir, place: Place, *, origins: Mapping[str, str], start: Start) -> Exit:
+def _join(recipe: Recipe, run: RunDir, place: RankInfo, *, origins: Mapping[str, str], start: Start) -> Exit:
     """Be one rank of a run whose ranks torchrun or Slurm started. Nothing is written before all are found equal."""
     assert place.connect is not None
     store, inputs = place.connect(), read_inputs(recipe, start)
     facts = rank_facts(recipe, inputs.corpus.lock())
     compare_ranks(store, place, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
-    announces = place.leads and not start.quiet
+    announces = place.is_rank0 and not start.quiet
     with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
-        if place.leads:
+        if place.is_rank0:
             with leading(store, place.size) as told:
                 changes = check_start(recipe, run, start)
                 stack.enter_context(RunLock(run.create()))

@@ -34,7 +34,7 @@ from torch.distributed import (
 
 import hornbook.errors
 from hornbook.errors import HornbookError, UsageError
-from hornbook.parallel.mesh import SETUP_SECONDS
+from hornbook.parallel.world import SETUP_SECONDS
 
 LINGER_SECONDS = 3.0
 """How long rank 0, which holds the store, stays for the others to read what is wrong."""

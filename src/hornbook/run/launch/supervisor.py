@@ -22,7 +22,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from hornbook.data.shards.truncation import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
-from hornbook.parallel.mesh import Place
+from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
@@ -209,7 +209,7 @@ def running_ranks(
     try:
         with stop_signals_blocked():
             for pulse in shared_pulses(size, incarnation):
-                place = Place(pulse.rank, size, pulse.rank, connect, same_devices=True)
+                place = RankInfo(pulse.rank, size, pulse.rank, connect, same_devices=True)
                 ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse, signals)))
             signals.pass_on = pass_on
             signals.announces = announces and not os.isatty(2)  # on a terminal rank 0 answers, which has the panel
@@ -223,8 +223,8 @@ def running_ranks(
         os.close(store)
 
 
-def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: Place, pulse: Pulse, signals: StopSignals) -> Exit:
-    signals.patient, signals.announces = True, signals.announces and place.leads and os.isatty(2)
+def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: RankInfo, pulse: Pulse, signals: StopSignals) -> Exit:
+    signals.patient, signals.announces = True, signals.announces and place.is_rank0 and os.isatty(2)
     pulse.enter("setup", At())
     return loop(job.of_rank(place, pulse))
 

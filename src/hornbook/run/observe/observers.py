@@ -137,8 +137,8 @@ class Evaluation:
 
     def score_start(self, at: Position) -> None:
         """Score weights that were trained elsewhere before the first step here, unless that was done."""
-        done = self._job.place.leads and self._record(at.step) is not None
-        if self._job.inputs.corpus.validation and not self._engine.mesh.agree([done])[0]:
+        done = self._job.place.is_rank0 and self._record(at.step) is not None
+        if self._job.inputs.corpus.validation and not self._engine.world.all_reduce_max([done])[0]:
             self._evaluate(at)
 
     @cached_property
@@ -178,9 +178,9 @@ class Evaluation:
 
     def _has_all(self, step: int) -> bool:
         """Whether the figures of this step are over all rows; all ranks take it from the one that leads."""
-        record = self._record(step) if self._job.place.leads else None
+        record = self._record(step) if self._job.place.is_rank0 else None
         done = record is not None and fullest(record)["all"].get("read") == sum(part.of for part in self._rows.values())
-        return bool(self._engine.mesh.agree([done])[0])
+        return bool(self._engine.world.all_reduce_max([done])[0])
 
     def _record(self, step: int) -> dict[str, Any] | None:
         return next((each for each in evaluations(self._job.run) if each.get("step") == step), None)
@@ -202,7 +202,7 @@ class Evaluation:
     def _gives_way(self, at: Position, *, last: bool = False) -> bool:
         """Whether someone waits for the run to stop: half an evaluation is dropped, the last step's is not."""
         self._job.pulse.enter("evaluate", at)
-        (interrupted,) = self._engine.mesh.agree([self._job.inbox.interrupted])
+        (interrupted,) = self._engine.world.all_reduce_max([self._job.inbox.interrupted])
         return bool(interrupted) and not last
 
     def _score(self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False) -> Scores:
@@ -243,7 +243,7 @@ class Samples:
 
     def _continue(self, prompt: str, step: Step) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
-        with self._engine.looking() as model:
+        with self._engine.evaluation_mode() as model:
             text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
             begun = begin(model, tokenizer, text, self._job.inputs.decoder_start)
             made = generate(
@@ -257,7 +257,7 @@ class Samples:
                 stop=(tokenizer.end_id,),
                 vocab=tokenizer.vocab_size,
                 length=recipe.model.position.length,
-                agree=self._engine.mesh.of_leader,
+                agree=self._engine.world.broadcast,
             )
             tokens = []
             self._job.pulse.enter("sample", step)
@@ -269,7 +269,7 @@ class Samples:
     def _fill(self, prompt: str) -> str:
         """The likeliest token behind the prompt, of a model that sees both ways."""
         tokenizer = self._job.inputs.tokenizer
-        with self._engine.looking() as model:
+        with self._engine.evaluation_mode() as model:
             tokens = encode_spelled(tokenizer, prompt + _hole(self._job.recipe, tokenizer))
             (found,) = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=1)
             return f" [{tokenizer.decode(found.tokens).strip()}]"
@@ -323,7 +323,7 @@ class Observers:
 def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
     """Everything that looks at the run; on an exception the heartbeat says `failed`. Only the leader's say a word."""
     with contextlib.ExitStack() as stack:
-        if job.place.leads:
+        if job.place.is_rank0:
             lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
             write = job.run.write_state
         else:
@@ -336,7 +336,7 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
 
 def _open_event_files(job: Job, consoles: Sequence[Console], stack: contextlib.ExitStack) -> list[EventFiles]:
     """TensorBoard's, where they are asked for."""
-    if not (job.place.leads and job.recipe.log.tensorboard):
+    if not (job.place.is_rank0 and job.recipe.log.tensorboard):
         return []
 
     def tell(text: str) -> None:

@@ -30,7 +30,7 @@ def keep_base(job: Job, state: State, origin: Origin | None) -> None:
     origin: what the run starts from, None where it starts from initial values or goes on. Raises StorageError, and
     IntegrityError where the base is not that of the run's newest checkpoint.
     """
-    if not job.place.leads:
+    if not job.place.is_rank0:
         return
     base = job.run.base
     if not exists(base):

@@ -17,7 +17,7 @@ from hornbook.model.config.head import describe_head
 from hornbook.model.config.surgery import adapter_of
 from hornbook.model.init.init import initial_values
 from hornbook.model.init.lsuv import scale_to_unit_variance
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 from hornbook.run.checkpoints.saves import Saves
 from hornbook.run.job import Job, vocabulary_warning
 from hornbook.run.ledger import Monotone
@@ -32,7 +32,7 @@ from hornbook.settings.resolve import leaves
 from hornbook.settings.schema import dotted
 
 
-def begin(job: Job, mesh: Mesh, state: State, saves: Saves, observers: Observers) -> None:
+def begin(job: Job, world: World, state: State, saves: Saves, observers: Observers) -> None:
     """Fill the state, write the ledger's first record of this attempt, and tell people.
 
     Weights that were trained elsewhere are evaluated before the first step, so that it is seen what training makes of
@@ -53,11 +53,11 @@ def begin(job: Job, mesh: Mesh, state: State, saves: Saves, observers: Observers
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, origin)
-    environment = _environment(job, mesh)
+    environment = _environment(job, world)
     windows = [*past.windows, *(job.origin.windows if job.origin is not None else ())]
     state.loader.skip(windows)
     job.ledger.note(job.mode, state, **_first_record(job, past, environment, windows, restored))
-    if job.place.leads and (problem := bound.metrics_problem(job.run, past)):
+    if job.place.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
         job.ledger.note("warning", state, text=problem)
         for say in tell:
             say(f"warning: {problem}")
@@ -129,7 +129,7 @@ def _lines(
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
         yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
-    if slow := slow_precision(job.recipe.train.precision, state.engine.mesh.device):
+    if slow := slow_precision(job.recipe.train.precision, state.engine.world.device):
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(tokens)))
@@ -142,9 +142,9 @@ def _mixture(loader: Loader, tokens: int) -> str:
     return ", ".join(f"{name} {count:,} tokens ({epochs[name]:.2f} epochs)" for name, count in read.items())
 
 
-def _environment(job: Job, mesh: Mesh) -> dict[str, Any]:
+def _environment(job: Job, world: World) -> dict[str, Any]:
     """Write env.json at the first start; returns what bits depend on, and what of it changed since then."""
-    environment = describe_environment(mesh, job.recipe.seed, job.argv)
+    environment = describe_environment(world, job.recipe.seed, job.argv)
     now = bits_depend_on(environment)
     first = _read(job.run.env)
     if first is None:

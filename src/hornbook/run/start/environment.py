@@ -17,7 +17,7 @@ import torch
 
 from hornbook.errors import IntegrityError
 from hornbook.files.file_records import FileRecord, read_record
-from hornbook.parallel.mesh import Mesh
+from hornbook.parallel.world import World
 
 PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")
 VARIABLES = (
@@ -40,7 +40,7 @@ VARIABLES = (
 )
 
 
-def describe_environment(mesh: Mesh, seed: int, argv: list[str]) -> dict[str, Any]:
+def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, Any]:
     """Versions, hardware, threads, seed, command, code revision."""
     return {
         "versions": {
@@ -48,7 +48,7 @@ def describe_environment(mesh: Mesh, seed: int, argv: list[str]) -> dict[str, An
             **{name: _version(name) for name in PACKAGES},
             "torch": torch.__version__,  # with the build (+cpu, +cu130), which the package's own version lacks
         },
-        "hardware": _hardware(mesh),
+        "hardware": _hardware(world),
         "threads": torch.get_num_threads(),
         "seed": seed,
         "argv": argv,
@@ -75,10 +75,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _hardware(mesh: Mesh) -> dict[str, Any]:
-    device = str(mesh.device)
-    if mesh.device.type == "cuda":
-        device = torch.cuda.get_device_name(mesh.device)
+def _hardware(world: World) -> dict[str, Any]:
+    device = str(world.device)
+    if world.device.type == "cuda":
+        device = torch.cuda.get_device_name(world.device)
     return {
         "device": device,
         "cpu": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),

@@ -14,8 +14,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.cpu.kernels import kernels_of
 from hornbook.model.cpu.team import Kernel
 from hornbook.model.layers.precision import choose_precision
-from hornbook.parallel.engine import PRECISIONS
-from hornbook.parallel.mesh import choose_device
+from hornbook.parallel.parallelize import PRECISIONS
+from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
 from hornbook.run.job import Inputs
 

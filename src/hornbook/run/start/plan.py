@@ -22,8 +22,8 @@ from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.build import trained_parameters
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.engine import PRECISIONS
-from hornbook.parallel.mesh import choose_device, distributed
+from hornbook.parallel.parallelize import PRECISIONS
+from hornbook.parallel.world import choose_device, distributed
 from hornbook.run.diagnose.doctor import matmul_rate
 from hornbook.run.horizon import Horizon
 from hornbook.run.job import Inputs
@@ -153,19 +153,19 @@ def _measure(inputs: Inputs, free: int) -> _Measured:
     recipe, rows = inputs.recipe, inputs.recipe.train.micro_batch
     few = min(rows, FEW)
     compile_for(inputs)
-    with distributed(ParallelConfig(), recipe.train) as mesh:
-        state = build_state(inputs, ParallelConfig(), mesh)
+    with distributed(ParallelConfig(), recipe.train) as world:
+        state = build_state(inputs, ParallelConfig(), world)
         state.fill(initial_values(build_model(recipe.model, inputs.vocab, "meta"), recipe.model, recipe.seed))
         _forward_backward(state, inputs, 1)
         _update(state, recipe.optim.clip)  # moments are there from here on
         _forward_backward(state, inputs, min(few, 2))
-        two = _peak(mesh.device)
+        two = _peak(world.device)
         seconds, computed = _timed(lambda: _forward_backward(state, inputs, few)) / few * rows, f"{few} rows"
-        memory = _peak(mesh.device) + (rows - few) * (_peak(mesh.device) - two) // max(few - 2, 1)
-        copy = saved_bytes(inputs) if recipe.checkpoint.background and mesh.device.type == "cpu" else 0
+        memory = _peak(world.device) + (rows - few) * (_peak(world.device) - two) // max(few - 2, 1)
+        copy = saved_bytes(inputs) if recipe.checkpoint.background and world.device.type == "cpu" else 0
         if seconds <= MICROBATCH_SECONDS and memory + copy <= free:
             seconds = min(_timed(lambda: _forward_backward(state, inputs, rows)) for _ in range(3))
-            memory, computed = _peak(mesh.device), "a microbatch"
+            memory, computed = _peak(world.device), "a microbatch"
         return _Measured(seconds, _timed(lambda: _update(state, recipe.optim.clip)), memory + copy, computed)
 
 

@@ -12,7 +12,7 @@ import torch
 from hornbook.errors import UsageError
 from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
 from hornbook.model.layers.products import is_widened
-from hornbook.parallel.mesh import choose_device
+from hornbook.parallel.world import choose_device
 from hornbook.settings.recipe import Recipe
 
 ORIGIN = "auto: "

@@ -23,8 +23,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import lay_out
 from hornbook.model.hf.tokenizer import copy_tokenizer
-from hornbook.model.storage.rectangles import Rectangle, Writer, create_file, whole
 from hornbook.model.storage.safetensors_folder import read_header, read_json, write_json
+from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, whole
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
     Place,
@@ -105,14 +105,14 @@ def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> N
         copy_tokenizer(tokenizer, folder, spec.config.position.length, types=spec.config.embedding.types > 1)
 
 
-def fill_adapter(folder: Path, spec: AdapterSpec, rectangles: Mapping[str, Rectangle]) -> None:
-    """Write rectangles of the added tensors into what `create_adapter` made; afterwards they are on disk."""
+def fill_adapter(folder: Path, spec: AdapterSpec, tensor_slices: Mapping[str, TensorSlice]) -> None:
+    """Write slices of the added tensors into what `create_adapter` made; afterwards they are on disk."""
     entries = read_header(folder / WEIGHTS)
     with Writer() as writer:
         for name, place in places(spec).items():
-            if name in rectangles:
-                for part in place.rectangles(rectangles[name]):
-                    writer.write(entries[place.theirs], Rectangle(part.tensor.float().cpu(), part.start))
+            if name in tensor_slices:
+                for part in place.tensor_slices(tensor_slices[name]):
+                    writer.write(entries[place.theirs], TensorSlice(part.tensor.float().cpu(), part.start))
 
 
 def adapter_config(spec: AdapterSpec) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from hornbook.errors import UsageError
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Dora, Lora
 from hornbook.model.hf.config import choose_architecture
-from hornbook.model.hf.layout import Layout, Placed, lay_out, part_of, rectangles_of
-from hornbook.model.storage.rectangles import Rectangle
+from hornbook.model.hf.layout import Layout, Placed, lay_out, part_of, slices_of
+from hornbook.model.storage.tensor_slices import TensorSlice
 
 PREFIX = "base_model.model."
 """Before the name of a module in an adapter file."""
@@ -36,10 +36,10 @@ class Place:
     rows: Placed | None = None
     """The matrix of which ours has the rows; None where it has them all or none."""
 
-    def rectangles(self, ours: Rectangle) -> Iterator[Rectangle]:
-        """A rectangle of ours as rectangles of theirs."""
-        for part in [ours] if self.rows is None else rectangles_of(ours, self.rows):
-            yield Rectangle(part.tensor, tuple(a + b for a, b in zip(self.start, part.start, strict=True)))
+    def tensor_slices(self, ours: TensorSlice) -> Iterator[TensorSlice]:
+        """A slice of our tensor as slices of theirs."""
+        for part in [ours] if self.rows is None else slices_of(ours, self.rows):
+            yield TensorSlice(part.tensor, tuple(a + b for a, b in zip(self.start, part.start, strict=True)))
 
     def read(self, theirs: Tensor) -> Tensor:
         """Ours, of all of theirs."""
