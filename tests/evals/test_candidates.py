@@ -73,7 +73,7 @@ class Table:
     def __init__(self, scores: dict[tuple[int, ...], float]) -> None:
         self.world, self._scores = World(torch.device("cpu")), scores
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = torch.zeros(*batch.tokens.shape, 2)
         for row, lengths in enumerate(batch.lengths):
             for part in np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]):

@@ -26,7 +26,7 @@ class Oracle:
     def __init__(self, labels: int) -> None:
         self.world, self._labels = World(torch.device("cpu")), labels
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         losses = torch.zeros(batch.tokens.shape)
         if batch.values is not None:
             return losses, batch.values
@@ -38,7 +38,7 @@ class Oracle:
 class Pointer(Oracle):
     """Points where the marks say that answers begin and end."""
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         marks = batch.targets
         return torch.zeros(marks.shape), torch.stack([marks & 1, marks >> 1 & 1], -1).float()
 
@@ -46,8 +46,8 @@ class Pointer(Oracle):
 class Torn(Pointer):
     """As `Pointer`, but the likeliest begin is that of "it is not here", which is no likely end."""
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses, outputs = super().answers(batch)
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        losses, outputs = super().outputs(batch)
         outputs[batch.weights > 0] = torch.tensor([3.0, -3.0])
         return losses, outputs
 

@@ -31,7 +31,7 @@ class Answerer(Protocol):
         """The ranks that evaluate together."""
         ...
 
-    def answers(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(losses [rows, sequence], outputs [rows, sequence, outputs]) of the head."""
         ...
 
