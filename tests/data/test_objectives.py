@@ -85,7 +85,7 @@ def row(batch: Batch, number: int) -> tuple[list[Any], ...]:
 
 
 def rows(batch: GlobalBatch) -> list[tuple[list[Any], ...]]:
-    return [row(part, number) for part in batch.batches if not part.blank for number in range(len(part.tokens))]
+    return [row(part, number) for part in batch.batches if not part.is_empty for number in range(len(part.tokens))]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.data.batch import Batch, Source, blank
+from hornbook.data.batch import Batch, Source, empty_microbatch
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import Experts, SigmoidRouter
 from hornbook.model.config.model import ModelConfig
@@ -134,7 +134,7 @@ def test_biases_follow_the_loads_of_the_whole_batch(recompute: str) -> None:
     counted = token_masks(batch)[0]
     loads = torch.stack([torch.bincount(experts[counted].flatten(), minlength=8) for experts in routed])
     expected = RATE * torch.sign(loads.sum(1, keepdim=True) / 8 - loads)
-    assert step(engine, [*split(batch, [2, 3, 2]), blank(batch)]) == 1.0
+    assert step(engine, [*split(batch, [2, 3, 2]), empty_microbatch(batch)]) == 1.0
     assert torch.equal(biases(engine), expected)
     twin = make_engine(recompute)
     step(twin, [batch])

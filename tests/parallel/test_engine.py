@@ -59,7 +59,7 @@ def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        fields = {name: getattr(batch, name) for name in Batch.__dataclass_fields__ if name != "blank"}
+        fields = {name: getattr(batch, name) for name in Batch.__dataclass_fields__ if name != "is_empty"}
         parts.append(Batch(**{name: field[rows] for name, field in fields.items() if field is not None}))
         first += size
     return parts

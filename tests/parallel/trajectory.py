@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hornbook.data.batch import Batch, blank, rank_share
+from hornbook.data.batch import Batch, empty_microbatch, rank_share
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import GLU, Experts, SigmoidRouter
 from hornbook.model.config.model import LMHead, ModelConfig
@@ -224,7 +224,7 @@ def _grid(run: Run, step: int) -> list[Batch]:
 def share(grid: list[Batch], world: World) -> list[Batch]:
     """This rank's microbatches, and one that counts nothing where others have one more."""
     mine = [grid[number] for number in rank_share(len(grid), world.rank, world.size)]
-    return mine if len(mine) * world.size >= len(grid) else [*mine, blank(grid[0])]
+    return mine if len(mine) * world.size >= len(grid) else [*mine, empty_microbatch(grid[0])]
 
 
 def microbatches(step: int, count: int, sequence: int) -> list[Batch]:

@@ -48,8 +48,8 @@ class Batch:
     """Global positions in the order of the data."""
     sources: Int64[Tensor, " rows"]
     """Which source each row is from, an index into `Loader.sources`."""
-    blank: bool = False
-    """Counts nothing: it keeps a rank company that has no microbatch left while others have their last."""
+    is_empty: bool = False
+    """No target counts: a stand-in on a rank that has no microbatch left while others have their last."""
     prefixes: list[tuple[int, ...]] | None = None
     """Per row and piece, how many leading tokens are seen in both directions; None: none anywhere."""
     types: Int64[Tensor, "rows sequence"] | None = None
@@ -104,6 +104,6 @@ def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
     return range(rank, microbatches, world)
 
 
-def blank(batch: Batch) -> Batch:
-    """A microbatch of the same rows that counts nothing."""
-    return replace(batch, weights=torch.zeros_like(batch.weights), blank=True)
+def empty_microbatch(batch: Batch) -> Batch:
+    """A microbatch of the same rows in which no target counts."""
+    return replace(batch, weights=torch.zeros_like(batch.weights), is_empty=True)

@@ -90,7 +90,7 @@ class Engine:
         tree = TreeSum() if self._exact else None
         found: list[dict[str, Tensor]] = []
         for number, batch in enumerate(batches):
-            self._data_parallel.begin_microbatch(last=number == len(batches) - 1, is_empty=batch.blank)
+            self._data_parallel.begin_microbatch(last=number == len(batches) - 1, is_empty=batch.is_empty)
             terms = self._terms(batch, key, factor)
             (torch.stack(list(terms.values())).sum() * factor).backward()
             found.append({name: term.detach() for name, term in terms.items()})
@@ -146,7 +146,7 @@ class Engine:
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
         found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.lengths, keys=keys)
-        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.blank)
+        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -94,8 +94,8 @@ def test_any_number_of_ranks_shares_the_same_global_batch(raw: Any, world: int) 
             assert batch.lengths == theirs.lengths
         assert len({len(share.batches) for share in shares}) == 1  # ranks go through the model together
         theirs = [batch for share in shares for batch in share.batches]
-        assert sum(not batch.blank for batch in theirs) == len(whole.batches)
-        assert not any(batch.weights.any() for batch in theirs if batch.blank)
+        assert sum(not batch.is_empty for batch in theirs) == len(whole.batches)
+        assert not any(batch.weights.any() for batch in theirs if batch.is_empty)
 
 
 def test_skipped_windows_are_left_out_exactly(raw: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.data.batch import DocumentRef, GlobalBatch, blank, rank_share
+from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.fim import rearranged
@@ -62,7 +62,7 @@ class GlobalIndex:
         microbatches = -(-count // micro_batch)
         batches = [made.microbatch(j) for j in rank_share(microbatches, rank, world)]
         if len(batches) < -(-microbatches // world):  # only where the last step of a run is shorter than the others
-            batches.append(blank(made.microbatch(0)))
+            batches.append(empty_microbatch(made.microbatch(0)))
         first = int(positions[0])
         return GlobalBatch(batches, made.total_weight, made.token_hash, first, count, count * self.sequence)
 
