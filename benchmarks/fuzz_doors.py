@@ -32,9 +32,9 @@ from hornbook.run.checkpoints.tensor_headers import read_header as read_plain_he
 from hornbook.run.start.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.tokenizer.shards import verify_shard, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -19,10 +19,10 @@ from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import config_key
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.store import read_json
-from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
+from hornbook.text.tokenizer.train import train_wordpiece
 from tests.text.kills import killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]

@@ -12,7 +12,7 @@ from hornbook.text.config.text import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.prompt_encoding import ask_text
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.train import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

@@ -21,7 +21,7 @@ from hornbook.text.refinery.pipeline.folder import read_manifest
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import is_validation
 from hornbook.text.store import digest_of, read_json
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.shards import verify_shard
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer

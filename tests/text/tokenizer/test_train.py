@@ -18,9 +18,7 @@ from transformers import AutoTokenizer
 from hornbook.text.config.text import BPE, Trained, Unigram, WordPiece
 from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.characters import frequent_letters
-from hornbook.text.tokenizer.train.train import TRAINERS, train_tokenizer
-from hornbook.text.tokenizer.train.unigram import BYTES, LETTERS, PATTERN
+from hornbook.text.tokenizer.train import ALWAYS_PIECES, BYTES, PATTERN, TRAINERS, frequent_characters, train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -101,7 +99,7 @@ def test_documents_are_delimited_as_by_bert_and_t5(
 def test_any_process_and_any_number_of_threads_write_the_same_bytes(name: str):
     config = {"wordpiece": WordPiece(vocab=300), "unigram": Unigram(vocab=700)}[name]
     script = (
-        "import sys, hashlib; from hornbook.text.tokenizer.train.train import train_tokenizer\n"
+        "import sys, hashlib; from hornbook.text.tokenizer.train import train_tokenizer\n"
         "from hornbook.text.config.text import *\n"
         f"config = {type(config).__name__}(vocab={config.vocab}); texts = {long_text()!r}\n"
         "sys.stdout.write(train_tokenizer(config, [texts]).definition)"
@@ -184,7 +182,7 @@ def test_transformers_agrees(trained: dict[str, Tokenizer], name: str, tmp_path:
 
 
 def test_the_smallest_unigram_is_bytes_and_the_letters_that_spell_them():
-    assert Unigram(vocab=279, objectives=["causal"]).special_count + len(BYTES) + len(LETTERS) == 279
+    assert Unigram(vocab=279, objectives=["causal"]).special_count + len(BYTES) + len(ALWAYS_PIECES) == 279
     tokenizer = train_tokenizer(Unigram(vocab=279, objectives=["causal"]), [TEXTS])
     assert tokenizer.vocab_size == 279
     for text in (*TEXTS[:3], *TRICKS):
@@ -210,10 +208,10 @@ def test_a_word_of_known_letters_is_never_unknown(trained: dict[str, Tokenizer])
 
 
 def test_letters_are_counted_after_normalisation_and_ties_are_ordered():
-    assert frequent_letters([["abba", "cc"], ["dE"]], 3) == ["a", "b", "c"]
-    assert frequent_letters([["abba", "cc"], ["dE"]], 2) == ["a", "b"]
-    assert frequent_letters([["aA", "bb"]], 9, str.lower) == ["a", "b"]
-    assert frequent_letters([["once"]], 9) == []
+    assert frequent_characters([["abba", "cc"], ["dE"]], 3) == ["a", "b", "c"]
+    assert frequent_characters([["abba", "cc"], ["dE"]], 2) == ["a", "b"]
+    assert frequent_characters([["aA", "bb"]], 9, str.lower) == ["a", "b"]
+    assert frequent_characters([["once"]], 9) == []
 
 
 @pytest.mark.parametrize(("config", "most"), [(WordPiece(vocab=300), 300), (Unigram(vocab=600), 600)])

@@ -82,7 +82,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.text.refinery.pipeline.folder import read_text_config
     from hornbook.text.splits import Split
     from hornbook.text.tokenizer.sample import TrainingTexts
-    from hornbook.text.tokenizer.train.train import train_tokenizer
+    from hornbook.text.tokenizer.train import train_tokenizer
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
     if len(folders) != 1:

@@ -9,7 +9,7 @@ from hornbook.cli.shell import DryRun, Json, answer, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.ingest.corpora.corpora import Corpus
+    from hornbook.text.ingest.corpora.corpora import PublicCorpus
     from hornbook.text.ingest.corpora.fetch import Remote
 
 
@@ -70,7 +70,7 @@ def _given(words: list[str]) -> dict[str, str]:
     return given
 
 
-def _row(corpus: "Corpus") -> dict[str, Any]:
+def _row(corpus: "PublicCorpus") -> dict[str, Any]:
     fields = ("name", "what", "size", "licence", "cites", "note")
     return {name: getattr(corpus, name) for name in fields} | {"variables": dict(corpus.variables)}
 
@@ -93,7 +93,7 @@ def corpus_table() -> str:
     return "\n".join([*lines, "", "what would be fetched: hornbook fetch NAME -n"])
 
 
-def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
+def _plan_lines(corpus: "PublicCorpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
     from hornbook.progress import size_text
 
     known = [each.size for each in remotes if each.size is not None]
@@ -109,7 +109,7 @@ def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: P
     return [*lines, f"note: {corpus.note}"] if corpus.note else lines
 
 
-def _section(corpus: "Corpus", remotes: "list[Remote]", folder: Path) -> str:
+def _section(corpus: "PublicCorpus", remotes: "list[Remote]", folder: Path) -> str:
     """The section of a recipe; what prepare cannot read until it is unpacked is named as it will be called."""
     import tomli_w
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 def sample_texts(option: str, paths: Sequence[str]) -> Iterator[str]:
     """Every document, one at a time. Raises UsageError where there is no such file."""
     from hornbook.text.config.text import SourceConfig
-    from hornbook.text.ingest.document import Document
+    from hornbook.text.ingest.document import Document, ReadOptions
     from hornbook.text.ingest.inputs import list_inputs
     from hornbook.text.ingest.readers import read_file
-    from hornbook.text.ingest.rows import ReadOptions
 
     source = SourceConfig(paths=list(paths))
     options = ReadOptions.of(source)

@@ -12,10 +12,9 @@ from jaxtyping import Int64, UInt64
 
 from hornbook.data.config import Masked
 from hornbook.data.order.keyed import STEP, below, fraction, mark_subset, shuffle
-from hornbook.data.order.permutation import mix
 from hornbook.data.packing.row_arrays import RowArrays
 from hornbook.data.vocabulary import Vocabulary
-from hornbook.kernels.compiled import compiled, inlined
+from hornbook.kernels.compiled import compiled, inlined, mix
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
 _REPLACED = MASK_SHARE + RANDOM_SHARE

@@ -8,9 +8,8 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from hornbook.data.order.keyed import STEP, below
-from hornbook.data.order.permutation import mix
 from hornbook.data.packing.row_arrays import RowArrays
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import compiled, mix
 
 
 @compiled

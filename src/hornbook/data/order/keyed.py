@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
-from hornbook.data.order.permutation import key_of, mix
-from hornbook.kernels.compiled import compiled
+from hornbook.data.order.permutation import key_of
+from hornbook.kernels.compiled import GOLDEN, compiled, mix
 
-STEP = np.uint64(0x9E3779B97F4A7C15)
+STEP = GOLDEN
 _HALF, _LOW = np.uint64(32), np.uint64(11)
 
 

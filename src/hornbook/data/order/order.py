@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.order.mixture import BLOCK, Stage
-from hornbook.data.order.permutation import key_of, mix, permuted
-from hornbook.kernels.bisection import count_up_to
-from hornbook.kernels.compiled import compiled
+from hornbook.data.order.permutation import key_of, permuted
+from hornbook.kernels.compiled import compiled, count_up_to, mix
 
 Kind = Literal["shuffled", "sequential", "replacement"]
 _KINDS = {"shuffled": 0, "sequential": 1, "replacement": 2}

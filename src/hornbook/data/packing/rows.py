@@ -19,8 +19,7 @@ from torch import Tensor
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
-from hornbook.kernels.bisection import count_up_to
-from hornbook.kernels.compiled import compiled, inlined, pointer
+from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 
 
 class _Rules(NamedTuple):

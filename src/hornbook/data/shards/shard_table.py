@@ -15,8 +15,7 @@ from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.shards.shard import Shard
 from hornbook.errors import IntegrityError
-from hornbook.kernels.bisection import count_up_to
-from hornbook.kernels.compiled import compiled, inlined, pointer
+from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 from hornbook.text.tokenizer.shards import BLOCK_BYTES
 
 

@@ -5,10 +5,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.model.cpu.scalar import OPTIONS, i64, load, store
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
-
-GAMMA, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class DropoutFunction(torch.autograd.Function):
@@ -36,9 +35,9 @@ def _run(x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
 @njit(inline="always")
 def mix(x):
     """SplitMix64, as `hornbook.model.layers.dropout.mix`."""
-    x = np.uint64(x + GAMMA)
-    x = np.uint64((x ^ (x >> np.uint64(30))) * FIRST)
-    x = np.uint64((x ^ (x >> np.uint64(27))) * SECOND)
+    x = np.uint64(x + GOLDEN)
+    x = np.uint64((x ^ (x >> np.uint64(30))) * MIX_FIRST)
+    x = np.uint64((x ^ (x >> np.uint64(27))) * MIX_SECOND)
     return np.uint64(x ^ (x >> np.uint64(31)))
 
 

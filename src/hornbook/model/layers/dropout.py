@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.model.context import Context
 from hornbook.model.cpu.dropout import DropoutFunction
 from hornbook.model.cpu.team import supports
 
 SITES = 64
 """Places in a layer where values can be dropped, at most."""
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_GAMMA, *_MULTIPLIERS = (int(each) - 2**64 for each in (GOLDEN, MIX_FIRST, MIX_SECOND))
 
 
 def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from hornbook.files.durable import write_atomic
+from hornbook.text.ingest.charsets import is_wide, plain_text
 from hornbook.text.ingest.compressions import Stream
+from hornbook.text.ingest.document import DAMAGE
 from hornbook.text.ingest.inputs import InputFile, is_url
-from hornbook.text.ingest.lines import CHUNK, Line, is_wide, open_input, plain_text, read_lines
-from hornbook.text.ingest.rows import DAMAGE
+from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
 from hornbook.text.store import digest_of, read_json
 
 LINES = ("jsonl", "tsv")

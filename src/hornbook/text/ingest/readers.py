@@ -11,22 +11,28 @@ from typing import Any
 
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, Line, open_input, plain_text, read_pieces, why_not_utf8
-from hornbook.text.ingest.parts import input_lines
-from hornbook.text.ingest.rows import (
+from hornbook.text.ingest.document import (
+    Document,
     Reader,
     ReadOptions,
+    Rejected,
     Row,
     bad_line,
+    excerpt,
     json_name,
     keep_provenance,
     row_document,
     short,
     too_long,
 )
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
+from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_pieces
+from hornbook.text.ingest.parts import input_lines
+
+_XML_HEAD = 4096
 
 READERS = {
     "text": "readers:read_text",
@@ -38,9 +44,9 @@ READERS = {
     "arrow": "formats.tables.arrow:read_arrow",
     "html": "formats.web.html:read",
     "warc": "formats.web.warc:read",
-    "xml": "formats.dumps.xml_dump:read",
-    "latex": "formats.latex.latex:read",
-    "arxiv": "formats.latex.arxiv:read",
+    "xml": "readers:read_xml",
+    "latex": "formats.latex.arxiv:read_latex",
+    "arxiv": "formats.latex.arxiv:read_arxiv",
     "gutenberg": "formats.dumps.gutenberg:read",
     "tar": "formats.archives.archives:read_tar",
     "zip": "formats.archives.archives:read_zip",
@@ -163,3 +169,24 @@ def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
     if not line.ended:
         return "half-written last line: no line end and no valid JSON"
     return f"invalid JSON: {short(error)}"
+
+
+def read_xml(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Dumps in XML: MediaWiki's pages-articles and StackExchange's Posts, told apart by their beginning."""
+    from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
+
+    stream = Buffered(plain_text(raw, file.compression))
+    try:
+        head, rows = stream.peek(_XML_HEAD), 0
+        if b"<mediawiki" in head or b"<posts" in head:
+            read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
+            for row in read_rows(file, stream, options):
+                rows += 1
+                yield row
+            if not rows:
+                yield Rejected(file.name, 0, "empty dump: it holds no page and no post", file.source, damaged=False)
+        else:
+            reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
+            yield Rejected(file.name, 0, reason, file.source, excerpt(head))
+    except DamagedStream as error:
+        yield Rejected(file.name, 0, str(error), file.source)

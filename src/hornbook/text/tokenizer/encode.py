@@ -14,7 +14,7 @@ from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.splits import PARTS, Part, Split
 from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
-from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.label_tokens import Labelled, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer

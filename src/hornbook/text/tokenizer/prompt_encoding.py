@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.text.tokenizer.pair_packing import joined
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Span = tuple[int, int]
@@ -45,14 +44,33 @@ class Window:
     """Characters of the context that each token is made of; None: it is not of the context."""
 
 
+def pack_pair(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """(tokens, types) of one text or several as one row: delimiter, texts with end tokens between, end token.
+
+    parts: token ids of each text. Types are 0, and 1 from the second text on (BERT's). As in stored documents the end
+    token stands last only where it differs from the delimiter. Between two texts it stands as often as in the
+    tokenizer's own template of pairs (BERT: `[CLS] a [SEP] b [SEP]`; RoBERTa: twice).
+    """
+    tokens: list[int] = []
+    starts: list[int] = []
+    for part in parts:
+        tokens += [tokenizer.end_id] * tokenizer.ends_between if starts else [tokenizer.delimiter_id]
+        starts.append(len(tokens))
+        tokens += part
+    if tokenizer.end_id != tokenizer.delimiter_id:
+        tokens.append(tokenizer.end_id)
+    first = starts[1] if len(starts) > 1 else len(tokens)
+    return tokens, [0] * first + [1] * (len(tokens) - first)
+
+
 def ask_text(tokenizer: Tokenizer, text: str, pair: str | None = None, longest: int | None = None) -> Asked:
     """A text, or two; cut to `longest` tokens at the end, of two texts the longer one first."""
     parts = [tokenizer.encode(each) for each in (text, pair) if each is not None]
-    whole = len(joined(tokenizer, parts)[0])
+    whole = len(pack_pair(tokenizer, parts)[0])
     excess = 0 if longest is None else max(whole - longest, 0)
     for _ in range(min(excess, sum(map(len, parts)))):
         max(reversed(parts), key=len).pop()
-    return Asked(*joined(tokenizer, parts), truncated=excess > 0)
+    return Asked(*pack_pair(tokenizer, parts), truncated=excess > 0)
 
 
 def ask_words(
@@ -65,14 +83,14 @@ def ask_words(
     """
     ((ids, spans),) = tokenizer.encode_offsets([" ".join(words)])
     places = dict(_first_pieces(words, spans))
-    parts = list(_windows(len(ids), None if longest is None else longest - len(joined(tokenizer, [[]])[0]), stride))
+    parts = list(_windows(len(ids), None if longest is None else longest - len(pack_pair(tokenizer, [[]])[0]), stride))
     homes: list[dict[int, int]] = [{} for _ in parts]
     for word, place in places.items():
         inside = [number for number, part in enumerate(parts) if place in part]
         home = max(inside, key=lambda number: min(place - parts[number].start, parts[number].stop - place))
         homes[home][word] = 1 + place - parts[home].start
     for part, home in zip(parts, homes, strict=True):
-        yield WordWindow(joined(tokenizer, [ids[part.start : part.stop]])[0], home)
+        yield WordWindow(pack_pair(tokenizer, [ids[part.start : part.stop]])[0], home)
 
 
 def _first_pieces(words: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
@@ -96,12 +114,12 @@ def ask_question(
     UsageError where the question leaves no room.
     """
     (asked, _), (ids, spans) = tokenizer.encode_offsets([question, context])
-    room = None if longest is None else longest - len(joined(tokenizer, [asked, []])[0])
+    room = None if longest is None else longest - len(pack_pair(tokenizer, [asked, []])[0])
     if room is not None and room < 1:
         raise UsageError(f"a question of {len(asked)} tokens leaves no room for a context within {longest}")
     before = 1 + len(asked) + tokenizer.ends_between
     for part in _windows(len(ids), room, stride):
-        tokens, types = joined(tokenizer, [asked, ids[part.start : part.stop]])
+        tokens, types = pack_pair(tokenizer, [asked, ids[part.start : part.stop]])
         known = [*[None] * before, *spans[part.start : part.stop]]
         yield Window(tokens, types, [*known, *[None] * (len(tokens) - len(known))])
 

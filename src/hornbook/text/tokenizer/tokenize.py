@@ -20,14 +20,14 @@ from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_tex
 from hornbook.text.splits import PARTS, Split
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer.bpe.choice import compile_for
-from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.files import read_settings, save_tokenizer
 from hornbook.text.tokenizer.sample import TrainingTexts
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
-from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train import train_tokenizer
 
 _SMALL_BYTES = 2 * 2**20
 SPLITS = ("train", "validation")

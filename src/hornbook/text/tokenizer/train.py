@@ -1,74 +1,160 @@
-"""Train a unigram tokenizer (Kudo, arXiv:1804.10959) with the tokenizers library; one that loses nothing.
+"""Train a tokenizer by its configuration: WordPiece and unigram here, byte-level BPE in `bpe.train`.
 
-Text is split at blanks only, as in T5, and pieces hold their blanks as they are: no mark stands for a blank, so a text
-may hold any mark. A character that is no piece is spelled in its UTF-8 bytes, so nothing is unknown.
-
-The library adds up expectations in the order of a hash table and over threads, so its scores differ in the eleventh
-digit from process to process, and those of letters that are kept only for completeness in the third. Here scores are
-rounded to hundredths and such letters share the lowest score: in all trials the file was the same every time.
+The tokenizers library takes characters, and adds up expectations, in the order of a hash table that differs from
+process to process. What that order would decide is decided here, so that the same texts give the same file.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hornbook.text.config.text import Unigram
+from hornbook.text.config.text import Trained, Unigram, WordPiece
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.special_tokens import OURS, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.characters import frequent_letters
+
+_MIN_FREQUENCY = 2
+"""A character or a word piece that occurs once is chance."""
+INSIDE = "##"
 
 PATTERN = r" ?\S+[\r\n]*|\s+(?!\S)|\s+"
-"""Words with one leading blank, marks included, and the line ends after them. A finer split would be worse: the trainer
-takes as first candidates what is repeated among different words, so a frequent word alone would be none."""
+"""Words with one leading blank, punctuation included, and the line ends after them. A finer split would be worse: the
+trainer takes as first candidates what is repeated among different words, so a frequent word alone would be none."""
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-LETTERS = [*"\n<>x0123456789ABCDEF"]
-"""Always pieces: a text that spells a byte token is then cheaper in letters than as that token."""
+ALWAYS_PIECES = [*"\n<>x0123456789ABCDEF"]
+"""Characters that are always pieces, so that a text that spells a byte token costs less in characters than as it."""
 _LADDER = 1e-4
-"""The library puts letters that no longer earn their place this far apart, from the lowest score upwards."""
+"""The library puts characters that no longer earn their piece this far apart, from the lowest score upwards."""
+
+
+def train_tokenizer(config: Trained[Any], texts: Iterable[list[str]]) -> Tokenizer:
+    """Train on batches of texts (read up to twice: not an iterator); the same bytes for the same texts."""
+    return TRAINERS[config.kind](config, texts)
+
+
+def frequent_characters(texts: Iterable[list[str]], most: int, normalize: Callable[[str], str] = str) -> list[str]:
+    """The `most` most frequent characters of the normalised texts in the order of Unicode; ties go to the lower one."""
+    counts: Counter[str] = Counter()
+    for batch in texts:
+        for text in batch:
+            counts.update(normalize(text))
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted(character for character in ranked[:most] if counts[character] >= _MIN_FREQUENCY)
+
+
+def train_wordpiece(config: WordPiece, texts: Iterable[list[str]]) -> Tokenizer:
+    """WordPiece (Wu et al., arXiv:1609.08144) as BERT uses it; [CLS] and [SEP] delimit documents.
+
+    Words are split at whitespace and punctuation (each punctuation mark and each Chinese character is a word); a piece
+    inside a word is written with `##` before it. Every character of the alphabet is in the vocabulary at the start of a
+    word and inside one, so a word of known characters is never unknown. The characters inside words are given to the
+    library as special tokens, in a fixed order: it would number them by its hash table, which decides ties of merges.
+    """
+    names = OURS["wordpiece"]
+    raw = tokenizers.Tokenizer(models.WordPiece(unk_token=names["unk"], max_input_chars_per_word=100))
+    raw.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)  # type: ignore[assignment]
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    raw.decoder = decoders.WordPiece(prefix=INSIDE, cleanup=False)  # type: ignore[assignment]
+    specials = spell_special_tokens(config)
+    frequent = frequent_characters(texts, (config.vocab - len(specials)) // 4, raw.normalizer.normalize_str)
+    alphabet = [character for character in frequent if not character.isspace()]
+    inner = [INSIDE + character for character in alphabet if _is_inside_words(raw, character)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[*specials, *inner],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        continuing_subword_prefix=INSIDE,
+        show_progress=False,
+    )
+    raw.train_from_iterator(texts, trainer)
+    return _finish_wordpiece(raw, specials)
+
+
+def _is_inside_words(raw: tokenizers.Tokenizer, character: str) -> bool:
+    """Whether a character may follow another in a word; punctuation and Chinese characters may not."""
+    assert raw.normalizer is not None
+    assert raw.pre_tokenizer is not None
+    return len(raw.pre_tokenizer.pre_tokenize_str(raw.normalizer.normalize_str(f"a{character}"))) == 1
+
+
+def _finish_wordpiece(raw: tokenizers.Tokenizer, specials: list[str]) -> Tokenizer:
+    """Make the alphabet ordinary tokens again, and add the template that puts the delimiters around a text."""
+    data = json.loads(raw.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in specials]
+    clean = tokenizers.Tokenizer.from_str(json.dumps(data))
+    begin, end = OURS["wordpiece"]["cls"], OURS["wordpiece"]["sep"]
+    clean.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} $B:1 {end}:1",
+        special_tokens=[(token, specials.index(token)) for token in (begin, end)],
+    )
+    return Tokenizer(clean.to_str(pretty=True), begin, end)
 
 
 def train_unigram(config: Unigram, texts: Iterable[list[str]]) -> Tokenizer:
-    """Train on batches of texts, which are read twice."""
+    """Unigram (Kudo, arXiv:1804.10959) that loses nothing.
+
+    Text is split at blanks only, as in T5, and pieces keep their blanks: no mark replaces a blank, so a text may hold
+    any mark. A character that is no piece is spelled in its UTF-8 bytes, so nothing is unknown.
+    """
     specials = spell_special_tokens(config)
-    room = config.vocab - len(specials) - len(BYTES)
-    letters = frequent_letters(texts, (room - len(LETTERS)) // 4)
+    size = config.vocab - len(specials) - len(BYTES)
+    frequent = frequent_characters(texts, (size - len(ALWAYS_PIECES)) // 4)
     trainer = trainers.UnigramTrainer(
-        vocab_size=room + 1,
+        vocab_size=size + 1,
         special_tokens=["<unk>"],
         unk_token="<unk>",
-        initial_alphabet=LETTERS,
+        initial_alphabet=ALWAYS_PIECES,
         show_progress=False,
     )
     raw = tokenizers.Tokenizer(models.Unigram())
     raw.pre_tokenizer = _splitter()  # type: ignore[assignment]
-    raw.train_from_iterator(_without_rare(texts, letters), trainer)
+    raw.train_from_iterator(_without_rare(texts, frequent), trainer)
     trained = json.loads(raw.to_str())["model"]["vocab"]
     scores = _settle({piece: score for piece, score in trained if piece not in {"<unk>", *specials, *BYTES}})
-    return _assemble(_at_most(room, scores), specials)
+    return _assemble_unigram(_at_most(size, scores), specials)
 
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
 
 
-def _without_rare(texts: Iterable[list[str]], letters: Iterable[str]) -> Iterator[list[str]]:
-    """The texts with a line end for each letter that is to be no piece."""
-    known = {*letters, *LETTERS}
+def _without_rare(texts: Iterable[list[str]], frequent: Iterable[str]) -> Iterator[list[str]]:
+    """The texts with a line end for each character that is to be no piece."""
+    known = {*frequent, *ALWAYS_PIECES}
     for batch in texts:
         yield [text.translate(dict.fromkeys(map(ord, set(text) - known), "\n")) for text in batch]
 
 
-def _at_most(room: int, scores: dict[str, float]) -> list[tuple[str, float]]:
-    """(piece, score) by score, with every letter; the library gives a few too many where there is little room."""
+def _settle(scores: dict[str, float | None]) -> dict[str, float]:
+    """Scores that are the same in every process. The library gives none where there was no text.
+
+    Its scores differ in the eleventh digit, those of characters that are kept only for completeness in the third. So
+    scores are rounded to hundredths and such characters get the lowest score.
+    """
+    floor = min((score for score in scores.values() if score is not None), default=-1.0)
+    single = [piece for piece in scores if len(piece) == 1]
+    top = floor + _LADDER * len(single)
+    settled = {piece: floor if score is None else score for piece, score in scores.items()}
+    settled |= {character: floor for character in single if settled[character] <= top}
+    return {piece: round(score, 2) for piece, score in settled.items()}
+
+
+def _at_most(size: int, scores: dict[str, float]) -> list[tuple[str, float]]:
+    """(piece, score) by score, with every character; the library gives a few too many for a small vocabulary."""
     ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     words = [piece for piece, _ in ranked if len(piece) > 1]
-    surplus = set(words[max(0, room - (len(ranked) - len(words))) :])
+    surplus = set(words[max(0, size - (len(ranked) - len(words))) :])
     return [item for item in ranked if item[0] not in surplus]
 
 
-def _assemble(pieces: list[tuple[str, float]], specials: list[str]) -> Tokenizer:
+def _assemble_unigram(pieces: list[tuple[str, float]], specials: list[str]) -> Tokenizer:
     """The tokenizer of special tokens, bytes, and pieces with their scores."""
     never = 10 * min([*(score for _, score in pieces), -1.0])
     vocab = [*((token, never) for token in (*specials, *BYTES)), *pieces]
@@ -84,11 +170,8 @@ def _assemble(pieces: list[tuple[str, float]], specials: list[str]) -> Tokenizer
     return Tokenizer(raw.to_str(pretty=True), None, end)
 
 
-def _settle(scores: dict[str, float | None]) -> dict[str, float]:
-    """Scores that are the same in every process. The library gives none where there was no text."""
-    floor = min((score for score in scores.values() if score is not None), default=-1.0)
-    letters = [piece for piece in scores if len(piece) == 1]
-    top = floor + _LADDER * len(letters)
-    settled = {piece: floor if score is None else score for piece, score in scores.items()}
-    settled |= {letter: floor for letter in letters if settled[letter] <= top}
-    return {piece: round(score, 2) for piece, score in settled.items()}
+TRAINERS: dict[str, Callable[[Any, Iterable[list[str]]], Tokenizer]] = {
+    "bpe": train_bpe,
+    "wordpiece": train_wordpiece,
+    "unigram": train_unigram,
+}

@@ -10,10 +10,9 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
-from hornbook.text.ingest.rows import ReadOptions
 
 CLASSES = ClassLabels(labels=["neg", "pos"])
 PAIRS = ClassLabels(labels=["no", "yes"], text="a", pair="b")

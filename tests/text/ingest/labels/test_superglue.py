@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
-from hornbook.text.ingest.rows import ReadOptions
 
 COPA: dict[str, Any] = {
     "premise": "The ice melted.",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hornbook.text.tokenizer.bpe.encode import Encoder
-from hornbook.text.tokenizer.bpe.styles import STYLES
-from hornbook.text.tokenizer.bpe.tables import byte_letters, find_merges, pair_table
+from hornbook.text.tokenizer.bpe.heap import pair_table
+from hornbook.text.tokenizer.bpe.tables import STYLES, byte_letters, find_merges
 from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
 
 TEXTS = [

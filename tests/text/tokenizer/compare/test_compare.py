@@ -14,7 +14,7 @@ from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.compare.compare import Figures, compare
 from hornbook.text.tokenizer.compare.text_samples import TextSample, sample_path, sample_prepared
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.train import train_tokenizer
 
 TRAINING = ["the model reads a page and says it again; the page says so"] * 20
 SAMPLES = [

@@ -21,7 +21,7 @@ import fsspec
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
 from hornbook.progress import Progress
-from hornbook.text.ingest.corpora.corpora import Corpus, filled
+from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
 from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
 
 RECORD = "fetched.json"
@@ -46,7 +46,7 @@ class Remote:
     options: Mapping[str, Any] | None = None
 
 
-def plan(corpus: Corpus, given: Mapping[str, str], most: int | None = None) -> tuple[list[Remote], int]:
+def plan(corpus: PublicCorpus, given: Mapping[str, str], most: int | None = None) -> tuple[list[Remote], int]:
     """(the first `most` files of a corpus, how many it has in all). Reads lists, sizes and digests, nothing else.
 
     Raises UsageError (no such file, no access, an extra that is missing).

@@ -16,16 +16,26 @@ import pyarrow.parquet as pq
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.charsets import plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import (
+    DAMAGE,
+    Document,
+    Reader,
+    ReadOptions,
+    Rejected,
+    Row,
+    bad_line,
+    identifier,
+    short,
+)
 from hornbook.text.ingest.formats.tables.cells import read_table
 from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, rows_at_once
 from hornbook.text.ingest.formats.tables.page_sizes import parquet_chunks
 from hornbook.text.ingest.inputs import InputFile, is_url, list_inputs
 from hornbook.text.ingest.labels.rows import UnfitRow, fields_of, label_rows
-from hornbook.text.ingest.lines import HashingFile, Line, open_input, plain_text, read_lines, why_not_utf8
+from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_lines
 from hornbook.text.ingest.readers import json_object, read_file
-from hornbook.text.ingest.rows import DAMAGE, Reader, ReadOptions, Row, bad_line, identifier, short
 
 FORMATS = {".tsv": "tsv", ".json": "json", ".conll": "conll"}
 """Endings that only labelled sets have; such files are named (globs may do it), not looked for in folders."""

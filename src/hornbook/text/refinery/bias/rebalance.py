@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import mix
 from hornbook.text.refinery.bias.associations import expected_pairs, judgeable, split
 from hornbook.text.refinery.bias.mentions import MentionCounts
 from hornbook.text.refinery.step import Corpus, GlobalDecision

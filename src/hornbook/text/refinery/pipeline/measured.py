@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.text.config.step import StepConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.store import digest_of, read_json
 
 VERSION = 4

@@ -8,10 +8,10 @@ from pathlib import Path
 from hornbook.errors import UsageError
 from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import TextConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile, list_inputs
 from hornbook.text.ingest.labels.readers import list_labelled
 from hornbook.text.ingest.parts import cut
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.pool import choose_workers
 from hornbook.text.refinery.pipeline.measured import MeasureTask
 from hornbook.text.store import digest_file, digest_of

@@ -5,7 +5,7 @@ Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most 
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import GOLDEN, compiled, load64
 from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.quality.line_counts import first_visible, last_begin, visible_end
 from hornbook.text.refinery.quality.word_counts import same_bytes, table_bits
@@ -28,14 +28,13 @@ PART_COLUMNS = (
 newline), visible lines are those with a character to see. Lengths are in characters."""
 _PARAGRAPHS, _LINES, _VISIBLE, _TERMINAL, _SHORT, _VISIBLE_CHARACTERS, _THIRD = 0, 3, 6, 7, 8, 9, 10
 _NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled
 def first_equal(data, starts, ends, i, table, bits):
     """The first of parts 0..i whose bytes are those of part i; all before it have been asked for."""
     start, size = starts[i], ends[i] - starts[i]
-    place = np.int64((hash_bytes(data, start, ends[i]) * _GOLDEN) >> np.uint64(64 - bits))
+    place = np.int64((hash_bytes(data, start, ends[i]) * GOLDEN) >> np.uint64(64 - bits))
     while table[place]:
         other = np.int64(table[place]) - 1
         if ends[other] - starts[other] == size and same_bytes(data, starts[other], start, size):

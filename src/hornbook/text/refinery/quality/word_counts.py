@@ -5,7 +5,7 @@ Loops over words call nothing but what is rare: a call in a kernel passes each a
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, compiled, load64
 from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.words.characters import LETTER, SYMBOL, decode
 
@@ -28,8 +28,8 @@ COLUMNS = (
 """Plain words have more than symbols, alphabetic ones a letter; stop words are the different ones of the language that
 has most of them. An n-gram's characters: in the top ones with a blank between words, in the duplicates without."""
 _WORDS, _PLAIN, _PLAIN_CHARACTERS, _ALPHABETIC, _STOP, _TOP, _DUPLICATE = 0, 1, 2, 3, 4, 5, 8
-_BASE, _INVERSE = np.uint64(0x9E3779B97F4A7C15), np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
-_SCRAMBLE, _ONE, _HALF, _ASCII = np.uint64(0xBF58476D1CE4E5B9), np.uint64(1), np.uint64(32), np.uint8(0x80)
+_INVERSE = np.uint64(pow(int(GOLDEN), -1, 2**64))
+_ONE, _HALF, _ASCII = np.uint64(1), np.uint64(32), np.uint8(0x80)
 _CACHED = 15
 """Bits of a table of uint32 that takes 128 KiB, which second-level caches hold."""
 
@@ -124,7 +124,7 @@ def _join(data, starts, ends, places):
         for at in range(starts[i], ends[i]):
             joined[place] = data[at]
             total += (np.uint64(data[at]) + _ONE) * power
-            power *= _BASE
+            power *= GOLDEN
             inverse *= _INVERSE
             place += 1
     sums[count], inverses[count] = total, inverse
@@ -137,7 +137,7 @@ def _name_words(joined, places, sums, inverses, table, bits, words):
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     for i in range(len(words)):
         value = (sums[i + 1] - sums[i]) * inverses[i]
-        at = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift
+        at = ((value ^ (value >> _HALF)) * MIX_FIRST) >> shift
         words[i] = i
         while table[at]:
             j = np.int64(table[at]) - 1
@@ -180,7 +180,7 @@ def _top_gram(grams, words, n, lengths, table, bits, longer):
     table[:] = 0
     for i in range(windows):
         gram, word = grams[i], words[i + n - 1]
-        at = ((np.uint64(gram) * _BASE ^ np.uint64(word)) * _SCRAMBLE) >> shift
+        at = ((np.uint64(gram) * GOLDEN ^ np.uint64(word)) * MIX_FIRST) >> shift
         first = np.int64(i)
         while table[at]:
             j = np.int64(table[at]) - 1
@@ -204,7 +204,7 @@ def _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits):
     i, total = 0, 0
     while i + n < len(places):
         value = (sums[i + n] - sums[i]) * inverses[i]
-        at, found = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, False
+        at, found = ((value ^ (value >> _HALF)) * MIX_FIRST) >> shift, False
         while table[at] and not found:
             j = np.int64(table[at]) - 1
             if (sums[j + n] - sums[j]) * inverses[j] == value:

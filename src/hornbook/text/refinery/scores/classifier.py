@@ -19,7 +19,7 @@ from safetensors.numpy import save
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import GOLDEN, compiled
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
@@ -43,7 +43,7 @@ def _features(hashes, first, last, counts, used):
             if pair:
                 if i + 1 == last:
                     break
-                value = (value * np.uint64(0x9E3779B97F4A7C15)) ^ hashes[i + 1]
+                value = (value * GOLDEN) ^ hashes[i + 1]
             bucket = np.int64((value ^ (value >> np.uint64(29))) & mask)
             if counts[bucket] == 0:
                 used[total] = bucket

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hornbook.kernels.compiled import compiled
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import compiled, mix
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.hashed_words import hashed_words

@@ -45,7 +45,7 @@ def compile_for(size: int) -> None:
 def _learn() -> None:
     from hornbook.text.tokenizer.bpe.count import WordCounts
     from hornbook.text.tokenizer.bpe.learn import learn_merges
-    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+    from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
 
     counts = WordCounts(STYLES[PATTERN])
     counts.add(["aa aa"])
@@ -54,7 +54,6 @@ def _learn() -> None:
 
 def _encode() -> None:
     from hornbook.text.tokenizer.bpe.encode import Encoder
-    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
-    from hornbook.text.tokenizer.bpe.tables import Merges
+    from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, Merges
 
     Encoder(Merges(STYLES[PATTERN], list(range(256)), [(97, 97, 256)])).encode(["aa"])

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
-from hornbook.text.tokenizer.bpe.styles import Style
 
 _SLACK = 16
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 
@@ -22,9 +19,9 @@ class WordCounts:
     Memory is that of the different words: their bytes, 24 bytes beside, and 32 for the table that finds them.
     """
 
-    def __init__(self, style: Style, room: int = 2**16) -> None:
-        """`room`: words before the tables grow."""
-        self._splitting = style.digits, *character_tables()
+    def __init__(self, digits: int, room: int = 2**16) -> None:
+        """`digits`: of the regex that splits (`tables.STYLES`); `room`: words before the tables grow."""
+        self._splitting = digits, *character_tables()
         self._table = np.zeros(4 * room, np.uint64)
         self._hashes, self._counts = np.empty(room, np.uint64), np.zeros(room, np.int64)
         self._starts, self._bytes = np.zeros(room + 1, np.int64), np.zeros(8 * room + _SLACK, np.uint8)
@@ -74,14 +71,14 @@ def _lowest(value, count):
 
 @inlined
 def _hash(data, start, end):
-    value = np.uint64(end - start) * _GOLDEN
+    value = np.uint64(end - start) * GOLDEN
     place = start
     while end - place > 8:
-        value = (value ^ load64(data, place)) * _FIRST
+        value = (value ^ load64(data, place)) * MIX_FIRST
         value ^= value >> _HALF
         place += 8
-    value = (value ^ _lowest(load64(data, place), end - place)) * _FIRST
-    return (value ^ value >> _HALF) * _GOLDEN
+    value = (value ^ _lowest(load64(data, place), end - place)) * MIX_FIRST
+    return (value ^ value >> _HALF) * GOLDEN
 
 
 @inlined

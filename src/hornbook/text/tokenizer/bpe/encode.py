@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
-from hornbook.text.tokenizer.bpe.dropout import Draws
-from hornbook.text.tokenizer.bpe.heap import ALL, GOLDEN, HALF, LOW, draw, find_pair, merge_by_heap
+from hornbook.text.tokenizer.bpe.heap import ALL, HALF, LOW, draw, find_pair, merge_by_heap, pair_table
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
-from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Merges, pair_table
+from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Draws, Merges
 
 _SHORT = 64
 """Bytes up to which the best pair is found by looking at all of them."""
@@ -31,7 +30,6 @@ _NONE = np.uint64(0)
 _BYTE = np.uint64(8)
 _BITS = np.uint64(TOKEN_BITS)
 _NO_TOKEN = np.uint64(2**TOKEN_BITS - 1)
-_OTHER = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Encoder:
@@ -39,7 +37,7 @@ class Encoder:
 
     def __init__(self, merges: Merges) -> None:
         table, shift = pair_table(merges.triples)
-        self._tables = (merges.style.digits, *character_tables(), np.array(merges.byte_ids, np.int64))
+        self._tables = (merges.digits, *character_tables(), np.array(merges.byte_ids, np.int64))
         self._pairs = _byte_pairs(merges), table, np.uint64(shift)
         cache = np.zeros(8 << _CACHE_BITS, np.uint64)
         self._scratch = cache, np.empty(_SHORT + 1, np.int64), np.empty(_SHORT + 1, np.uint64)
@@ -124,7 +122,7 @@ def _key(data, start, length):
 @inlined
 def _slot(low, middle, high):
     """Where the cache's set of two entries for a key begins."""
-    mixed = ((low ^ high) * GOLDEN ^ middle) * _OTHER
+    mixed = ((low ^ high) * GOLDEN ^ middle) * MIX_FIRST
     return 8 * np.int64((mixed ^ mixed >> HALF) * GOLDEN >> np.uint64(64 - _CACHE_BITS))
 
 

@@ -5,16 +5,33 @@ p, and the first of the others is done; where all are left out, the word is fini
 and of where in the word the pair begins, so it may be made when the pair comes up, and those behind it need none.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, inlined
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import GOLDEN, compiled, inlined, mix
 
 ALL = np.uint64(2**64 - 1)
 LOW = np.uint64(2**32 - 1)
 HALF = np.uint64(32)
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
+
+
+def pair_table(triples: Iterable[tuple[int, int, int]]) -> tuple[np.ndarray, int]:
+    """(uint64 [2 * slots], shift): open addressing from a pair of tokens to its rank and its merge.
+
+    A pair (a, b) is looked for from slot ((a << 32 | b) * golden) >> shift on; a slot holds the pair plus one, and
+    rank << 32 | merge. Of a pair that stands twice the last counts, as in the library.
+    """
+    ranked = {(a << 32 | b) + 1: rank << 32 | merged for rank, (a, b, merged) in enumerate(triples)}
+    bits = max(4, (2 * len(ranked)).bit_length())
+    shift, mask, table = 64 - bits, 2**bits - 1, [0] * 2 ** (bits + 1)
+    for key, value in ranked.items():
+        slot = ((key - 1) * int(GOLDEN) & 2**64 - 1) >> shift
+        while table[2 * slot]:
+            slot = slot + 1 & mask
+        table[2 * slot], table[2 * slot + 1] = key, value
+    return np.array(table, np.uint64), shift
 
 
 @inlined

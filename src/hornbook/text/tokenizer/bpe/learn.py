@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.kernels.compiled import borrowed, compiled, inlined
+from hornbook.kernels.compiled import GOLDEN, borrowed, compiled, inlined
 from hornbook.text.tokenizer.bpe.count import WordCounts
 
 _GAP, _GONE = -1, -2
 _DONE, _PAIRS, _PLACES = 0, 1, 2
 _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Words(NamedTuple):
@@ -143,7 +142,7 @@ def _lay_out(data, starts, byte_ids, words):
 @inlined
 def _slot_of(key, table):
     """Where a pair is looked for first."""
-    return np.int64((key * _GOLDEN) >> _HALF) & (len(table) - 1)
+    return np.int64((key * GOLDEN) >> _HALF) & (len(table) - 1)
 
 
 @compiled

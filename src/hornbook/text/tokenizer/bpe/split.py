@@ -1,23 +1,42 @@
 """Cut text into pre-tokens as the split regexes of GPT-2 and GPT-4 do, in linear time and without a regex engine.
 
-Every character is a letter, a number, a blank or something else, and with one character of lookahead that decides
-which alternative matches. `bpe/styles` says which regexes are known.
+Every character is a letter, a number, whitespace or something else, and with one character of lookahead that decides
+which alternative matches. `tables.STYLES` says which regexes are known.
 """
 
+import tomllib
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from hornbook.kernels.compiled import borrowed, compiled, inlined
-from hornbook.text.tokenizer.bpe.unicode import BLANK, LETTER, NEWLINE, NUMBER, OTHER, kinds_of_characters
 
+OTHER, LETTER, NUMBER, WHITESPACE, NEWLINE = 0, 1, 2, 3, 4
+"""Kinds of characters: \\p{L}, \\p{N}, \\s without and with CR and LF; from WHITESPACE on all are \\s."""
+PAGE = 256
 _BLANK, _QUOTE = 0x20, 0x27
 
 
 @cache
 def character_tables() -> tuple[np.ndarray, np.ndarray]:
-    """`kinds_of_characters`, made once."""
-    return kinds_of_characters()
+    """(int64 [0x1100], uint8 [pages * 256]): code point c has the kind kinds[pages[c // 256] + c % 256].
+
+    Equal pages are kept once, the first one first, so that kinds[c] alone is right for ASCII.
+    """
+    kinds = np.zeros(0x110000, np.uint8)
+    runs = tomllib.loads(Path(__file__).with_name("unicode.toml").read_text(encoding="utf-8"))
+    for kind, name in ((LETTER, "letters"), (NUMBER, "numbers"), (WHITESPACE, "whitespace")):
+        end = 0
+        for run in runs[name].split():
+            gap, _, length = run.partition(".")
+            start = end + int(gap, 16)
+            end = start + int(length or "1", 16)
+            kinds[start:end] = kind
+    kinds[[0x0A, 0x0D]] = NEWLINE
+    offsets: dict[bytes, int] = {}
+    pages = [offsets.setdefault(page.tobytes(), PAGE * len(offsets)) for page in kinds.reshape(-1, PAGE)]
+    return np.array(pages, np.int64), np.frombuffer(b"".join(offsets), np.uint8)
 
 
 @inlined
@@ -87,7 +106,7 @@ def _blanks_end(data, start, end, lines, pages, kinds):
     place, last, after_line = start, start, start
     while place < end:
         found = kind_at(data, place, pages, kinds)
-        if found & 7 < BLANK:
+        if found & 7 < WHITESPACE:
             break
         last = place
         place += found >> 3
@@ -127,7 +146,7 @@ def _end_like_gpt2(data, start, end, pages, kinds):
             return short
     place = start + 1 if data[start] == _BLANK and start + 1 < end else start
     kind = kind_at(data, place, pages, kinds) & 7
-    if kind < BLANK:
+    if kind < WHITESPACE:
         return _skip(data, place, end, kind, pages, kinds)
     return _blanks_end(data, start, end, False, pages, kinds)
 

@@ -11,8 +11,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.choice import training_is_compiled
-from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
-from hornbook.text.tokenizer.bpe.tables import byte_letters
+from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, byte_letters
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Rejected
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
 from hornbook.text.ingest.lines import HashingFile, open_input
 from hornbook.text.ingest.readers import reader_of
-from hornbook.text.ingest.rows import ReadOptions, Row
 
 EXPANSION, FREE = 200, 2**28
 """An archive may expand to so many times its size; the first so many bytes are free."""

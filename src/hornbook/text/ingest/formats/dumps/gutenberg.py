@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hornbook.text.ingest.charsets import BOM, Undecodable, decode_declared, plain_text
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.web.charsets import Undecodable, decode_declared
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, plain_text, read_whole
-from hornbook.text.ingest.rows import ReadOptions, Row, too_long
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 _START = re.compile(rb"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\r\n]{0,400}", re.M | re.I)
 _OLD_START = re.compile(rb"^\*END\*? ?THE SMALL PRINT[^\r\n]{0,200}", re.M | re.I)

@@ -1,14 +1,15 @@
-"""Wikitext to plain text in linear time: one pass over marks, with a stack of what is open.
+"""Markup of dumps to plain text in linear time: wikitext, and the simple HTML of forum posts.
+
+Wikitext: one pass over marks, with a stack of what is open.
 
 Templates, tables, references, comments and links to media and categories go; links leave their label, headings and
 list items their text. A template whose text is part of a sentence (`lang`, `nowrap`, `convert`) leaves that text.
 What is opened and never closed stays as text, so a slip of an author costs little.
 """
 
+import html
 import re
 from dataclasses import dataclass, field
-
-from hornbook.text.ingest.formats.web.plain_html import unescape
 
 DROPPED_LINKS = frozenset(("file", "image", "media", "category"))
 _DEPTH = 40
@@ -30,6 +31,13 @@ _EMPTY_BRACKETS = re.compile(r"\([\s,;:]{0,40}\)")
 _BLANKS = re.compile(r"[ \t\u00a0]{2,}")
 _LINES = re.compile(r"\n{3,}")
 _ITEMS = re.compile(r"[*#]+[:;*#]*\s*|[:;]+\s*")
+
+_HTML_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})(?:\s[^<>]*)?/?>")
+_HTML_BLOCKS = frozenset(
+    ("p", "div", "ul", "ol", "pre", "blockquote", "table", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "hr")
+)
+_HTML_WHITESPACE = re.compile(r"[ \t\r\n]+")
+_EMPTY_LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 
 
 @dataclass(slots=True)
@@ -177,3 +185,35 @@ def _plain_line(line: str) -> str:
     if (item := _ITEMS.match(line)) is not None:
         return ("- " if line[0] in "*#" else "") + line[item.end() :]
     return line.lstrip("-") if line.startswith("----") else line
+
+
+def unescape(text: str) -> str:
+    """Character references as characters; a text with a number of thousands of digits stays as it is."""
+    try:
+        return html.unescape(text)
+    except ValueError:
+        return text
+
+
+def plain_html(text: str) -> str:
+    """The words of some HTML; white space counts only in `pre`."""
+    parts: list[str] = []
+    place = raw = 0
+
+    def write(piece: str) -> None:
+        parts.append(unescape(piece if raw else _HTML_WHITESPACE.sub(" ", piece)))
+
+    for match in _HTML_TAG.finditer(text):
+        write(text[place : match.start()])
+        place = match.end()
+        closes, name = match.group(1), match.group(2).lower()
+        if name == "pre":
+            raw = max(raw + (-1 if closes else 1), 0)
+        if name in _HTML_BLOCKS:
+            parts.append("\n\n")
+        elif name == "br":
+            parts.append("\n")
+        elif name == "li" and not closes:
+            parts.append("\n- ")
+    write(text[place:])
+    return _EMPTY_LINES.sub("\n\n", "".join(parts)).strip()

@@ -13,11 +13,19 @@ from xml.etree import ElementTree
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.formats.web.plain_html import plain_html
+from hornbook.text.ingest.document import (
+    Document,
+    ReadOptions,
+    Rejected,
+    Row,
+    bad_line,
+    is_valid_unicode,
+    short,
+    too_long,
+)
+from hornbook.text.ingest.formats.dumps.markup import plain_html
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import Line, read_lines
-from hornbook.text.ingest.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
 
 BEST_ANSWERS = 3
 """The accepted answer, then those of the highest positive scores."""

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.dumps.wiki_markup import DROPPED_LINKS, strip_markup
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, identifier, short, too_long
+from hornbook.text.ingest.formats.dumps.markup import DROPPED_LINKS, strip_markup
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.rows import ReadOptions, Row, identifier, short, too_long
 
 _HEAD_LIMIT = 2**20
 _MARKUP_ROOM = 2**16

@@ -1,4 +1,4 @@
-"""arXiv's layout: one document per paper, from its LaTeX source.
+"""LaTeX: one document per file, or with arXiv's layout one per paper.
 
 Read are the monthly archives of the bulk access (a tar whose members are papers, each `.gz`: a tar or one file of
 LaTeX), single papers (`.tar.gz`, `.gz`) and `.tex`.
@@ -9,15 +9,14 @@ import re
 from collections.abc import Iterator
 
 from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
-from hornbook.text.ingest.formats.latex.latex import MOST_LATEX
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, read_whole, why_not_utf8
-from hornbook.text.ingest.rows import ReadOptions, Row, too_long
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")
@@ -26,6 +25,8 @@ _INPUT = re.compile(r"\\(?:input|include|subfile)\s{0,4}\{?\s{0,4}([^{}\s\\%]{1,
 _LATIN = re.compile(rb"\\(?:usepackage|inputencoding)\s{0,4}(?:\[|\{)(?:latin1|latin9|cp1252|ansinew)(?:\]|\})")
 _MAIN = re.compile(r"^[^%\n]{0,200}\\(?:begin\{document\}|documentstyle)", re.MULTILINE)
 _DEEPEST = 8
+MOST_LATEX = 2**22
+"""Bytes of LaTeX that are one paper: its braces are paired in memory."""
 
 
 class _Unfit(Exception):
@@ -36,7 +37,28 @@ class _Unfit(Exception):
         self.dropped = dropped
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_latex(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The text of the file without what steers LaTeX."""
+    try:
+        data, size = read_whole(plain_text(raw, file.compression), min(MOST_LATEX, options.max_bytes))
+    except DamagedStream as error:
+        yield Rejected(file.name, 0, str(error), file.source)
+        return
+    if data is None:
+        reason = (
+            f"row longer than the limit: {size} bytes, at most {min(MOST_LATEX, options.max_bytes)} of LaTeX are read"
+        )
+        yield Rejected(file.name, 0, reason, file.source, "", size)
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield Rejected(file.name, 0, why_not_utf8(data, error), file.source, excerpt(data), size)
+        return
+    yield Document(strip_latex(text), file.name, file.source, {}, file.name)
+
+
+def read_arxiv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """A row per paper."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
     opened = papers = 0

@@ -5,6 +5,8 @@ become lines; macros without arguments are expanded once, within a budget. Formu
 """
 
 import re
+import tomllib
+from pathlib import Path
 
 _TOKENS = re.compile(r"\\[a-zA-Z@]+\*?|\\.|[{}\[\]$%~]|\n|&", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]*%[^\n]*\n", re.MULTILINE)
@@ -14,107 +16,9 @@ _ENDS = ("\\end{document}", "\\begin{thebibliography}", "\\bibliography{", "\\pr
 _MACRO = re.compile(
     r"\\(?:newcommand|renewcommand|providecommand|def)\*?\s{0,4}\{?(\\[a-zA-Z]{1,30})\}?\s{0,4}\{((?:[^{}]|\{[^{}]{0,60}\}){0,100})\}"
 )
-_DROPPED = frozenset(
-    [
-        "label",
-        "ref",
-        "eqref",
-        "cref",
-        "Cref",
-        "autoref",
-        "pageref",
-        "cite",
-        "citep",
-        "citet",
-        "citealp",
-        "citeauthor",
-        "citeyear",
-        "nocite",
-        "includegraphics",
-        "vspace",
-        "hspace",
-        "vskip",
-        "hskip",
-        "input",
-        "include",
-        "bibliographystyle",
-        "usepackage",
-        "documentclass",
-        "setlength",
-        "addtolength",
-        "setcounter",
-        "addtocounter",
-        "thispagestyle",
-        "pagestyle",
-        "pagenumbering",
-        "newtheorem",
-        "theoremstyle",
-        "newenvironment",
-        "renewenvironment",
-        "newcommand",
-        "renewcommand",
-        "providecommand",
-        "def",
-        "let",
-        "thanks",
-        "affiliation",
-        "address",
-        "email",
-        "date",
-        "keywords",
-        "hypersetup",
-        "graphicspath",
-        "index",
-        "markboth",
-        "color",
-        "definecolor",
-        "bibitem",
-        "footnotemark",
-        "linespread",
-        "rule",
-        "phantom",
-    ]
-)
-_HEADINGS = frozenset(
-    ["title", "part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph", "caption"]
-)
-_DROPPED_ENVIRONMENTS = frozenset(
-    [
-        "figure",
-        "figure*",
-        "table",
-        "table*",
-        "tikzpicture",
-        "tabular",
-        "tabular*",
-        "wrapfigure",
-        "thebibliography",
-        "comment",
-        "filecontents",
-        "lstlisting",
-        "picture",
-    ]
-)
-_FORMULAS = frozenset(
-    [
-        "equation",
-        "equation*",
-        "align",
-        "align*",
-        "eqnarray",
-        "eqnarray*",
-        "gather",
-        "gather*",
-        "multline",
-        "multline*",
-        "displaymath",
-        "math",
-        "alignat",
-        "alignat*",
-        "flalign",
-        "flalign*",
-    ]
-)
+_NAMES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DROPPED, _HEADINGS = frozenset(_NAMES["dropped"]), frozenset(_NAMES["headings"])
+_DROPPED_ENVIRONMENTS, _FORMULAS = frozenset(_NAMES["dropped_environments"]), frozenset(_NAMES["formulas"])
 _CHARACTERS = {"\\%": "%", "\\&": "&", "\\$": "$", "\\#": "#", "\\_": "_", "\\{": "{", "\\}": "}", "\\ ": " "}
 _CHARACTERS |= {"\\\\": "\n", "\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\/": "", "\\-": "", "\\@": ""}
 _WORDS = {"\\ldots": "...", "\\dots": "...", "\\LaTeX": "LaTeX", "\\TeX": "TeX", "\\par": "\n\n", "\\item": "\n- "}

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import Rejected
+from hornbook.text.ingest.document import DAMAGE, ReadOptions, Rejected, Row, short
 from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
 from hornbook.text.ingest.formats.tables.page_sizes import Batch, arrow_batch
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import HashingFile, open_input
-from hornbook.text.ingest.rows import DAMAGE, ReadOptions, Row, short
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _CONTINUED = b"\xff\xff\xff\xff"

@@ -4,12 +4,12 @@ import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from hornbook.text.ingest.charsets import why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Rejected, excerpt
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, excerpt, row_document, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, Line, why_not_utf8
+from hornbook.text.ingest.lines import HashingFile, Line
 from hornbook.text.ingest.parts import input_lines
-from hornbook.text.ingest.rows import ReadOptions, Row, row_document, short, too_long
 
 
 class _Csv(csv.excel):

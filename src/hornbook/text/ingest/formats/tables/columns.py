@@ -6,11 +6,23 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.ingest.document import EXCERPT_BYTES, Document, Rejected, excerpt
+from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.document import (
+    DAMAGE,
+    EXCERPT_BYTES,
+    Document,
+    ReadOptions,
+    Rejected,
+    Row,
+    excerpt,
+    identifier,
+    lookup,
+    short,
+    too_long,
+)
 from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input, why_not_utf8
-from hornbook.text.ingest.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
+from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Rows that are decoded at once, fewer where they might take more than so many bytes."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
 from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import BOM, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import Rejected, excerpt
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, excerpt, json_name, row_document, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, CHUNK, HashingFile, plain_text, read_lines
+from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
 from hornbook.text.ingest.readers import json_row
-from hornbook.text.ingest.rows import ReadOptions, Row, json_name, row_document, short, too_long
 
 _BLANK = " \t\r\n"
 

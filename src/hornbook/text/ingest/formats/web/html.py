@@ -9,11 +9,11 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
+from hornbook.text.ingest.charsets import BOM
 from hornbook.text.ingest.compressions import DamagedStream, decompressed
-from hornbook.text.ingest.document import Document, Rejected, excerpt
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, read_whole
-from hornbook.text.ingest.rows import ReadOptions, Row, short, too_long
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 _HEAD_BYTES = 4096
 _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\w:.-]{1,40})""", re.IGNORECASE)

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import Undecodable, decode_declared
 from hornbook.text.ingest.compressions import DamagedStream, decompressed
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.web.charsets import Undecodable, decode_declared
+from hornbook.text.ingest.document import (
+    Document,
+    ReadOptions,
+    Rejected,
+    Row,
+    excerpt,
+    identifier,
+    text_document,
+    too_long,
+)
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import HashingFile
-from hornbook.text.ingest.rows import ReadOptions, Row, identifier, text_document, too_long
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
