@@ -64,8 +64,8 @@ class KernelCache:
     @cached_property
     def stem(self) -> str:
         """What the names of all its signatures begin with."""
-        place = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
-        return f"{_cpu()}/{place}-{digest_of_code(self._function, self._options)}-"
+        function = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
+        return f"{_cpu()}/{function}-{digest_of_code(self._function, self._options)}-"
 
     @property
     def cache_path(self) -> str:

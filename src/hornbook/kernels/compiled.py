@@ -52,15 +52,15 @@ def count_up_to(values, bound):
     return low
 
 
-def _load64(_context: Any, data: Any, place: Any) -> Any:
-    """In kernels: bytes place..place+7 of a uint8 array as a uint64; the caller knows that they are inside."""
+def _load64(_context: Any, data: Any, offset: Any) -> Any:
+    """In kernels: bytes offset..offset+7 of a uint8 array as a uint64; the caller knows that they are inside."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         address = builder.gep(array.data, [arguments[1]])
         return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1)
 
-    return types.uint64(data, place), generate
+    return types.uint64(data, offset), generate
 
 
 def _zeros_below(_context: Any, value: Any) -> Any:

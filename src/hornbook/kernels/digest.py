@@ -43,14 +43,14 @@ def _gather(function: Any, seen: set[Any], files: set[str], constants: dict[str,
     files.add(function.__code__.co_filename)
     for name, value in _named(function):
         called = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
-        place = f"{function.__module__}.{function.__qualname__}.{name}"
+        qualified = f"{function.__module__}.{function.__qualname__}.{name}"
         if isinstance(called, FunctionType):
-            constants[place] = f"{called.__module__}.{called.__qualname__}"
+            constants[qualified] = f"{called.__module__}.{called.__qualname__}"
             _gather(called, seen, files, constants)
         elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
-            constants[place] = repr(value)
+            constants[qualified] = repr(value)
         elif isinstance(value, np.ndarray):
-            constants[place] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
+            constants[qualified] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
 
 
 def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -63,12 +63,12 @@ def write(name: str, data: bytes) -> bool:
 
 def names(cpu: str) -> set[str]:
     """Names of all kernels for a CPU."""
-    found = set[str]()
+    known = set[str]()
     for folder in folders():
         with contextlib.suppress(OSError):
             if not _is_foreign(folder):
-                found.update(f"{cpu}/{name}" for name in os.listdir(folder / cpu))
-    return found
+                known.update(f"{cpu}/{name}" for name in os.listdir(folder / cpu))
+    return known
 
 
 def _temporary() -> Path:
@@ -88,8 +88,8 @@ def _is_foreign(folder: Path) -> bool:
     """Whether a folder is among the temporary files and not this user's alone."""
     if folder.parent != _temporary():
         return False
-    found = os.lstat(folder.parent)
-    return not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or bool(found.st_mode & 0o022)
+    status = os.lstat(folder.parent)
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -114,16 +114,16 @@ def _mark_used(path: Path) -> None:
 @cache
 def _prune(folder: Path) -> None:
     """Delete what was used longest ago beyond `MOST_BYTES`, and what crashes have left; once in a process."""
-    found = []
+    files = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # another process deletes as well
             state = path.stat()
             if path.name.startswith(_UNFINISHED) and time.time() - state.st_mtime > _DAY:
                 path.unlink()
             elif stat.S_ISREG(state.st_mode):
-                found.append((state.st_mtime, state.st_size, path))
+                files.append((state.st_mtime, state.st_size, path))
     held = 0
-    for _, size, path in sorted(found, reverse=True):
+    for _, size, path in sorted(files, reverse=True):
         held += size
         if held > MOST_BYTES:
             path.unlink(missing_ok=True)

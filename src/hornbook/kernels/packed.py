@@ -32,14 +32,14 @@ def _lowest(value, count):
 def hash_bytes(data, start, end):
     """A 64-bit hash of data[start:end] in packed texts, never 0; words take no branch that depends on their length."""
     value = np.uint64(end - start) * GOLDEN
-    place = start
-    while end - place > 16:
-        value = (value ^ load64(data, place)) * MIX_FIRST
+    position = start
+    while end - position > 16:
+        value = (value ^ load64(data, position)) * MIX_FIRST
         value ^= value >> np.uint64(32)
-        place += 8
-    value = (value ^ _lowest(load64(data, place), min(end - place, 8))) * MIX_FIRST
+        position += 8
+    value = (value ^ _lowest(load64(data, position), min(end - position, 8))) * MIX_FIRST
     value ^= value >> np.uint64(32)
-    value = (value ^ _lowest(load64(data, place + 8), max(end - place - 8, 0))) * MIX_FIRST
+    value = (value ^ _lowest(load64(data, position + 8), max(end - position - 8, 0))) * MIX_FIRST
     return (value ^ (value >> np.uint64(32))) | np.uint64(1)
 
 

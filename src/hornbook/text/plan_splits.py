@@ -21,7 +21,7 @@ from hornbook.text.store import read_batches
 
 @dataclass(slots=True)
 class LaterCounts:
-    """What was found about the dates of one source."""
+    """The documents of one source, counted by what their dates say."""
 
     since: str | None
     """Documents from this moment on are held out; None where the newest moment has more documents than asked for."""
@@ -88,14 +88,14 @@ def _since(source: SourceConfig, shards: list[Path]) -> int | None:
     if isinstance(source.later, Since):
         return interval(source.later.date)[0]
     assert source.later is not None
-    begins = np.sort(np.fromiter(_begins(shards), np.int64))
-    first = len(begins) - int(source.later.share * len(begins))
-    if first < len(begins) and first and begins[first - 1] == begins[first]:
-        first = int(np.searchsorted(begins, begins[first], side="right"))
-    return int(begins[first]) if first < len(begins) else None
+    starts = np.sort(np.fromiter(_starts(shards), np.int64))
+    first = len(starts) - int(source.later.share * len(starts))
+    if first < len(starts) and first and starts[first - 1] == starts[first]:
+        first = int(np.searchsorted(starts, starts[first], side="right"))
+    return int(starts[first]) if first < len(starts) else None
 
 
-def _begins(shards: list[Path]) -> Iterator[int]:
+def _starts(shards: list[Path]) -> Iterator[int]:
     for row in _rows(shards, "date"):
         try:
             yield interval(row["date"] or "")[0]
@@ -122,19 +122,19 @@ def _known(shards: Mapping[str, list[Path]], moments: Mapping[str, int | None], 
 
 
 def _count(split: Split, shards: list[Path]) -> LaterCounts:
-    found = LaterCounts(None if split.since is None else spell(split.since))
+    counts = LaterCounts(None if split.since is None else spell(split.since))
     for row in _rows(shards, "cluster", "date", "origin"):
         try:
-            begin, end = interval(row["date"] or "")
+            start, end = interval(row["date"] or "")
         except ValueError as error:
-            found.undated += 1
-            found.first = found.first or f"{row['origin']}, {error if row['date'] else 'no date'}"
+            counts.undated += 1
+            counts.first = counts.first or f"{row['origin']}, {error if row['date'] else 'no date'}"
             continue
         if split.since is None:
             continue
-        if begin >= split.since:
-            found.documents += row["cluster"] not in split.known
-            found.repeated += row["cluster"] in split.known
+        if start >= split.since:
+            counts.documents += row["cluster"] not in split.known
+            counts.repeated += row["cluster"] in split.known
         else:
-            found.undecided += end > split.since
-    return found
+            counts.undecided += end > split.since
+    return counts

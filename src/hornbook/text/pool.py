@@ -43,9 +43,9 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def choose_workers(asked: int, tasks: int) -> int:
-    """How many processes: as asked, or one per core; never more than tasks."""
-    return max(1, min(asked or count_cores(), tasks))
+def choose_workers(requested: int, tasks: int) -> int:
+    """How many processes: as requested, or one per core; never more than tasks."""
+    return max(1, min(requested or count_cores(), tasks))
 
 
 def _end_with_parent() -> None:

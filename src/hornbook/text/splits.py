@@ -11,13 +11,13 @@ import xxhash
 
 from hornbook.text.config.dates import interval
 
-Part = Literal["train", "validation", "later"]
-PARTS: dict[Part, tuple[str, str]] = {
+Subset = Literal["train", "validation", "later"]
+SUBSETS: dict[Subset, tuple[str, str]] = {
     "train": ("train", ""),
     "validation": ("validation", ""),
     "later": ("validation", "@later"),
 }
-"""Part of a source -> the split that it belongs to, and what is added to the name of the source."""
+"""Subset of a source -> the split that it belongs to, and what is added to the name of the source."""
 
 _SPLIT_SEED = 0x686F726E626F6F6B  # "hornbook": changing it would move documents between the splits
 
@@ -52,11 +52,11 @@ class Split:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of documents that `part` asks for."""
+        """Columns of documents that `subset` asks for."""
         return ["cluster"] if self.since is None else ["cluster", "date"]
 
-    def part(self, row: dict[str, Any]) -> Part:
-        """The part that a document belongs to."""
+    def subset(self, row: dict[str, Any]) -> Subset:
+        """The subset that a document belongs to."""
         cluster = row["cluster"]
         if self.whole is not None:
             return self.whole

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.compare import Figures
+    from hornbook.text.tokenizer.compare.compare import TokenizerMetrics
     from hornbook.text.tokenizer.compare.text_samples import TextSample
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -97,7 +97,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
         return train_tokenizer(config, TrainingTexts(shards, config.train_bytes))
 
 
-def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]") -> Any:
+def figures_table(found: "Sequence[TokenizerMetrics]", tokenizers: "dict[str, Tokenizer]") -> Any:
     """The comparison for people; on each text, the best compression by a tokenizer that loses nothing is bold."""
     from rich import box
     from rich.table import Table

@@ -34,32 +34,32 @@ class Buffered:
 
     def take(self, size: int, limit: int) -> tuple[bytes | None, int]:
         """(the next `size` bytes, how many there were); beyond `limit` they are passed over and not held."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         done = 0
         while done < size and (data := self.read(min(size - done, CHUNK))):
             done += len(data)
             if size <= limit:
-                parts.append(data)
-        return (b"".join(parts) if size <= limit else None), done
+                chunks.append(data)
+        return (b"".join(chunks) if size <= limit else None), done
 
     def until(self, mark: bytes, limit: int) -> tuple[bytes, int, bool]:
         """(the bytes through the next `mark`, how many there were, whether it came); at most about `limit` are held."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
 
         def pass_over(end: int) -> None:
             nonlocal size
             if size < limit:
-                parts.append(bytes(self._buffer[self._start : end]))
+                chunks.append(bytes(self._buffer[self._start : end]))
             size += end - self._start
             self._start = end
 
         while True:
-            place = self._buffer.find(mark, self._start)
-            if place >= 0:
-                pass_over(place + len(mark))
-                return b"".join(parts), size, True
+            index = self._buffer.find(mark, self._start)
+            if index >= 0:
+                pass_over(index + len(mark))
+                return b"".join(chunks), size, True
             pass_over(max(self._start, len(self._buffer) - len(mark) + 1))
             if not self._fill():
                 pass_over(len(self._buffer))
-                return b"".join(parts), size, False
+                return b"".join(chunks), size, False

@@ -25,7 +25,7 @@ class _Utf8:
     def __init__(self, stream: Stream) -> None:
         self._stream, self._begun = stream, False
         self._decoder: codecs.IncrementalDecoder | None = None
-        self._name, self._place = "", 0
+        self._name, self._position = "", 0
 
     def read(self, size: int, /) -> bytes:
         data = self._stream.read(size)
@@ -43,8 +43,8 @@ class _Utf8:
             try:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise DamagedStream(f"invalid {self._name}: near byte {self._place + error.start}") from error
-            self._place += len(data)
+                raise DamagedStream(f"invalid {self._name}: near byte {self._position + error.start}") from error
+            self._position += len(data)
             if text or not data:
                 return text.encode()
             data = self._stream.read(size)

@@ -71,25 +71,25 @@ class _Gzip:
         if self._error is None:
             data, before = self._decoder.unconsumed_tail + data, self._decoder.copy()
             try:
-                found = self._decoder.decompress(data, max_length)
+                output = self._decoder.decompress(data, max_length)
             except zlib.error as error:
                 self._error, self._saved = error, memoryview(_until_damage(before, data))
             else:
-                self._full = len(found) == max_length
-                return found
+                self._full = len(output) == max_length
+                return output
         if not self._saved:
             raise self._error
-        found, self._saved = self._saved[:max_length], self._saved[max_length:]
-        return bytes(found)
+        output, self._saved = self._saved[:max_length], self._saved[max_length:]
+        return bytes(output)
 
 
 def _until_damage(decoder: "zlib._Decompress", data: bytes) -> bytes:
     """What comes out before the byte at which the decoder fails."""
-    parts = []
+    chunks = []
     with suppress(zlib.error):
-        for place in range(len(data)):
-            parts.append(decoder.decompress(data[place : place + 1]))
-    return b"".join(parts)
+        for index in range(len(data)):
+            chunks.append(decoder.decompress(data[index : index + 1]))
+    return b"".join(chunks)
 
 
 class _Zstd:

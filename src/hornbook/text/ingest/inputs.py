@@ -103,13 +103,13 @@ def list_inputs(source: str, config: SourceConfig) -> list[InputFile]:
 
     Raises UsageError where a path names nothing, or nothing that can be read.
     """
-    found: dict[str, InputFile] = {}
+    by_path: dict[str, InputFile] = {}
     for path in config.paths:
         files = list((_list_url if is_url(path) else _list_local)(source, path, config.layout))
         if not files:
             raise UsageError(f"source {source!r}: {path} holds no file that can be read ({SUPPORTED})")
-        found.update((file.path, file) for file in files)
-    return [found[path] for path in sorted(found)]
+        by_path.update((file.path, file) for file in files)
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:

@@ -80,7 +80,7 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
 
     A byte order mark at the start of line 1 is removed.
     """
-    parts, size = [], 0
+    kept, size = [], 0
     first = number == 1
     while chunk := stream.read(CHUNK):
         if first:
@@ -94,21 +94,21 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
                 number, start = number + run.end() - start, run.end()
                 continue
             size += end - start
-            _hold(parts, chunk[start:end], size, limit)
-            yield Line(number, b"".join(parts), size, True, overlong=size > limit)
-            number, parts, size, start = number + 1, [], 0, end + 1
+            _hold(kept, chunk[start:end], size, limit)
+            yield Line(number, b"".join(kept), size, True, overlong=size > limit)
+            number, kept, size, start = number + 1, [], 0, end + 1
         size += len(chunk) - start
-        _hold(parts, chunk[start:], size, limit)
+        _hold(kept, chunk[start:], size, limit)
     if size:
-        yield Line(number, b"".join(parts), size, False, overlong=size > limit)
+        yield Line(number, b"".join(kept), size, False, overlong=size > limit)
 
 
-def _hold(parts: list[bytes], part: bytes, size: int, limit: int) -> None:
-    """Keep a part of a line while the line is within the limit; of a longer line only the beginning stays."""
+def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
+    """Keep a piece of a line while the line is within the limit; of a longer line only the beginning stays."""
     if size <= limit:
-        parts.append(part)
+        kept.append(piece)
     else:
-        parts[:] = [b"".join([*parts, part[:_BEGINNING]])[:_BEGINNING]]
+        kept[:] = [b"".join([*kept, piece[:_BEGINNING]])[:_BEGINNING]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ def _cut(buffer: bytearray, limit: int) -> int:
 
 def read_whole(stream: Stream, limit: int) -> tuple[bytes | None, int]:
     """(all bytes, their number) of a stream; of a longer one than `limit` only the number, and nothing is held."""
-    parts, size = [], 0
+    kept, size = [], 0
     while chunk := stream.read(CHUNK):
         size += len(chunk)
         if size <= limit:
-            parts.append(chunk)
+            kept.append(chunk)
         else:
-            parts.clear()
-    return (b"".join(parts), size) if size <= limit else (None, size)
+            kept.clear()
+    return (b"".join(kept), size) if size <= limit else (None, size)

@@ -1,6 +1,6 @@
 """Readers: one generator per format, yielding `Document` or `Rejected` for every row, never losing one.
 
-A damaged row is yielded as `Rejected` with its place and reason; a damaged stream yields what came before
+A damaged row is yielded as `Rejected` with its number and reason; a damaged stream yields what came before
 the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a parquet page).
 """
 
@@ -124,8 +124,8 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
     try:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
-        place = line + data.count(b"\n", 0, error.start)
-        return Rejected(file.name, place, why_not_utf8(data, error), file.source, excerpt(data), len(data))
+        number = line + data.count(b"\n", 0, error.start)
+        return Rejected(file.name, number, why_not_utf8(data, error), file.source, excerpt(data), len(data))
 
 
 def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:

@@ -12,10 +12,10 @@ import numpy as np
 from hornbook.errors import IntegrityError
 from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.splits import PARTS, Part, Split
+from hornbook.text.splits import SUBSETS, Split, Subset
 from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
 from hornbook.text.tokenizer.bpe.tables import Dropout
-from hornbook.text.tokenizer.label_tokens import Labelled, label_tokens
+from hornbook.text.tokenizer.label_tokens import LabelledTokens, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -60,23 +60,25 @@ class EncodeTask:
         """Changes when the result would."""
         labels = [] if self.labels is None else [self.labels.model_dump()]
         dropout = [] if self.dropout is None else [self.dropout.to_json()]
-        place = [self.source, self.number, self.digest]
-        return digest_of([VERSION, *place, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()])
+        documents = [self.source, self.number, self.digest]
+        return digest_of(
+            [VERSION, *documents, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()]
+        )
 
-    def place(self, part: Part) -> tuple[str, str, int]:
-        """Split, source and number of the shard of a part."""
-        split, ending = PARTS[part]
+    def destination(self, subset: Subset) -> tuple[str, str, int]:
+        """Split, source and number of the shard of a subset."""
+        split, ending = SUBSETS[subset]
         return split, self.source + ending, self.number
 
-    def shard(self, part: Part) -> Path:
+    def shard(self, subset: Subset) -> Path:
         """Where the tokens go, without ending."""
-        split, source, number = self.place(part)
+        split, source, number = self.destination(subset)
         return self.data / "tokens" / split / source / f"{number:05d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a task made: at most one shard per part (none where the part has no documents)."""
+    """What a task made: at most one shard per subset (none where the subset has no documents)."""
 
     shards: list[ShardInfo]
     unknown: int
@@ -95,17 +97,17 @@ def encode(task: EncodeTask) -> Encoded:
     """Write the token shards of the task unless they are there and whole."""
     done = read_json(task.manifest)
     if isinstance(done, dict) and done.get("key") == task.key() and _intact(task, done["parts"]):
-        parts, unknown = done["parts"], done["unknown"]
+        subsets, unknown = done["parts"], done["unknown"]
     else:
-        parts, unknown = _encode(task)
-        write_json(task.manifest, {"key": task.key(), "parts": parts, "unknown": unknown})
-    return Encoded([describe_shard(task.data, *task.place(part)) for part in parts], unknown)
+        subsets, unknown = _encode(task)
+        write_json(task.manifest, {"key": task.key(), "parts": subsets, "unknown": unknown})
+    return Encoded([describe_shard(task.data, *task.destination(subset)) for subset in subsets], unknown)
 
 
-def _intact(task: EncodeTask, parts: list[Part]) -> bool:
+def _intact(task: EncodeTask, subsets: list[Subset]) -> bool:
     try:
-        for part in parts:
-            verify_shard(task.shard(part))
+        for subset in subsets:
+            verify_shard(task.shard(subset))
     except IntegrityError:
         return False
     return True
@@ -117,39 +119,39 @@ def check_documents(path: Path, digest: str) -> None:
         raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
 
 
-def _encode(task: EncodeTask) -> tuple[list[Part], int]:
+def _encode(task: EncodeTask) -> tuple[list[Subset], int]:
     path = task.data / task.documents
     check_documents(path, task.digest)
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
     unknown = 0
     with ExitStack() as stack:
-        writers: dict[Part, ShardWriter] = {}
+        writers: dict[Subset, ShardWriter] = {}
         for batch in _batches(path, [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]):
-            parts: list[Part] = [task.split.part(row) for row in batch]
-            for row, part, each in zip(batch, parts, _encoded(task, tokenizer, batch, parts), strict=True):
-                if part not in writers:
-                    writers[part] = stack.enter_context(_writing(task, part))
-                writers[part].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
+            subsets: list[Subset] = [task.split.subset(row) for row in batch]
+            for row, subset, each in zip(batch, subsets, _encoded(task, tokenizer, batch, subsets), strict=True):
+                if subset not in writers:
+                    writers[subset] = stack.enter_context(_writing(task, subset))
+                writers[subset].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
                     unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
-    return [part for part in PARTS if part in writers], unknown
+    return [subset for subset in SUBSETS if subset in writers], unknown
 
 
-def _writing(task: EncodeTask, part: Part) -> AbstractContextManager[ShardWriter]:
+def _writing(task: EncodeTask, subset: Subset) -> AbstractContextManager[ShardWriter]:
     outputs = 0 if task.labels is None else outputs_of(task.labels)
     answered = task.labels is not None and has_answers(task.labels)
-    return writing_shard(task.shard(part), task.dtype, outputs, answered=answered)
+    return writing_shard(task.shard(subset), task.dtype, outputs, answered=answered)
 
 
 def _encoded(
-    task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]], parts: list[Part]
-) -> Iterator[Labelled]:
+    task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]], subsets: list[Subset]
+) -> Iterator[LabelledTokens]:
     """The tokens of documents, with their labels if they have some."""
     if task.labels is None:
         texts = [row["text"] for row in rows]
-        trains = [part == "train" for part in parts]
+        trains = [subset == "train" for subset in subsets]
         draws = None if task.dropout is None else task.dropout.draws(task.source, texts, trains)
-        yield from (Labelled(ids) for ids in tokenizer.encode_arrays(texts, draws))
+        yield from (LabelledTokens(ids) for ids in tokenizer.encode_arrays(texts, draws))
         return
     for row in rows:
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))

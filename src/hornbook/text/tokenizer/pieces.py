@@ -2,7 +2,7 @@
 
 The tokenizers library keeps some 200 bytes per token while it encodes, and is slow on long texts. A cut at the end
 of a word is exact when the tokenizer's own splitting puts a border there and gives the same pieces on either side
-alone; that is asked of it, on a window around the place.
+alone; that is asked of it, on a window around the position.
 """
 
 import re
@@ -18,7 +18,7 @@ PIECE = 1 << 16
 
 _WINDOW = 256
 _TRIES = 64
-_PLACE = re.compile(r"(?<=\w)(?=[\s!-/:-@\[-`{-~\u3000-\u303f\uff00-\uff0f])")
+_CANDIDATE = re.compile(r"(?<=\w)(?=[\s!-/:-@\[-`{-~\u3000-\u303f\uff00-\uff0f])")
 """After a letter or digit, before a blank or a mark (never before an accent, which normalisation might join)."""
 _LOCAL_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 
@@ -51,14 +51,16 @@ class Cutter:
             start = end
         yield text[start:]
 
-    def _find(self, text: str, begin: int) -> int | None:
-        places = (match.start() for match in islice(_PLACE.finditer(text, begin), _TRIES))
-        return next((place for place in places if self._is_exact(text, place)), None)
+    def _find(self, text: str, start: int) -> int | None:
+        positions = (match.start() for match in islice(_CANDIDATE.finditer(text, start), _TRIES))
+        return next((position for position in positions if self._is_exact(text, position)), None)
 
-    def _is_exact(self, text: str, place: int) -> bool:
-        if any(text.find(token, max(0, place - len(token) + 1), place + len(token) - 1) >= 0 for token in self.added):
+    def _is_exact(self, text: str, position: int) -> bool:
+        if any(
+            text.find(token, max(0, position - len(token) + 1), position + len(token) - 1) >= 0 for token in self.added
+        ):
             return False
-        left, right = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
+        left, right = text[max(0, position - _WINDOW) : position], text[position : position + _WINDOW]
         whole, first, second = (
             [piece for piece, _ in self.splitter.pre_tokenize_str(part)] for part in (left + right, left, right)
         )

@@ -37,7 +37,7 @@ def training_texts(shards: Mapping[Path, Split], max_bytes: int) -> Iterator[lis
     for each, rows in batches:
         facts = rows.drop_columns(["text"]).to_pylist()
         for text, row in zip(rows["text"], facts, strict=True):
-            if each.part(row) != "train":
+            if each.subset(row) != "train":
                 continue
             size = row["bytes"]
             seen += size
@@ -55,7 +55,7 @@ def training_texts(shards: Mapping[Path, Split], max_bytes: int) -> Iterator[lis
 
 def _training_bytes(shard: Path, split: Split) -> int:
     rows = (row for batch in _read(shard, split) for row in batch.to_pylist())
-    return sum(row["bytes"] for row in rows if split.part(row) == "train")
+    return sum(row["bytes"] for row in rows if split.subset(row) == "train")
 
 
 def _read(shard: Path, split: Split, *columns: str) -> Iterator[pa.RecordBatch]:

@@ -78,13 +78,13 @@ def require_form(data: Any) -> None:
     added = data.get("added_tokens") or []
     if not isinstance(added, list):
         raise ValueError("added_tokens is not a list")
-    for place, token in enumerate(added):
+    for index, token in enumerate(added):
         given = token if isinstance(token, dict) else {}
         content, number, special = (given.get(name) for name in ("content", "id", "special"))
         if not isinstance(content, str) or type(number) is not int or number < 0 or type(special) is not bool:
-            raise ValueError(f"added_tokens.{place} lacks a content, an id or `special`")
+            raise ValueError(f"added_tokens.{index} lacks a content, an id or `special`")
         if any("\ud800" <= character <= "\udfff" for character in content):
-            raise ValueError(f"added_tokens.{place}: its content is not valid Unicode: {content[:40]!a}")
+            raise ValueError(f"added_tokens.{index}: its content is not valid Unicode: {content[:40]!a}")
 
 
 def find_special_tokens(
@@ -136,7 +136,7 @@ def _find_sentinels(known: Mapping[str, int]) -> tuple[int, ...]:
         numbered = {int(match[1]): number for match, number in matches if match}
         if 0 in numbered:
             without_gap = itertools.takewhile(numbered.__contains__, itertools.count())
-            return tuple(numbered[place] for place in without_gap)
+            return tuple(numbered[index] for index in without_gap)
     return ()
 
 

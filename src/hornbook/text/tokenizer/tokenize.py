@@ -17,7 +17,7 @@ from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, T
 from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
-from hornbook.text.splits import PARTS, Split
+from hornbook.text.splits import SUBSETS, Split
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
@@ -34,7 +34,7 @@ SPLITS = ("train", "validation")
 
 
 @dataclass(slots=True)
-class Share:
+class SplitCounts:
     """Counts of one source in one split."""
 
     documents: int = 0
@@ -65,16 +65,16 @@ class TokenReport:
     """Token ids of the tokenizer."""
     trained: bool
     """Whether the tokenizer was trained here."""
-    shares: dict[tuple[str, str], Share] = field(default_factory=dict)
+    shares: dict[tuple[str, str], SplitCounts] = field(default_factory=dict)
     """(source, split) -> counts."""
     notes: list[str] = field(default_factory=list)
     """What a person should know: an empty split, a vocabulary smaller than asked, unknown tokens."""
     seconds: float = 0.0
 
-    def total(self, split: str | None = None) -> Share:
+    def total(self, split: str | None = None) -> SplitCounts:
         """The sum over the sources, of one split or of both."""
         parts = [share for (_, name), share in self.shares.items() if split in (None, name)]
-        return Share(sum(p.documents for p in parts), sum(p.tokens for p in parts), sum(p.bytes for p in parts))
+        return SplitCounts(sum(p.documents for p in parts), sum(p.tokens for p in parts), sum(p.bytes for p in parts))
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -177,8 +177,8 @@ def _tokenize(
     tasks = []
     for path, digest in _documents(data).items():
         source, number = Path(path).parent.name, int(Path(path).stem)
-        place = data, source, number, path, digest
-        tasks.append(EncodeTask(*place, tokenizer.digest, dtype, splits[source], labels, dropout))
+        shard = data, source, number, path, digest
+        tasks.append(EncodeTask(*shard, tokenizer.digest, dtype, splits[source], labels, dropout))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
@@ -271,9 +271,9 @@ def _report(config: TextConfig, index: dict[str, Any], sources: dict[str, Source
     trained = isinstance(config.tokenizer, Trained)
     report = TokenReport(index["vocab_size"], trained)
     for name, source in sources.items():
-        for split, ending in PARTS.values():
+        for split, ending in SUBSETS.values():
             if not ending or source.later is not None:
-                report.shares[name + ending, split] = Share()
+                report.shares[name + ending, split] = SplitCounts()
     for entry in index["shards"]:
         report.shares[entry["source"], entry["split"]].add(ShardInfo(**entry))
     for (name, split), share in report.shares.items():

@@ -218,7 +218,7 @@ def test_other_file_systems_are_listed_and_resumed(tmp_path: Path, monkeypatch: 
         nonlocal reads
         reads += 1
         if reads == 3:
-            raise module.Broken("gone")
+            raise module.TransferError("gone")
         return real(body)
 
     monkeypatch.setattr(module, "_read", once)

@@ -87,7 +87,7 @@ def pairs(rows: list[Document | Rejected]) -> list[tuple[str, str, str, tuple[fl
         assert isinstance(row, Document), row
         assert row.labels is not None
         first, second = (row.text[begin:end] for begin, end in row.labels.parts)
-        candidate = "".join(row.text[begin:end] for begin, end, _ in row.labels.stretches)
+        candidate = "".join(row.text[begin:end] for begin, end, _ in row.labels.spans)
         found.append((first, second, candidate, row.labels.values, row.labels.answers))
     return found
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from hornbook.errors import UsageError
 from hornbook.text.config.text import WordPiece
 from hornbook.text.tokenizer.bpe.encode import Encoder
-from hornbook.text.tokenizer.bpe.tables import STYLES, Draws, Dropout, Merges, byte_letters, find_merges
+from hornbook.text.tokenizer.bpe.tables import STYLES, Draws, Dropout, Merges, byte_characters, find_merges
 from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
 from hornbook.text.tokenizer.train import train_wordpiece
 from tests.text.tokenizer.bpe.test_encode import RAWS, TEXT, TEXTS
@@ -64,7 +64,7 @@ def split_word(word: list[int], ranks: Ranks, key: int, limit: int) -> list[int]
 def words_of(raw: Tokenizer, merges: Merges, text: str) -> tuple[Ranks, list[list[int]]]:
     """Rank and merge of each pair, and the words of a text as tokens of bytes."""
     ranks = {(left, right): (rank, merged) for rank, (left, right, merged) in enumerate(merges.triples)}
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    byte_of = {letter: byte for byte, letter in enumerate(byte_characters())}
     assert raw.pre_tokenizer is not None
     words = [letters for letters, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
     return ranks, [[merges.byte_ids[byte_of[letter]] for letter in letters] for letters in words]

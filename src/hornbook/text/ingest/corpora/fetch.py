@@ -22,7 +22,16 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
-from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
+from hornbook.text.ingest.corpora.remote import (
+    AGENT,
+    RangeError,
+    RemoteBody,
+    TransferError,
+    http_answer,
+    is_http,
+    open_remote,
+    retry,
+)
 
 RECORD = "fetched.json"
 _CHUNK = 2**20
@@ -52,18 +61,18 @@ def plan(corpus: PublicCorpus, given: Mapping[str, str], most: int | None = None
     Raises UsageError (no such file, no access, an extra that is missing).
     """
     values = filled(corpus, given)
-    urls = [found for url in corpus.urls for found in _expanded(url.format(**values), corpus.options)]
+    urls = [each for url in corpus.urls for each in _expanded(url.format(**values), corpus.options)]
     if corpus.listing:
         lines = _small(corpus.listing.format(**values)).decode("utf-8", "replace").split()
         urls += [corpus.base + line for line in lines]
     digests = _digests(corpus.checksums.format(**values)) if corpus.checksums else {}
     names = _names(urls)
     chosen = list(zip(urls, names, strict=True))[:most]
-    found = [
+    remotes = [
         Remote(url, name, _size(url, corpus.options), digests.get(_undated(_last(url)), ""), corpus.options)
         for url, name in chosen
     ]
-    return found, len(urls)
+    return remotes, len(urls)
 
 
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
@@ -71,12 +80,12 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
         return [url]
     try:
         system, pattern = fsspec.core.url_to_fs(url, **options)
-        found = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
+        matches = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"cannot list {url}: {error}") from error
-    if not found:
+    if not matches:
         raise UsageError(f"{url} matches nothing, or may not be listed without an account")
-    return found
+    return matches
 
 
 def _last(url: str) -> str:
@@ -110,11 +119,11 @@ def _small(url: str) -> bytes:
     """A whole small file. Raises UsageError."""
 
     def read() -> bytes:
-        with opened(url, 0, "", {}) as part:
+        with open_remote(url, 0, "", {}) as part:
             data = part.body.read(_MOST_LISTING)
         return gzip.decompress(data) if url.endswith(".gz") else data
 
-    return patient(read, url, attempts=3, pause=1.0)
+    return retry(read, url, attempts=3, pause=1.0)
 
 
 def _size(url: str, options: Mapping[str, Any]) -> int | None:
@@ -131,7 +140,7 @@ def _size(url: str, options: Mapping[str, Any]) -> int | None:
             length = answer.headers.get("Content-Length")
             return int(length) if length and length.isdigit() else None
 
-    return patient(ask, url, attempts=3, pause=1.0)
+    return retry(ask, url, attempts=3, pause=1.0)
 
 
 def fetch(
@@ -175,17 +184,17 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Callable[[int], None]) -> dict[str, Any]:
-    part, tag = (path.with_name(f"{TEMPORARY}{path.name}.{ending}") for ending in ("part", "tag"))
-    size = patient(lambda: _transfer(remote, part, tag, show), remote.url, attempts=attempts, pause=pause)
+    partial, tag = (path.with_name(f"{TEMPORARY}{path.name}.{ending}") for ending in ("part", "tag"))
+    size = retry(lambda: _transfer(remote, partial, tag, show), remote.url, attempts=attempts, pause=pause)
     algorithm = _ALGORITHMS.get(len(remote.digest), "sha256")
-    digests = _hashed(part, {algorithm, "sha256"})
+    digests = _hashed(partial, {algorithm, "sha256"})
     if remote.digest and digests[algorithm] != remote.digest:
-        part.unlink()
+        partial.unlink()
         raise IntegrityError(
             f"{remote.url}: its {algorithm} is {digests[algorithm]}, published is {remote.digest}; fetch it again"
         )
     try:
-        os.replace(part, path)
+        os.replace(partial, path)
         sync_directory(path.parent)
         tag.unlink(missing_ok=True)
     except OSError as error:
@@ -193,51 +202,51 @@ def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Ca
     return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
 
 
-def _transfer(remote: Remote, part: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Bring the rest of a file; its size. Raises Broken where it is not whole."""
-    have = part.stat().st_size if part.is_file() else 0
+def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Bring the rest of a file; its size. Raises TransferError where it is not whole."""
+    have = partial.stat().st_size if partial.is_file() else 0
     known = tag.read_text() if have and tag.is_file() else ""
     try:
-        with opened(remote.url, have if known else 0, known, remote.options or {}) as found:
-            place = _write(found, part, tag, show)
-    except NoSuchPart:
+        with open_remote(remote.url, have if known else 0, known, remote.options or {}) as body:
+            size = _write(body, partial, tag, show)
+    except RangeError:
         tag.unlink(missing_ok=True)
         raise
-    if found.size is not None and place != found.size:
-        raise Broken(f"{place} of {found.size} bytes came")
-    return place
+    if body.size is not None and size != body.size:
+        raise TransferError(f"{size} of {body.size} bytes came")
+    return size
 
 
-def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Write what comes behind what is there; how much is there then. Raises Broken, StorageError."""
+def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Write what comes behind what is there; how much is there then. Raises TransferError, StorageError."""
     try:
-        tag.write_text(found.tag)
-        with part.open("r+b" if found.start else "wb") as file:
-            file.truncate(found.start)
-            place = file.seek(found.start)
-            while data := _read(found.body):
+        tag.write_text(body.tag)
+        with partial.open("r+b" if body.start else "wb") as file:
+            file.truncate(body.start)
+            size = file.seek(body.start)
+            while data := _read(body.body):
                 file.write(data)
-                place += len(data)
-                show(place)
+                size += len(data)
+                show(size)
             file.flush()
             sync_file(file.fileno())
     except OSError as error:
-        raise storage_error(error, part) from error
-    return place
+        raise storage_error(error, partial) from error
+    return size
 
 
 def _read(body: IO[bytes]) -> bytes:
-    """Errors of the network are Broken, so that they are not taken for those of the disk."""
+    """Errors of the network are TransferError, so that they are not taken for those of the disk."""
     try:
         return body.read(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Broken(str(error) or type(error).__name__) from error
+        raise TransferError(str(error) or type(error).__name__) from error
 
 
 def _hashed(path: Path, algorithms: set[str]) -> dict[str, str]:
-    found = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     with path.open("rb") as file:
         while data := file.read(_CHUNK):
-            for each in found.values():
+            for each in digests.values():
                 each.update(data)
-    return {name: each.hexdigest() for name, each in found.items()}
+    return {name: each.hexdigest() for name, each in digests.items()}

@@ -48,11 +48,11 @@ def list_labelled(source: str, config: SourceConfig) -> list[InputFile]:
     """As `list_inputs`, and files of the formats that only labelled sets have."""
     ours = [path for path in config.paths if not is_url(path) and Path(path).suffix.lower() in FORMATS]
     others = [path for path in config.paths if path not in ours]
-    found = list_inputs(source, config.model_copy(update={"paths": others})) if others else []
+    files = list_inputs(source, config.model_copy(update={"paths": others})) if others else []
     for path in ours:
         names = sorted(glob.glob(os.path.expanduser(path), recursive=True)) or [os.path.expanduser(path)]
-        found += [_named_file(source, name) for name in names]
-    return sorted({file.path: file for file in found}.values(), key=lambda file: file.path)
+        files += [_named_file(source, name) for name in names]
+    return sorted({file.path: file for file in files}.values(), key=lambda file: file.path)
 
 
 def _named_file(source: str, path: str) -> InputFile:
@@ -82,11 +82,11 @@ def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: Re
     """What a row holds with its labels, or why there is nothing."""
     origin = f"{file.name}:{number}"
     try:
-        found = label_rows(_labels(options), row, identifier(row.get(options.id_field), origin), origin)
+        labelled = label_rows(_labels(options), row, identifier(row.get(options.id_field), origin), origin)
     except UnfitRow as error:
         yield Rejected(file.name, number, str(error), file.source, ascii(dict(row))[:160])
         return
-    for name, text, labels in found:
+    for name, text, labels in labelled:
         size = len(text.encode())
         if size > options.max_bytes:
             reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"

@@ -41,10 +41,10 @@ def find_pair(left, right, pairs, shift):
     slot = np.int64(key * GOLDEN >> shift)
     key += _ONE
     while True:
-        found = pairs[2 * slot]
-        if found == key:
+        stored = pairs[2 * slot]
+        if stored == key:
             return pairs[2 * slot + 1]
-        if found == 0:
+        if stored == 0:
             return ALL
         slot = (slot + 1) & (len(pairs) // 2 - 1)
 
@@ -56,28 +56,28 @@ def draw(key, count):
 
 
 @compiled
-def _sink(heap, place, size):
-    """Move heap[place] down until no child is less."""
-    value = heap[place]
-    child = 2 * place + 1
+def _sink(heap, index, size):
+    """Move heap[index] down until no child is less."""
+    value = heap[index]
+    child = 2 * index + 1
     while child < size:
         if child + 1 < size and heap[child + 1] < heap[child]:
             child += 1
         if heap[child] >= value:
             break
-        heap[place] = heap[child]
-        place, child = child, 2 * child + 1
-    heap[place] = value
+        heap[index] = heap[child]
+        index, child = child, 2 * child + 1
+    heap[index] = value
 
 
 @compiled
-def _rise(heap, place):
-    """Move heap[place] up until its parent is not greater."""
-    value = heap[place]
-    while place > 0 and heap[(place - 1) // 2] > value:
-        heap[place] = heap[(place - 1) // 2]
-        place = (place - 1) // 2
-    heap[place] = value
+def _rise(heap, index):
+    """Move heap[index] up until its parent is not greater."""
+    value = heap[index]
+    while index > 0 and heap[(index - 1) // 2] > value:
+        heap[index] = heap[(index - 1) // 2]
+        index = (index - 1) // 2
+    heap[index] = value
 
 
 @inlined
@@ -94,12 +94,12 @@ def _fill(heap, ranks):
 
 
 @compiled
-def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, found, used):
-    """Merge one word; writes its tokens to `found` from `used` on and returns the place behind them.
+def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, out, used):
+    """Merge one word; writes its tokens to `out` from `used` on and returns the position behind them.
 
-    A pair is left out of a step where `draw(key, step << 32 | place)` is less than `limit` (both uint64).
+    A pair is left out of a step where `draw(key, step << 32 | position)` is less than `limit` (both uint64).
 
-    The heap holds rank << 32 | place of each pair, also of pairs that are no more: those have another rank now.
+    The heap holds rank << 32 | position of each pair, also of pairs that are no more: those have another rank now.
     Every merge takes one token away and adds at most two pairs, so 3 n entries are enough.
     """
     count = end - start
@@ -143,6 +143,6 @@ def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, found, u
                 size += 1
     at = 0
     while at < count:
-        found[used] = ids[at]
+        out[used] = ids[at]
         used, at = used + 1, following[at]
     return used

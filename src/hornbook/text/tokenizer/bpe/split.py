@@ -40,46 +40,46 @@ def character_tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 @inlined
-def kind_at(data, place, pages, kinds):
-    """Of the character that begins at data[place]: its kind plus eight times its bytes."""
-    first = np.int64(data[place])
+def kind_at(data, offset, pages, kinds):
+    """Of the character that begins at data[offset]: its kind plus eight times its bytes."""
+    first = np.int64(data[offset])
     if first < 0x80:
         return np.int64(kinds[first]) + 8
-    code = np.int64(data[place + 1]) & 0x3F
+    code = np.int64(data[offset + 1]) & 0x3F
     if first < 0xE0:
         code |= (first & 0x1F) << 6
         width = 2
     else:
-        code = code << 6 | (np.int64(data[place + 2]) & 0x3F)
+        code = code << 6 | (np.int64(data[offset + 2]) & 0x3F)
         width = 3
         if first < 0xF0:
             code |= (first & 0x0F) << 12
         else:
-            code = (first & 0x07) << 18 | code << 6 | (np.int64(data[place + 3]) & 0x3F)
+            code = (first & 0x07) << 18 | code << 6 | (np.int64(data[offset + 3]) & 0x3F)
             width = 4
     return np.int64(kinds[pages[code >> 8] + (code & 0xFF)]) + 8 * width
 
 
 @inlined
-def _skip(data, place, end, kind, pages, kinds):
+def _skip(data, offset, end, kind, pages, kinds):
     """The end of a run of characters of one kind."""
-    while place < end:
-        found = kind_at(data, place, pages, kinds)
-        if found & 7 != kind:
+    while offset < end:
+        character = kind_at(data, offset, pages, kinds)
+        if character & 7 != kind:
             break
-        place += found >> 3
-    return place
+        offset += character >> 3
+    return offset
 
 
 @inlined
-def _skip_some(data, place, end, most, pages, kinds):
+def _skip_some(data, offset, end, most, pages, kinds):
     """The end of a run of at most so many numbers."""
     for _ in range(most):
-        found = kind_at(data, place, pages, kinds) if place < end else OTHER
-        if found & 7 != NUMBER:
+        character = kind_at(data, offset, pages, kinds) if offset < end else OTHER
+        if character & 7 != NUMBER:
             break
-        place += found >> 3
-    return place
+        offset += character >> 3
+    return offset
 
 
 @inlined
@@ -103,38 +103,38 @@ def _contraction_end(data, start, end, folds):
 @inlined
 def _blanks_end(data, start, end, lines, pages, kinds):
     r"""The end of what `\s*[\r\n]` (only with `lines`), else `\s+(?!\S)`, else `\s+` matches from `start`."""
-    place, last, after_line = start, start, start
-    while place < end:
-        found = kind_at(data, place, pages, kinds)
-        if found & 7 < WHITESPACE:
+    offset, last, after_line = start, start, start
+    while offset < end:
+        character = kind_at(data, offset, pages, kinds)
+        if character & 7 < WHITESPACE:
             break
-        last = place
-        place += found >> 3
-        if found & 7 == NEWLINE:
-            after_line = place
+        last = offset
+        offset += character >> 3
+        if character & 7 == NEWLINE:
+            after_line = offset
     if lines and after_line > start:
         return after_line
-    return place if place == end or last == start else last
+    return offset if offset == end or last == start else last
 
 
 @inlined
 def _end_like_gpt4(data, start, end, digits, pages, kinds):
-    found = kind_at(data, start, pages, kinds)
-    kind, place = found & 7, start + (found >> 3)
+    character = kind_at(data, start, pages, kinds)
+    kind, offset = character & 7, start + (character >> 3)
     if kind == LETTER:
-        return _skip(data, place, end, LETTER, pages, kinds)
+        return _skip(data, offset, end, LETTER, pages, kinds)
     if kind == NUMBER:
-        return _skip_some(data, place, end, digits - 1, pages, kinds)
+        return _skip_some(data, offset, end, digits - 1, pages, kinds)
     if data[start] == _QUOTE:
         short = _contraction_end(data, start, end, True)
         if short > start:
             return short
-    following = kind_at(data, place, pages, kinds) & 7 if place < end else -1
+    following = kind_at(data, offset, pages, kinds) & 7 if offset < end else -1
     if following == LETTER and kind != NEWLINE:
-        return _skip(data, place, end, LETTER, pages, kinds)
+        return _skip(data, offset, end, LETTER, pages, kinds)
     if kind == OTHER or (following == OTHER and data[start] == _BLANK):
-        place = _skip(data, place, end, OTHER, pages, kinds)
-        return _skip(data, place, end, NEWLINE, pages, kinds)
+        offset = _skip(data, offset, end, OTHER, pages, kinds)
+        return _skip(data, offset, end, NEWLINE, pages, kinds)
     return _blanks_end(data, start, end, True, pages, kinds)
 
 
@@ -144,10 +144,10 @@ def _end_like_gpt2(data, start, end, pages, kinds):
         short = _contraction_end(data, start, end, False)
         if short > start:
             return short
-    place = start + 1 if data[start] == _BLANK and start + 1 < end else start
-    kind = kind_at(data, place, pages, kinds) & 7
+    offset = start + 1 if data[start] == _BLANK and start + 1 < end else start
+    kind = kind_at(data, offset, pages, kinds) & 7
     if kind < WHITESPACE:
-        return _skip(data, place, end, kind, pages, kinds)
+        return _skip(data, offset, end, kind, pages, kinds)
     return _blanks_end(data, start, end, False, pages, kinds)
 
 

@@ -61,7 +61,7 @@ class Merges:
     """(left token, right token, their merge), the earliest learned first."""
 
 
-def byte_letters() -> list[str]:
+def byte_characters() -> list[str]:
     """How byte-level tokenizers spell each byte: as its Latin-1 character where that is visible, else from U+0100 on.
 
     GPT-2's alphabet (Radford et al. 2019), which lets a vocabulary of bytes be a vocabulary of text.
@@ -81,15 +81,15 @@ def find_merges(definition: Mapping[str, Any]) -> Merges | None:
         return None
     if model.get("type") != "BPE" or any(model.get(option) for option in _OFF):
         return None
-    vocab, letters = model["vocab"], byte_letters()
+    vocab, characters = model["vocab"], byte_characters()
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    if not all(letter in vocab for letter in letters) or max(vocab.values()) >= 2**TOKEN_BITS - 1:
+    if not all(character in vocab for character in characters) or max(vocab.values()) >= 2**TOKEN_BITS - 1:
         return None
     try:
         triples = [(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs]
     except KeyError:
         return None
-    return Merges(digits, [vocab[letter] for letter in letters], triples)
+    return Merges(digits, [vocab[character] for character in characters], triples)
 
 
 def _find_digits(splitter: Mapping[str, Any] | None) -> int | None:

@@ -11,7 +11,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.choice import training_is_compiled
-from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, byte_letters
+from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, byte_characters
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -21,7 +21,7 @@ _MIN_FREQUENCY = 2
 def train_bpe(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
     """Train on batches of texts. Where the text has too few repeated pairs, the vocabulary is smaller than asked.
 
-    Special tokens have the first ids, then the bytes in the order of their letters, then the merges: as the trainer
+    Special tokens have the first ids, then the bytes in the order of their characters, then the merges: as the trainer
     of the tokenizers library numbers them, whose result this is, byte for byte; it does it where our kernels would have
     to be compiled first (`bpe/choice`).
     """
@@ -34,7 +34,7 @@ def _train_by_library(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
         vocab_size=config.vocab,
         min_frequency=_MIN_FREQUENCY,
         special_tokens=spelled,
-        initial_alphabet=sorted(byte_letters()),
+        initial_alphabet=sorted(byte_characters()),
         show_progress=False,
     )
     raw.train_from_iterator(texts, trainer)
@@ -48,12 +48,12 @@ def _train_by_kernels(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
     counts = WordCounts(STYLES[PATTERN])
     for batch in texts:
         counts.add(batch)
-    letters, spelled = byte_letters(), spell_special_tokens(config)
+    characters, spelled = byte_characters(), spell_special_tokens(config)
     specials = len(spelled)
-    spelled += sorted(letters)
-    ids = {letter: number for number, letter in enumerate(spelled[specials:], specials)}
+    spelled += sorted(characters)
+    ids = {character: number for number, character in enumerate(spelled[specials:], specials)}
     pairs: list[tuple[str, str]] = []
-    for left, right in learn_merges(counts, [ids[letter] for letter in letters], config.vocab, _MIN_FREQUENCY):
+    for left, right in learn_merges(counts, [ids[character] for character in characters], config.vocab, _MIN_FREQUENCY):
         pairs.append((spelled[left], spelled[right]))
         spelled.append(spelled[left] + spelled[right])
     model = models.BPE({token: number for number, token in enumerate(spelled)}, pairs)

@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures:
+class TokenizerMetrics:
     """Counts of one tokenizer on one text."""
 
     tokenizer: str
@@ -44,7 +44,7 @@ class Figures:
         return self.exact == self.documents
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as people compare them."""
+        """The metrics as people compare them."""
         return {
             "tokenizer": self.tokenizer,
             "corpus": self.corpus,
@@ -58,23 +58,23 @@ class Figures:
             "megabytes_per_second": self.bytes / 1e6 / self.seconds,
         }
 
-    def plus(self, other: "Figures") -> "Figures":
+    def plus(self, other: "TokenizerMetrics") -> "TokenizerMetrics":
         """Both texts together."""
         counts = ("documents", "bytes", "words", "tokens", "unknown", "exact", "seconds")
         sums = {name: getattr(self, name) + getattr(other, name) for name in counts}
-        return Figures(self.tokenizer, "all", seen=self.seen | other.seen, possible=self.possible, **sums)
+        return TokenizerMetrics(self.tokenizer, "all", seen=self.seen | other.seen, possible=self.possible, **sums)
 
 
-def compare(tokenizers: Mapping[str, Tokenizer], samples: Sequence[TextSample]) -> list[Figures]:
-    """Figures of every tokenizer on every sample, and on all of them where there are several; by sample."""
-    found: list[Figures] = []
+def compare(tokenizers: Mapping[str, Tokenizer], samples: Sequence[TextSample]) -> list[TokenizerMetrics]:
+    """Metrics of every tokenizer on every sample, and on all of them where there are several; by sample."""
+    metrics: list[TokenizerMetrics] = []
     for sample in samples:
         encoded = {name: tokenizer.encode_arrays(sample.texts) for name, tokenizer in tokenizers.items()}
         seconds = _race(tokenizers, sample)
-        found += [
+        metrics += [
             _measure(name, tokenizer, sample, encoded[name], seconds[name]) for name, tokenizer in tokenizers.items()
         ]
-    return found + (_totals(found, list(tokenizers)) if len(samples) > 1 else [])
+    return metrics + (_totals(metrics, list(tokenizers)) if len(samples) > 1 else [])
 
 
 def _race(tokenizers: Mapping[str, Tokenizer], sample: TextSample) -> dict[str, float]:
@@ -88,14 +88,16 @@ def _race(tokenizers: Mapping[str, Tokenizer], sample: TextSample) -> dict[str, 
     return best
 
 
-def _measure(name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[np.ndarray], seconds: float) -> Figures:
+def _measure(
+    name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[np.ndarray], seconds: float
+) -> TokenizerMetrics:
     tail = 1 if tokenizer.end_id != tokenizer.delimiter_id else 0
     bodies = [ids[1 : len(ids) - tail] for ids in encoded]
     possible = tokenizer.token_bytes() > 0
     seen = np.zeros(tokenizer.vocab_size, bool)
     seen[np.concatenate(bodies)] = True
     unknown = 0 if tokenizer.unknown_id is None else sum(int(np.sum(ids == tokenizer.unknown_id)) for ids in bodies)
-    return Figures(
+    return TokenizerMetrics(
         tokenizer=name,
         corpus=sample.name,
         documents=len(bodies),
@@ -110,9 +112,8 @@ def _measure(name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[
     )
 
 
-def _totals(found: list[Figures], names: list[str]) -> list[Figures]:
-    totals: dict[str, Figures] = {}
-    for figures in found:
-        name = figures.tokenizer
-        totals[name] = totals[name].plus(figures) if name in totals else figures
+def _totals(metrics: list[TokenizerMetrics], names: list[str]) -> list[TokenizerMetrics]:
+    totals: dict[str, TokenizerMetrics] = {}
+    for each in metrics:
+        totals[each.tokenizer] = totals[each.tokenizer].plus(each) if each.tokenizer in totals else each
     return [totals[name] for name in names]

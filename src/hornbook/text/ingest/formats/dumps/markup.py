@@ -41,7 +41,7 @@ _EMPTY_LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 
 
 @dataclass(slots=True)
-class _Open:
+class _Frame:
     """Something that was opened: what closes it, and the text in it by arguments."""
 
     closing: str
@@ -51,31 +51,31 @@ class _Open:
 
 def strip_markup(text: str, dropped: frozenset[str] = DROPPED_LINKS) -> str:
     """The text of an article; `dropped`: lower-case prefixes of links that are no words of it."""
-    return _tidy(_Stripper(dropped).strip(text))
+    return _tidy(_WikiStripper(dropped).strip(text))
 
 
-class _Stripper:
+class _WikiStripper:
     def __init__(self, dropped: frozenset[str]) -> None:
         self._dropped = dropped
-        self._stack = [_Open("")]
+        self._stack = [_Frame("")]
         self._waiting: dict[str, int] = {}
         """How many of each closing mark the stack waits for."""
         self._unclosed: set[str] = set()
         """Tags that are not closed in what is left, so that nobody looks again."""
 
     def strip(self, text: str) -> str:
-        place = 0
+        position = 0
         for match in _MARKS.finditer(text):
-            if match.start() < place:
+            if match.start() < position:
                 continue
-            self._write(text[place : match.start()])
-            place = match.end()
+            self._write(text[position : match.start()])
+            position = match.end()
             mark = match.group().lstrip(" \t:*#")
             if mark.startswith("<") and mark != "<!--":
-                place = self._tag(text, mark, place)
+                position = self._tag(text, mark, position)
             else:
                 self._mark(mark)
-        self._write(text[place:])
+        self._write(text[position:])
         while len(self._stack) > 1:
             self._give_up()
         return "".join(self._stack[0].arguments[0])
@@ -107,7 +107,7 @@ class _Stripper:
         if len(self._stack) > _DEPTH:
             self._write(opening)
             return
-        self._stack.append(_Open(closing, opening))
+        self._stack.append(_Frame(closing, opening))
         self._waiting[closing] = self._waiting.get(closing, 0) + 1
 
     def _close(self, closing: str) -> None:
@@ -123,7 +123,7 @@ class _Stripper:
         elif closing == "]":
             self._write(arguments[0].partition(" ")[2])
 
-    def _pop(self) -> _Open:
+    def _pop(self) -> _Frame:
         frame = self._stack.pop()
         self._waiting[frame.closing] -= 1
         return frame
@@ -140,16 +140,16 @@ class _Stripper:
             return ""
         return arguments[-1] if len(arguments) > 1 else target.removeprefix(":")
 
-    def _tag(self, text: str, mark: str, place: int) -> int:
+    def _tag(self, text: str, mark: str, position: int) -> int:
         """A tag of HTML or of an extension; returns where to go on."""
-        found = _TAG.match(mark)
-        name = found.group(1).lower() if found else ""
+        match = _TAG.match(mark)
+        name = match.group(1).lower() if match else ""
         closing = f"</{name}>"
         opens = mark[1] != "/" and not mark.endswith("/>")
         if name in _RAW_TAGS and opens and name not in self._unclosed:
-            end = text.find(closing, place)
+            end = text.find(closing, position)
             if end >= 0:
-                self._write(text[place:end])
+                self._write(text[position:end])
                 return end + len(closing)
             self._unclosed.add(name)
         elif name in _DROPPED_TAGS and opens:
@@ -160,7 +160,7 @@ class _Stripper:
             self._write("$")
         elif name in ("br", "p", "div", "li", "tr"):
             self._write("\n")
-        return place
+        return position
 
 
 def _template(arguments: list[str]) -> str:
@@ -198,14 +198,14 @@ def unescape(text: str) -> str:
 def plain_html(text: str) -> str:
     """The words of some HTML; white space counts only in `pre`."""
     parts: list[str] = []
-    place = raw = 0
+    position = raw = 0
 
     def write(piece: str) -> None:
         parts.append(unescape(piece if raw else _HTML_WHITESPACE.sub(" ", piece)))
 
     for match in _HTML_TAG.finditer(text):
-        write(text[place : match.start()])
-        place = match.end()
+        write(text[position : match.start()])
+        position = match.end()
         closes, name = match.group(1), match.group(2).lower()
         if name == "pre":
             raw = max(raw + (-1 if closes else 1), 0)
@@ -215,5 +215,5 @@ def plain_html(text: str) -> str:
             parts.append("\n")
         elif name == "li" and not closes:
             parts.append("\n- ")
-    write(text[place:])
+    write(text[position:])
     return _EMPTY_LINES.sub("\n\n", "".join(parts)).strip()

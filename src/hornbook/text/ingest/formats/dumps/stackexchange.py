@@ -74,13 +74,13 @@ def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadO
     if not text:
         return
     try:
-        found = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
+        elements = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
     except (ElementTree.ParseError, ValueError) as error:
         yield bad_line(file, line, f"invalid XML: {short(error)}")
         return
-    if not found:
+    if not elements:
         yield bad_line(file, line, "not a post: text outside of rows")
-    for post in found:
+    for post in elements:
         if (row := _keep_post(posts, file, line, post)) is not None:
             yield row
 

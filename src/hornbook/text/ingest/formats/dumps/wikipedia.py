@@ -39,22 +39,22 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
     limit = options.max_bytes + _MARKUP_ROOM
     while True:
         try:
-            before, size, found = stream.until(b"<page>", _HEAD_LIMIT)
+            before, size, complete = stream.until(b"<page>", _HEAD_LIMIT)
             if strange := _strange(before, first=wiki is None):
                 reason = "not a page: text between pages, perhaps a page whose tag is damaged"
                 yield Rejected(file.name, line, reason, file.source, excerpt(strange), size)
             wiki = wiki or _wiki(before)
             line += before.count(b"\n")
-            if not found:
+            if not complete:
                 if size <= _HEAD_LIMIT and not before.rstrip().endswith(b"</mediawiki>"):
                     yield Rejected(file.name, line, "truncated dump: it ends without </mediawiki>", file.source)
                 return
-            page, size, found = stream.until(b"</page>", limit)
+            page, size, complete = stream.until(b"</page>", limit)
         except DamagedStream as error:
             yield Rejected(file.name, line, str(error), file.source)
             return
         number += 1
-        if not found:
+        if not complete:
             yield Rejected(file.name, line, "truncated page: it has no </page>", file.source, excerpt(page), size)
             return
         yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)

@@ -114,8 +114,8 @@ class _Sources:
 
         def include(match: re.Match[str]) -> str:
             wanted = posixpath.normpath(match.group(1))
-            found = next((each for each in (wanted, wanted + ".tex") if each in self.files and each not in seen), None)
-            return match.group() if found is None or depth == _DEEPEST else self._included(found, seen, depth + 1)
+            target = next((each for each in (wanted, wanted + ".tex") if each in self.files and each not in seen), None)
+            return match.group() if target is None or depth == _DEEPEST else self._included(target, seen, depth + 1)
 
         return _INPUT.sub(include, strip_comments(self.files[name]))
 

@@ -40,9 +40,9 @@ def strip_latex(text: str) -> str:
     title = _title(text)
     start = text.find(_BODY)
     body = text[start + len(_BODY) :] if start >= 0 else text
-    ends = [place for mark in _ENDS if (place := body.find(mark)) >= 0]
+    ends = [position for mark in _ENDS if (position := body.find(mark)) >= 0]
     body = body[: min(ends)] if ends else body
-    stripped = _Stripper(_expand(body, macros)).strip()
+    stripped = _LatexStripper(_expand(body, macros)).strip()
     lines = "\n".join(_BLANKS.sub(" ", line).strip() for line in stripped.split("\n"))
     return _LINES.sub("\n\n", title + lines).strip()
 
@@ -58,7 +58,7 @@ def _title(text: str) -> str:
     if not 0 <= start < body:
         return ""
     end = _matching(text[start : start + 2000]).get(6)
-    return "" if end is None else _Stripper(text[start + 7 : start + end]).strip().strip() + "\n\n"
+    return "" if end is None else _LatexStripper(text[start + 7 : start + end]).strip().strip() + "\n\n"
 
 
 def _expand(text: str, macros: dict[str, str]) -> str:
@@ -69,51 +69,51 @@ def _expand(text: str, macros: dict[str, str]) -> str:
 
     def meaning(match: re.Match[str]) -> str:
         nonlocal budget
-        found = macros.get(match.group())
-        if found is None or budget < len(found):
+        expansion = macros.get(match.group())
+        if expansion is None or budget < len(expansion):
             return match.group()
-        budget -= len(found)
-        return found
+        budget -= len(expansion)
+        return expansion
 
     return re.sub(r"\\[a-zA-Z]{1,30}", meaning, text)
 
 
 def _matching(text: str) -> dict[int, int]:
-    """Place of each brace and bracket that is closed -> place of what closes it; brackets pair within braces."""
+    """Place of each brace and bracket that is closed -> position of what closes it; brackets pair within braces."""
     pairs: dict[int, int] = {}
     braces: list[int] = []
     brackets: list[int] = []
     for match in _TOKENS.finditer(text):
-        mark, place = match.group(), match.start()
+        mark, position = match.group(), match.start()
         if mark == "{":
-            braces.append(place)
+            braces.append(position)
         elif mark == "[":
-            brackets.append(place)
+            brackets.append(position)
         elif mark == "}" and braces:
             opening = braces.pop()
-            pairs[opening] = place
+            pairs[opening] = position
             while brackets and brackets[-1] > opening:
                 brackets.pop()
         elif mark == "]" and brackets and brackets[-1] > (braces[-1] if braces else -1):
-            pairs[brackets.pop()] = place
+            pairs[brackets.pop()] = position
     return pairs
 
 
-class _Stripper:
+class _LatexStripper:
     def __init__(self, text: str) -> None:
         self._text, self._pairs = text, _matching(text)
         self._parts: list[str] = []
         self._headings: set[int] = set()
         """Places of braces that end a heading."""
-        self._found: dict[str, int] = {}
+        self._next_at: dict[str, int] = {}
         """Where a mark was found last, so that nobody looks twice; the length where there is none."""
 
     def strip(self) -> str:
-        place = 0
-        while (match := _TOKENS.search(self._text, place)) is not None:
-            self._parts.append(self._text[place : match.start()])
-            place = self._token(match.group(), match.start(), match.end())
-        self._parts.append(self._text[place:])
+        position = 0
+        while (match := _TOKENS.search(self._text, position)) is not None:
+            self._parts.append(self._text[position : match.start()])
+            position = self._token(match.group(), match.start(), match.end())
+        self._parts.append(self._text[position:])
         return "".join(self._parts)
 
     def _token(self, mark: str, start: int, end: int) -> int:
@@ -137,21 +137,21 @@ class _Stripper:
         closing = {"$": "$", "\\(": "\\)", "\\[": "\\]"}[mark]
         if self._text.startswith("$$", start):
             closing, end = "$$", start + 2
-        place = self._next(closing, end)
-        while closing == "$" and 0 < place < len(self._text) and self._text[place - 1] == "\\":
-            place = self._text.find("$", place + 1)
-            place = len(self._text) if place < 0 else place
-        if place >= len(self._text) or place - end > _LONGEST_FORMULA:
+        position = self._next(closing, end)
+        while closing == "$" and 0 < position < len(self._text) and self._text[position - 1] == "\\":
+            position = self._text.find("$", position + 1)
+            position = len(self._text) if position < 0 else position
+        if position >= len(self._text) or position - end > _LONGEST_FORMULA:
             return end
-        self._parts.append(self._text[start : place + len(closing)])
-        return place + len(closing)
+        self._parts.append(self._text[start : position + len(closing)])
+        return position + len(closing)
 
-    def _next(self, mark: str, place: int) -> int:
-        """Where a mark stands next at or after a place; the length where nowhere."""
-        known = self._found.get(mark, -1)
-        if known < place:
-            known = self._text.find(mark, place)
-            self._found[mark] = known = len(self._text) if known < 0 else known
+    def _next(self, mark: str, position: int) -> int:
+        """Where a mark stands next at or after a position; the length where nowhere."""
+        known = self._next_at.get(mark, -1)
+        if known < position:
+            known = self._text.find(mark, position)
+            self._next_at[mark] = known = len(self._text) if known < 0 else known
         return known
 
     def _command(self, mark: str, end: int) -> int:
@@ -170,36 +170,36 @@ class _Stripper:
             return opening
         return opening if opening in self._pairs and self._text[opening] == "{" else self._past_blank(end)
 
-    def _past_blank(self, place: int) -> int:
-        return place + 1 if self._text[place : place + 1] == " " else place
+    def _past_blank(self, position: int) -> int:
+        return position + 1 if self._text[position : position + 1] == " " else position
 
-    def _past_options(self, place: int) -> int:
+    def _past_options(self, position: int) -> int:
         """Past `[...]` that belongs to a command."""
-        if self._text[place : place + 1] == "[" and place in self._pairs:
-            return self._pairs[place] + 1
-        return place
+        if self._text[position : position + 1] == "[" and position in self._pairs:
+            return self._pairs[position] + 1
+        return position
 
-    def _past_arguments(self, place: int) -> int:
+    def _past_arguments(self, position: int) -> int:
         """Past all `[...]` and `{...}`, and a macro's name that stands between."""
         while True:
-            if self._text[place : place + 1] in ("[", "{") and place in self._pairs:
-                place = self._pairs[place] + 1
-            elif (name := _NAME.match(self._text, place)) is not None:
-                place = name.end()
+            if self._text[position : position + 1] in ("[", "{") and position in self._pairs:
+                position = self._pairs[position] + 1
+            elif (name := _NAME.match(self._text, position)) is not None:
+                position = name.end()
             else:
-                return place
+                return position
 
-    def _environment(self, kind: str, place: int) -> int:
-        closed = self._pairs.get(place)
+    def _environment(self, kind: str, position: int) -> int:
+        closed = self._pairs.get(position)
         if closed is None:
-            return place
-        name, end = self._text[place + 1 : closed], closed + 1
+            return position
+        name, end = self._text[position + 1 : closed], closed + 1
         if kind == "begin" and name in _DROPPED_ENVIRONMENTS | _FORMULAS:
             closing = f"\\end{{{name}}}"
-            found = self._next(closing, end)
-            if found < len(self._text):
+            closing_at = self._next(closing, end)
+            if closing_at < len(self._text):
                 if name in _FORMULAS:
-                    self._parts.append("\n" + self._text[place - len("\\begin") : found + len(closing)] + "\n")
-                return found + len(closing)
+                    self._parts.append("\n" + self._text[position - len("\\begin") : closing_at + len(closing)] + "\n")
+                return closing_at + len(closing)
         self._parts.append("\n")
         return self._past_options(end)

@@ -106,9 +106,9 @@ class InPieces:
             size -= len(data) if size > 0 else 0
         return b"".join(parts)
 
-    def seek(self, place: int, whence: int = 0, /) -> int:
+    def seek(self, offset: int, whence: int = 0, /) -> int:
         """As of any file."""
-        return self._handle.seek(place, whence)
+        return self._handle.seek(offset, whence)
 
     def tell(self) -> int:
         """As of any file."""
@@ -129,7 +129,7 @@ def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int
         if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
             continue
         whole, largest, repeats = 0, 1, False
-        for page in parquet_pages(source, chunk.begin, chunk.end):
+        for page in parquet_pages(source, chunk.start, chunk.end):
             if page.excess:
                 raise Excess(f"column {chunk.path[:60]!a}: {page.excess}")
             whole, largest = whole + page.expanded, max(largest, page.expanded)
@@ -145,7 +145,7 @@ def column_problem(schema: pa.Schema, name: str) -> str:
         return f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})"
     kind = schema.field(column).type
     for part in name.split(".")[1:] if column != name else ():
-        names = [kind.field(place).name for place in range(kind.num_fields)]
+        names = [kind.field(index).name for index in range(kind.num_fields)]
         if part not in names:
             return f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})"
         kind = kind.field(names.index(part)).type
@@ -180,8 +180,8 @@ def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: Read
             values = values.field(name)
         others = part.select([name for name in part.schema.names if name != column])
         fields = others.to_pylist() if others.num_columns else [{} for _ in range(len(part))]
-        for place, text in enumerate(values.cast(pa.large_binary())):
-            yield _table_row(file, first + start + place, text.as_buffer(), fields[place], options)
+        for index, text in enumerate(values.cast(pa.large_binary())):
+            yield _table_row(file, first + start + index, text.as_buffer(), fields[index], options)
 
 
 def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[str, Any], options: ReadOptions) -> Row:

@@ -13,7 +13,7 @@ from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
 from hornbook.text.ingest.readers import json_row
 
-_BLANK = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -27,24 +27,24 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
                 number = line.number
                 yield json_row(file, line, options)
             return
-        for row in _rows(file, _Text(stream), options):
+        for row in _rows(file, _Characters(stream), options):
             number += 1
             yield row
     except DamagedStream as error:
         yield Rejected(file.name, number + 1, str(error), file.source)
 
 
-class _Text:
+class _Characters:
     """The characters of a stream, as far as they were asked for."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self.characters, self.place = stream, "", 0
+        self._stream, self.characters, self.position = stream, "", 0
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self.ended = False
 
     def extend(self, least: int) -> None:
-        """Forget what is behind the place; have at least so many characters, or all there are."""
-        parts, size = [self.characters[self.place :]], len(self.characters) - self.place
+        """Drop what is before the position; hold at least `least` characters, or all there are."""
+        parts, size = [self.characters[self.position :]], len(self.characters) - self.position
         while size < least and not self.ended:
             chunk = self._stream.read(CHUNK)
             self.ended = not chunk
@@ -53,23 +53,23 @@ class _Text:
             except UnicodeDecodeError as error:
                 raise DamagedStream(f"invalid UTF-8: byte 0x{error.object[error.start]:02x} in the array") from error
             size += len(parts[-1])
-        self.characters, self.place = "".join(parts), 0
+        self.characters, self.position = "".join(parts), 0
 
     def next(self) -> str:
         """The next character that is not blank; empty at the end."""
         while True:
-            while self.place < len(self.characters) and self.characters[self.place] in _BLANK:
-                self.place += 1
-            if self.place < len(self.characters) or self.ended:
-                return self.characters[self.place : self.place + 1]
+            while self.position < len(self.characters) and self.characters[self.position] in _WHITESPACE:
+                self.position += 1
+            if self.position < len(self.characters) or self.ended:
+                return self.characters[self.position : self.position + 1]
             self.extend(1)
 
 
-def _rows(file: InputFile, text: _Text, options: ReadOptions) -> Iterator[Row]:
+def _rows(file: InputFile, text: _Characters, options: ReadOptions) -> Iterator[Row]:
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     number, expected = 0, "["
     while (mark := text.next()) == expected or (mark == "]" and expected == ","):
-        text.place += 1
+        text.position += 1
         if mark == "]":
             if text.next():
                 yield Rejected(file.name, number + 1, "invalid JSON: something follows the array", file.source)
@@ -93,9 +93,9 @@ def _rows(file: InputFile, text: _Text, options: ReadOptions) -> Iterator[Row]:
 
 
 def _value(
-    decoder: json.JSONDecoder, file: InputFile, number: int, text: _Text, options: ReadOptions
+    decoder: json.JSONDecoder, file: InputFile, number: int, text: _Characters, options: ReadOptions
 ) -> tuple[object, bytes] | Rejected:
-    """(the value at the place, its text); what cannot be read is read on for, up to the limit: it may be half a row."""
+    """(value at the position, its text). What cannot be parsed may be half a row: more is read, up to the limit."""
     text.next()
     size = CHUNK
     while True:
@@ -111,8 +111,8 @@ def _value(
             reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
             shown = excerpt(text.characters[:512].encode("utf-8", "replace"))
             return Rejected(file.name, number, f"invalid JSON: {reason}", file.source, shown)
-        text.place = end
+        text.position = end
         if end < len(text.characters) or text.ended:
             return value, text.characters[:end].encode("utf-8", "replace")
         size *= 4
-        text.place = 0
+        text.position = 0

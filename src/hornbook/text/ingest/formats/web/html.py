@@ -90,8 +90,8 @@ def declared_charset(data: bytes, declared: str) -> str:
     mark = next((name for start, name in _MARKS.items() if data.startswith(start)), "")
     if mark or declared:
         return mark or declared
-    found = _XML.match(data[:_HEAD_BYTES]) or _META.search(data[:_HEAD_BYTES])
-    name = found.group(1).decode("ascii", "replace") if found else "utf-8"
+    match = _XML.match(data[:_HEAD_BYTES]) or _META.search(data[:_HEAD_BYTES])
+    name = match.group(1).decode("ascii", "replace") if match else "utf-8"
     return "utf-8" if name.lower().startswith("utf-16") else name  # what is read as ASCII is not UTF-16
 
 
@@ -112,7 +112,7 @@ def _as_control(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("hornbook-c1", _as_control)
 
 
-class _Open:
+class _OpenElements:
     """What is open while the tags of a page are read, and what that costs."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class _Open:
         self.crowded = False
         self._read = 0
 
-    def begin(self, name: str, counted: bool) -> None:
+    def start_tag(self, name: str, counted: bool) -> None:
         self.options += name == "option"
         self.made += self.formats  # what is open is made anew in every block
         if counted:
@@ -129,7 +129,7 @@ class _Open:
             self.depth += 1
             self.formats += name in _FORMATS
 
-    def end(self, name: str) -> None:
+    def end_tag(self, name: str) -> None:
         if self.counts[name]:
             self.counts[name] -= 1
             self.depth -= 1
@@ -143,14 +143,14 @@ class _Open:
         """
         if match.start() < self._read:
             return
-        found = _ATTRIBUTES.match(html, match.end())
-        assert found is not None
-        given = found.group()
-        self.crowded |= html[found.end() : found.end() + 1] not in (">", "")
+        attributes = _ATTRIBUTES.match(html, match.end())
+        assert attributes is not None
+        given = attributes.group()
+        self.crowded |= html[attributes.end() : attributes.end() + 1] not in (">", "")
         if name in _MERGED:
             self.merged += sum(1 for _ in _ONE.finditer(given))
             self.crowded |= self.merged > MOST_ATTRIBUTES
-        self._read = match.end() if '"' in given or "'" in given else found.end()
+        self._read = match.end() if '"' in given or "'" in given else attributes.end()
 
     def problem(self) -> str:
         if self.crowded:
@@ -168,11 +168,11 @@ def why_costly(html: str) -> str:
     Elements that others close are not counted as open; but within SVG and MathML nothing is closed by others, though a
     tag may close itself.
     """
-    opened = _Open()
+    opened = _OpenElements()
     for match in _TAG.finditer(html):
         name = match.group(2).lower()
         if match.group(1):
-            opened.end(name)
+            opened.end_tag(name)
             continue
         counted = name not in _UNCOUNTED
         if opened.counts["svg"] or opened.counts["math"]:
@@ -180,7 +180,7 @@ def why_costly(html: str) -> str:
             counted = html[end - 1] != "/"
             if end < 0:
                 break
-        opened.begin(name, counted)
+        opened.start_tag(name, counted)
         opened.count_attributes(html, match, name)
         if problem := opened.problem():
             return problem
@@ -189,14 +189,14 @@ def why_costly(html: str) -> str:
 
 def _metadata(tree: Any) -> dict[str, Any]:
     """What a page says of itself: its address and its licence (`rel=license`)."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     document = tree.document
     for name, selector in (("url", "link[rel=canonical]"), ("licence", "[rel~=license][href]")):
         node = document.query_selector(selector)
         value = node.getattr("href") if node is not None else None
         if value:
-            found[name] = value
-    return found
+            metadata[name] = value
+    return metadata
 
 
 class _Extractor:

@@ -76,16 +76,16 @@ def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
             yield _Record(number, {}, size, head[:_HEAD_LIMIT], "not a WARC record: its header cannot be read")
             _find_record(stream)
             continue
-        block, found = stream.take(int(length), limit)
-        if headers.get("warc-type") not in _ROWS and found == int(length):
+        block, available = stream.take(int(length), limit)
+        if headers.get("warc-type") not in _ROWS and available == int(length):
             continue
         number += 1
         problem = ""
-        if found < int(length):
-            problem = f"truncated record: {found} of {length} bytes"
+        if available < int(length):
+            problem = f"truncated record: {available} of {length} bytes"
         elif stream.peek(4) not in (b"\r\n\r\n", b""):
             problem = "a record is longer than it says: its Content-Length is wrong"
-        yield _Record(number, headers, found, block, problem)
+        yield _Record(number, headers, available, block, problem)
         if problem:
             _find_record(stream)
 
@@ -101,21 +101,21 @@ def _find_record(stream: Buffered) -> int:
     """After damage: go on where a line looks like the beginning of a record; how many bytes were passed over."""
     passed = 0
     while stream.peek(5) != _MAGIC:
-        _, size, found = stream.until(b"\n", 0)
+        _, size, came = stream.until(b"\n", 0)
         passed += size
-        if not found:
+        if not came:
             break
     return passed
 
 
 def parse_headers(head: bytes) -> dict[str, str]:
     """Header lines by lower-case name, the first of each; bytes that are not UTF-8 are replaced."""
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for line in head.decode("utf-8", "replace").splitlines()[1:]:
         name, colon, value = line.partition(":")
         if colon and name.strip():
-            found.setdefault(name.strip().lower(), value.strip())
-    return found
+            headers.setdefault(name.strip().lower(), value.strip())
+    return headers
 
 
 def _row(file: InputFile, record: _Record, options: ReadOptions) -> Row:
@@ -191,9 +191,9 @@ def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
 
 def _unchunked(body: bytes) -> bytes:
     """Join the chunks; archives that joined them already keep the header, so what is not chunked stays."""
-    parts, place = [], 0
-    while (end := body.find(b"\r\n", place, place + 32)) >= 0:
-        digits = body[place:end].partition(b";")[0].strip()
+    parts, position = [], 0
+    while (end := body.find(b"\r\n", position, position + 32)) >= 0:
+        digits = body[position:end].partition(b";")[0].strip()
         try:
             size = int(digits, 16)
         except ValueError:
@@ -201,7 +201,7 @@ def _unchunked(body: bytes) -> bytes:
         if size == 0:
             return b"".join(parts)
         parts.append(body[end + 2 : end + 2 + size])
-        place = end + 2 + size + 2
+        position = end + 2 + size + 2
     if not parts:
         return body
     raise _Unfit("truncated chunks: the page ends early")
