@@ -1,19 +1,20 @@
-"""What readers yield (documents, and rows that are none), their options, and the way from a row to a document."""
+"""What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.lines import HashingFile, Line
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 EXCERPT_BYTES = 160
+LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
 _ID_LIMIT = 512
 _FIELD_LIMIT = 2048
 DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
@@ -37,7 +38,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row (or, where `rows` is more than 1, a stretch of rows) that is not a document."""
+    """A row that is not a document; or several rows, where `rows` is more than 1."""
 
     path: str
     line: int
@@ -59,6 +60,14 @@ class Rejected:
 
 
 Row = Document | Rejected
+
+
+class UnfitRow(Exception):
+    """A row cannot become a document; the text is the reason. `dropped` where nothing is wrong with it."""
+
+    def __init__(self, reason: str = "", dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,36 +113,70 @@ def lookup(row: Mapping[str, Any], name: str) -> Any:
     return lookup(inner, rest) if isinstance(inner, Mapping) else None
 
 
+def reject(
+    file: InputFile,
+    line: int,
+    reason: str,
+    data: bytes = b"",
+    size: int | None = None,
+    *,
+    rows: int = 1,
+    damaged: bool = True,
+) -> Rejected:
+    """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
+    length = len(data) if size is None else size
+    return Rejected(file.name, line, reason, file.source, excerpt(data), length, rows, damaged)
+
+
 def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:
     """The document of a row of fields; all but text and name are its metadata. `data`: the row as read."""
-
-    def rejected(reason: str) -> Rejected:
-        return Rejected(file.name, number, reason, file.source, excerpt(data), len(data))
-
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
-        return rejected(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
+        reason = f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})"
+        return reject(file, number, reason, data)
     if not isinstance(text, str):
-        return rejected(f"text is not a string: it is a JSON {json_name(text)}")
+        return reject(file, number, f"text is not a string: it is a JSON {json_name(text)}", data)
     if not is_valid_unicode(text):
-        return rejected("lone surrogate: the text is not valid Unicode")
+        return reject(file, number, LONE_SURROGATE, data)
     row.pop(options.text_field, None)
+    return fields_document(file, number, text, row, options)
+
+
+def fields_document(file: InputFile, number: int, text: str, fields: dict[str, Any], options: ReadOptions) -> Document:
+    """The document of a text and the other fields of its row, one of which may name it."""
     origin = f"{file.name}:{number}"
-    name = identifier(lookup(row, options.id_field), origin)
-    row.pop(options.id_field, None)
-    return Document(text, name, file.source, row, origin)
+    name = identifier(lookup(fields, options.id_field), origin)
+    fields.pop(options.id_field, None)
+    return Document(text, name, file.source, fields, origin)
 
 
-def text_document(
-    file: InputFile, number: int, data: bytes, name: str = "", metadata: dict[str, Any] | None = None
-) -> Row:
-    """A document of bytes that should be UTF-8."""
+class _Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+Numbered = TypeVar("Numbered", bound=_Numbered)
+
+
+def read_each(file: InputFile, items: Iterable[Numbered], read: Callable[[Numbered], Iterable[Row]]) -> Iterator[Row]:
+    """What `read` makes of each line or record; where the stream is damaged, a last row says so."""
+    number = 0
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        return Rejected(file.name, number, why_not_utf8(data, error), file.source, excerpt(data), len(data))
-    origin = f"{file.name}:{number}"
-    return Document(text, identifier(name, origin), file.source, metadata or {}, origin)
+        for item in items:
+            number = item.number
+            yield from read(item)
+    except DamagedStream as error:
+        yield reject(file, number + 1, str(error))
+
+
+def read_at_once(file: InputFile, stream: Stream, options: ReadOptions, read: Callable[[bytes], Row]) -> Iterator[Row]:
+    """What `read` makes of all bytes of a file; a file over the limit, or a damaged one, is a rejected row."""
+    try:
+        data, size = read_whole(stream, options.max_bytes)
+    except DamagedStream as error:
+        yield reject(file, 0, str(error))
+    else:
+        yield too_long(file, 0, size, options) if data is None else read(data)
 
 
 def keep_provenance(document: Document, options: ReadOptions) -> None:
@@ -159,12 +202,7 @@ def _as_text(value: Any) -> str:
 def too_long(file: InputFile, number: int, size: int, options: ReadOptions, data: bytes = b"") -> Rejected:
     """A row beyond the limit."""
     reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
-    return Rejected(file.name, number, reason, file.source, excerpt(data), size)
-
-
-def bad_line(file: InputFile, line: Line, reason: str) -> Rejected:
-    """A line that is no row."""
-    return Rejected(file.name, line.number, reason, file.source, excerpt(line.data), line.size)
+    return reject(file, number, reason, data, size)
 
 
 def is_valid_unicode(text: str) -> bool:

@@ -3,6 +3,7 @@
 A path may be a file, a folder (walked in sorted order, hidden names left out), a glob or an fsspec URL.
 """
 
+import glob
 import os
 import stat
 from collections.abc import Iterator
@@ -37,10 +38,12 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
 AT_RANDOM = ("parquet", "arrow", "zip")
 """Formats that are read at random places, so they cannot be compressed or lie in an archive."""
-NAMED_ONLY = ("json", "xml")
+NAMED_ONLY = ("json", "xml", "conll")
 """Formats with many other uses: such files are read where a path or a glob names them, not found in folders."""
 ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
 """With the layout "arxiv" an archive is a paper or many, and so is a `.gz` that says no more."""
+LABELLED = "labelled"
+"""The layout of labelled sets, which may also be sentences of words with tags (`.conll`)."""
 SUPPORTED = (
     ".txt .md .rst, code, .html .tex .jsonl .json .csv .tsv .warc .wet .xml .tar (each also .gz .bz2 .xz .zst), "
     ".parquet .arrow .zip"
@@ -88,6 +91,8 @@ def format_of(path: str, layout: str = "auto") -> tuple[str, str | None] | None:
         kind = ARXIV.get(kind, kind)
     elif layout == "gutenberg" and kind == "text":
         kind = "gutenberg"
+    elif layout == LABELLED and ending == ".conll":
+        kind = "conll"
     if kind is None or (compression and kind in AT_RANDOM):
         return None
     return kind, compression
@@ -98,14 +103,15 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def list_inputs(source: str, config: SourceConfig) -> list[InputFile]:
-    """All files of a source, sorted by path, each once.
+def list_inputs(source: str, config: SourceConfig, *, labelled: bool = False) -> list[InputFile]:
+    """All files of a source, sorted by path, each once. `labelled`: rows have labels.
 
     Raises UsageError where a path names nothing, or nothing that can be read.
     """
+    layout = LABELLED if labelled else config.layout
     by_path: dict[str, InputFile] = {}
     for path in config.paths:
-        files = list((_list_url if is_url(path) else _list_local)(source, path, config.layout))
+        files = list((_list_url if is_url(path) else _list_local)(source, path, layout))
         if not files:
             raise UsageError(f"source {source!r}: {path} holds no file that can be read ({SUPPORTED})")
         by_path.update((file.path, file) for file in files)
@@ -119,7 +125,7 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
         return
     if not any(char in expanded for char in "*?["):
         raise UsageError(f"source {source!r}: {path} does not exist")
-    matches = sorted(str(match) for match in _glob(expanded))
+    matches = sorted(glob.glob(expanded, recursive=True))
     if not matches:
         raise UsageError(f"source {source!r}: no file matches {path}")
     for match in matches:
@@ -127,12 +133,6 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
             yield from _walk(source, match, layout)
         elif format_of(match, layout):
             yield _local_file(source, match, layout)
-
-
-def _glob(pattern: str) -> list[str]:
-    import glob
-
-    return glob.glob(pattern, recursive=True)
 
 
 def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:

@@ -20,10 +20,10 @@ from hornbook.text.ingest.document import (
     ReadOptions,
     Rejected,
     Row,
-    bad_line,
-    excerpt,
     json_name,
     keep_provenance,
+    read_each,
+    reject,
     row_document,
     short,
     too_long,
@@ -72,7 +72,7 @@ def read_file(
     `readers`: by format, others than those of plain text.
     """
     if file.problem:
-        yield Rejected(file.name, 0, file.problem, file.source)
+        yield reject(file, 0, file.problem)
         return
     try:
         with open_input(file) as raw:
@@ -89,7 +89,7 @@ def read_file(
             if on_digest is not None:
                 on_digest(hashing.digest())
     except OSError as error:
-        yield Rejected(file.name, 0, f"cannot read: {error.strerror or error}", file.source)
+        yield reject(file, 0, f"cannot read: {error.strerror or error}")
     except MemoryError as error:
         raise DoesNotFitError(f"{file.name}: reading it takes more memory than there is") from error
 
@@ -100,7 +100,7 @@ def _reader(file: InputFile, readers: Mapping[str, Reader] | None) -> Reader:
 
 def _no_reader(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     del raw, options
-    yield Rejected(file.name, 0, f"no labels in this format: {file.format}", file.source)
+    yield reject(file, 0, f"no labels in this format: {file.format}")
 
 
 def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -117,7 +117,7 @@ def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterat
             yield _text_row(file, name, line, data)
             number += 1
     except DamagedStream as error:
-        yield Rejected(file.name, line, str(error), file.source)
+        yield reject(file, line, str(error))
 
 
 def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
@@ -125,23 +125,18 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
         number = line + data.count(b"\n", 0, error.start)
-        return Rejected(file.name, number, why_not_utf8(data, error), file.source, excerpt(data), len(data))
+        return reject(file, number, why_not_utf8(data, error), data)
 
 
 def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    number = 0
-    try:
-        for line in input_lines(file, raw, options.max_bytes):
-            number = line.number
-            yield json_row(file, line, options)
-    except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+    """One document per line."""
+    return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
 
 
-def json_row(file: InputFile, line: Line, options: ReadOptions) -> Row:
+def json_row(file: InputFile, line: Line, options: ReadOptions) -> list[Row]:
     """The document of a line of JSON."""
     row = json_object(file, line, options)
-    return row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)
+    return [row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)]
 
 
 def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, Any] | Rejected:
@@ -149,13 +144,13 @@ def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, 
     if line.overlong:
         return too_long(file, line.number, line.size, options, line.data)
     if not line.data.strip():
-        return Rejected(file.name, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
+        return reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)
     try:
         row = json.loads(line.data.decode(), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        return bad_line(file, line, _why_not_json(line, error))
+        return reject(file, line.number, _why_not_json(line, error), line.data, line.size)
     if not isinstance(row, dict):
-        return bad_line(file, line, f"not an object: the row is a JSON {json_name(row)}")
+        return reject(file, line.number, f"not an object: the row is a JSON {json_name(row)}", line.data, line.size)
     return row
 
 
@@ -184,9 +179,9 @@ def read_xml(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterato
                 rows += 1
                 yield row
             if not rows:
-                yield Rejected(file.name, 0, "empty dump: it holds no page and no post", file.source, damaged=False)
+                yield reject(file, 0, "empty dump: it holds no page and no post", damaged=False)
         else:
             reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
-            yield Rejected(file.name, 0, reason, file.source, excerpt(head))
+            yield reject(file, 0, reason, head, 0)
     except DamagedStream as error:
-        yield Rejected(file.name, 0, str(error), file.source)
+        yield reject(file, 0, str(error))

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
-from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
+from hornbook.text.ingest.inputs import list_inputs
+from hornbook.text.ingest.labels.readers import read_labelled
 
 COPA: dict[str, Any] = {
     "premise": "The ice melted.",
@@ -74,7 +75,7 @@ RECORD: dict[str, Any] = {
 
 
 def read(path: Path, layout: Any) -> list[Document | Rejected]:
-    (file,) = list_labelled("s", SourceConfig(paths=[str(path)]))
+    (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
     return list(
         read_labelled(file, ReadOptions(id_field="idx", labels=ClassLabels(labels=["no", "yes"], layout=layout)))
     )

@@ -15,16 +15,13 @@ from hornbook.text.config.labels import (
     SpanLabels,
     TagLabels,
 )
+from hornbook.text.ingest.document import LONE_SURROGATE, UnfitRow
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
 from hornbook.text.ingest.labels.superglue import LayoutError, candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
 _LONGEST_NAME = 200
-
-
-class UnfitRow(Exception):
-    """A row cannot be learned from; the text is the reason, its kind before the first colon."""
 
 
 def label_row(config: LabelsConfig, row: Row) -> tuple[str, Labelling]:
@@ -74,7 +71,7 @@ def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
     try:
         (text + "".join(labels.answers) + "".join(names)).encode()
     except UnicodeEncodeError:
-        raise UnfitRow("lone surrogate: the text is not valid Unicode") from None
+        raise UnfitRow(LONE_SURROGATE) from None
     return text, labels
 
 

@@ -10,7 +10,6 @@ from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile, list_inputs
-from hornbook.text.ingest.labels.readers import list_labelled
 from hornbook.text.ingest.parts import cut
 from hornbook.text.pool import choose_workers
 from hornbook.text.refinery.pipeline.measured import MeasureTask
@@ -28,8 +27,8 @@ def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
     for name in config.sources:
         if not _NAME.fullmatch(name):
             raise UsageError(f"source name {name!r}: use letters, digits, '-', '_' and '.' (it becomes a folder)")
-    listing = list_inputs if config.labels is None else list_labelled
-    return {name: listing(name, source) for name, source in config.sources.items()}
+    labelled = config.labels is not None
+    return {name: list_inputs(name, source, labelled=labelled) for name, source in config.sources.items()}
 
 
 def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:

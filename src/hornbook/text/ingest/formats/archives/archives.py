@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import ReadOptions, Rejected, Row
+from hornbook.text.ingest.document import ReadOptions, Row, reject
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
@@ -68,7 +68,7 @@ def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterato
                 yield row
     except DamagedStream as error:
         rows += 1
-        yield Rejected(file.name, opened, str(error), file.source)
+        yield reject(file, opened, str(error))
     yield from _nothing(file, rows)
 
 
@@ -87,13 +87,13 @@ def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterato
                     raise DamagedStream(budget.excess)
         except DamagedStream as error:
             rows += 1
-            yield Rejected(file.name, opened, str(error), file.source)
+            yield reject(file, opened, str(error))
     yield from _nothing(file, rows)
 
 
 def _nothing(file: InputFile, rows: int) -> Iterator[Row]:
     if not rows:
-        yield Rejected(file.name, 0, "empty archive: it holds no file that can be read", file.source, damaged=False)
+        yield reject(file, 0, "empty archive: it holds no file that can be read", damaged=False)
 
 
 def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -105,11 +105,9 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
         return
     inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
     if problem or inner.format in _ARCHIVES:
-        reason = problem or "archive in an archive: unpack it first"
-        yield Rejected(inner.name, 0, reason, file.source)
+        yield reject(inner, 0, problem or "archive in an archive: unpack it first")
     elif inner.format in AT_RANDOM:
-        reason = f"{inner.format} in an archive: it is read at random places, so unpack it first"
-        yield Rejected(inner.name, 0, reason, file.source)
+        yield reject(inner, 0, f"{inner.format} in an archive: it is read at random places, so unpack it first")
     else:
         yield from reader_of(inner.format)(inner, HashingFile(stream), options)
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, identifier, short, too_long
+from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, reject, short, too_long
 from hornbook.text.ingest.formats.dumps.markup import DROPPED_LINKS, strip_markup
 from hornbook.text.ingest.inputs import InputFile
 
@@ -42,20 +42,20 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
             before, size, complete = stream.until(b"<page>", _HEAD_LIMIT)
             if strange := _strange(before, first=wiki is None):
                 reason = "not a page: text between pages, perhaps a page whose tag is damaged"
-                yield Rejected(file.name, line, reason, file.source, excerpt(strange), size)
+                yield reject(file, line, reason, strange, size)
             wiki = wiki or _wiki(before)
             line += before.count(b"\n")
             if not complete:
                 if size <= _HEAD_LIMIT and not before.rstrip().endswith(b"</mediawiki>"):
-                    yield Rejected(file.name, line, "truncated dump: it ends without </mediawiki>", file.source)
+                    yield reject(file, line, "truncated dump: it ends without </mediawiki>")
                 return
             page, size, complete = stream.until(b"</page>", limit)
         except DamagedStream as error:
-            yield Rejected(file.name, line, str(error), file.source)
+            yield reject(file, line, str(error))
             return
         number += 1
         if not complete:
-            yield Rejected(file.name, line, "truncated page: it has no </page>", file.source, excerpt(page), size)
+            yield reject(file, line, "truncated page: it has no </page>", page, size)
             return
         yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)
         line += page.count(b"\n")
@@ -76,22 +76,19 @@ def _wiki(head: bytes) -> _Wiki:
 
 
 def _page(file: InputFile, line: int, data: bytes, wiki: _Wiki) -> Row:
-    def rejected(reason: str, damaged: bool = True) -> Rejected:
-        return Rejected(file.name, line, reason, file.source, excerpt(data), len(data), damaged=damaged)
-
     try:
         page = ElementTree.fromstring(b"<page>" + data)
     except (ElementTree.ParseError, ValueError) as error:
-        return rejected(f"invalid XML: {short(error)}")
+        return reject(file, line, f"invalid XML: {short(error)}", data)
     title, space = page.findtext("title", ""), page.findtext("ns", "0")
     if space != "0":
-        return rejected(f"not an article: namespace {space[:12]!a}", damaged=False)
+        return reject(file, line, f"not an article: namespace {space[:12]!a}", data, damaged=False)
     if page.find("redirect") is not None:
-        return rejected("redirect", damaged=False)
+        return reject(file, line, "redirect", data, damaged=False)
     revision = page.find("revision[last()]")
     text = None if revision is None else revision.findtext("text")
     if revision is None or text is None:
-        return rejected("missing text: the page has no <text>")
+        return reject(file, line, "missing text: the page has no <text>", data)
     origin = f"{file.name}:{line}"
     metadata = {"title": title, "date": revision.findtext("timestamp", "")}
     if wiki.base:

@@ -8,7 +8,17 @@ from hornbook.files.strict_json import unique_keys
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import BOM, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import ReadOptions, Rejected, Row, excerpt, json_name, row_document, short, too_long
+from hornbook.text.ingest.document import (
+    ReadOptions,
+    Rejected,
+    Row,
+    json_name,
+    read_each,
+    reject,
+    row_document,
+    short,
+    too_long,
+)
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
 from hornbook.text.ingest.readers import json_row
@@ -23,15 +33,15 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
     try:
         start = stream.peek(CHUNK).removeprefix(BOM).lstrip()[:1]
         if start != b"[":
-            for line in read_lines(stream, options.max_bytes):
-                number = line.number
-                yield json_row(file, line, options)
+            yield from read_each(
+                file, read_lines(stream, options.max_bytes), lambda line: json_row(file, line, options)
+            )
             return
         for row in _rows(file, _Characters(stream), options):
             number += 1
             yield row
     except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+        yield reject(file, number + 1, str(error))
 
 
 class _Characters:
@@ -72,7 +82,7 @@ def _rows(file: InputFile, text: _Characters, options: ReadOptions) -> Iterator[
         text.position += 1
         if mark == "]":
             if text.next():
-                yield Rejected(file.name, number + 1, "invalid JSON: something follows the array", file.source)
+                yield reject(file, number + 1, "invalid JSON: something follows the array")
             return
         ahead = text.next()
         if not ahead or (expected == "[" and ahead == "]"):
@@ -87,9 +97,9 @@ def _rows(file: InputFile, text: _Characters, options: ReadOptions) -> Iterator[
         if isinstance(value, dict):
             yield row_document(file, number, value, options, size)
         else:
-            yield Rejected(file.name, number, f"not an object: the row is a JSON {json_name(value)}", file.source)
+            yield reject(file, number, f"not an object: the row is a JSON {json_name(value)}")
     shown = f"instead of {expected!r} there is {mark!a}" if mark else "the array is not closed"
-    yield Rejected(file.name, number + 1, f"invalid JSON: {shown}", file.source)
+    yield reject(file, number + 1, f"invalid JSON: {shown}")
 
 
 def _value(
@@ -109,8 +119,7 @@ def _value(
             if len(text.characters) > options.max_bytes:
                 return too_long(file, number, len(text.characters), options, text.characters[:512].encode())
             reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
-            shown = excerpt(text.characters[:512].encode("utf-8", "replace"))
-            return Rejected(file.name, number, f"invalid JSON: {reason}", file.source, shown)
+            return reject(file, number, f"invalid JSON: {reason}", text.characters[:512].encode("utf-8", "replace"), 0)
         text.position = end
         if end < len(text.characters) or text.ended:
             return value, text.characters[:end].encode("utf-8", "replace")

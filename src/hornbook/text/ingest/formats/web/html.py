@@ -10,10 +10,10 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
 from hornbook.text.ingest.charsets import BOM
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
-from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, excerpt, short, too_long
+from hornbook.text.ingest.compressions import decompressed
+from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, read_at_once, reject, short
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, read_whole
+from hornbook.text.ingest.lines import HashingFile
 
 _HEAD_BYTES = 4096
 _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\w:.-]{1,40})""", re.IGNORECASE)
@@ -43,27 +43,22 @@ _UNCOUNTED = frozenset(_CLOSED_BY_OTHERS.split())
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """One document per file."""
-    try:
-        data, size = read_whole(decompressed(raw, file.compression), options.max_bytes)
-    except DamagedStream as error:
-        yield Rejected(file.name, 0, str(error), file.source)
-        return
-    if data is None:
-        yield too_long(file, 0, size, options)
-        return
-    page = page_text(data)
-    if isinstance(page, str):
-        yield Rejected(file.name, 0, page, file.source, excerpt(data), len(data))
-        return
-    text, metadata = page
-    yield Document(text, file.name, file.source, metadata, file.name)
+
+    def page(data: bytes) -> Row:
+        try:
+            text, metadata = page_text(data)
+        except UnfitRow as error:
+            return reject(file, 0, str(error), data)
+        return Document(text, file.name, file.source, metadata, file.name)
+
+    return read_at_once(file, decompressed(raw, file.compression), options, page)
 
 
-def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | str:
-    """(text, metadata) of a page, or why it cannot be read. `declared`: the charset of the transport.
+def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]]:
+    """(text, metadata) of a page. `declared`: the charset of the transport.
 
     A byte order mark goes before the transport, and that before what the page itself says (HTML standard, 13.2.3.2).
-    Raises UsageError where resiliparse is not installed.
+    Raises UnfitRow where it cannot be read, UsageError where resiliparse is not installed.
     """
     tools = extractor()
     name = declared_charset(data, declared)
@@ -71,17 +66,17 @@ def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | s
     try:
         text = _decode(data, encoding)
     except UnicodeDecodeError as error:
-        return f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}"
-    except (LookupError, ValueError):
-        return f"unknown charset: {encoding[:40]!a}"
+        raise UnfitRow(f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}") from error
+    except (LookupError, ValueError) as error:
+        raise UnfitRow(f"unknown charset: {encoding[:40]!a}") from error
     if problem := why_costly(text):
-        return f"costly page: {problem}"
+        raise UnfitRow(f"costly page: {problem}")
     try:
         tree = tools.parse(text)
         metadata = _metadata(tree)
         extracted = tools.extract(tree, main_content=True)
     except (ValueError, RuntimeError) as error:
-        return f"HTML cannot be read: {short(error)}"
+        raise UnfitRow(f"HTML cannot be read: {short(error)}") from error
     return extracted.encode("utf-8", "replace").decode(), metadata
 
 

@@ -10,14 +10,15 @@ from typing import Any
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import Undecodable, decode_declared
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
+from hornbook.text.ingest.compressions import decompressed
 from hornbook.text.ingest.document import (
     Document,
     ReadOptions,
-    Rejected,
     Row,
-    excerpt,
+    UnfitRow,
     identifier,
+    read_each,
+    reject,
     text_document,
     too_long,
 )
@@ -29,14 +30,6 @@ _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
 _PAGES = ("text/html", "application/xhtml+xml")
 _ROWS = ("response", "resource", "conversion")
-
-
-class _Unfit(Exception):
-    """A record that is no document; `dropped` where nothing is wrong with it."""
-
-    def __init__(self, reason: str, dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +45,8 @@ class _Record:
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """One row per record that holds a page or text."""
-    number = 0
-    try:
-        for record in _records(Buffered(decompressed(raw, file.compression)), options.max_bytes):
-            number = record.number
-            yield _row(file, record, options)
-    except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+    records = _records(Buffered(decompressed(raw, file.compression)), options.max_bytes)
+    return read_each(file, records, lambda record: [_row(file, record, options)])
 
 
 def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
@@ -120,17 +108,13 @@ def parse_headers(head: bytes) -> dict[str, str]:
 
 def _row(file: InputFile, record: _Record, options: ReadOptions) -> Row:
     if record.problem:
-        reason, data = record.problem, record.block or b""
-        return Rejected(file.name, record.number, reason, file.source, excerpt(data), record.size)
+        return reject(file, record.number, record.problem, record.block or b"", record.size)
     if record.block is None:
         return too_long(file, record.number, record.size, options)
     try:
         return _document(file, record, record.block, options)
-    except _Unfit as why:
-        data = record.block
-        return Rejected(
-            file.name, record.number, str(why), file.source, excerpt(data), len(data), damaged=not why.dropped
-        )
+    except UnfitRow as why:
+        return reject(file, record.number, str(why), record.block, damaged=not why.dropped)
 
 
 def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptions) -> Row:
@@ -142,14 +126,11 @@ def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptio
     metadata: dict[str, Any] = {name: value for name, value in known.items() if value}
     name = headers.get("warc-record-id", "").strip("<>")
     if kind in _PAGES:
-        page = page_text(block, charset)
-        if isinstance(page, str):
-            raise _Unfit(page)
-        text, own = page
+        text, own = page_text(block, charset)
         origin = f"{file.name}:{record.number}"
         return Document(text, identifier(name, origin), file.source, own | metadata, origin)
     if kind != "text/plain":
-        raise _Unfit(f"not a page: {kind[:60]!a}", dropped=True)
+        raise UnfitRow(f"not a page: {kind[:60]!a}", dropped=True)
     if charset and charset.lower() not in ("utf-8", "utf8"):
         block = _recoded(block, charset)
     return text_document(file, record.number, block, name, metadata)
@@ -159,7 +140,7 @@ def _recoded(block: bytes, charset: str) -> bytes:
     try:
         return decode_declared(block, charset).encode("utf-8", "replace")
     except Undecodable as error:
-        raise _Unfit(str(error)) from error
+        raise UnfitRow(str(error)) from error
 
 
 def content_type(value: str) -> tuple[str, str]:
@@ -177,11 +158,11 @@ def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
     """(media type, charset, body) of an HTTP response, decoded as its headers say."""
     end = block.find(b"\r\n\r\n", 0, _HEAD_LIMIT)
     if not block.startswith(b"HTTP/") or end < 0:
-        raise _Unfit("not an HTTP response: its header cannot be read")
+        raise UnfitRow("not an HTTP response: its header cannot be read")
     head, body = block[:end], block[end + 4 :]
     status = head.split(b" ", 2)[1:2]
     if not status or not status[0][:3].startswith(b"2"):
-        raise _Unfit(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
+        raise UnfitRow(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
     headers = parse_headers(head)
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _unchunked(body)
@@ -204,14 +185,14 @@ def _unchunked(body: bytes) -> bytes:
         position = end + 2 + size + 2
     if not parts:
         return body
-    raise _Unfit("truncated chunks: the page ends early")
+    raise UnfitRow("truncated chunks: the page ends early")
 
 
 def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise _Unfit(f"content encoding: {encoding[:40]!a} is not read")
+        raise UnfitRow(f"content encoding: {encoding[:40]!a} is not read")
     if encoding != "deflate" and not body.startswith(b"\x1f\x8b"):
         return body  # decoded by who archived it
     for bits in (47, -15):  # with a header of gzip or zlib, or without
@@ -221,7 +202,7 @@ def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
         except zlib.error:
             continue
         if len(data) > limit:
-            raise _Unfit(f"row longer than the limit: its page is compressed, max_document_bytes is {limit}")
+            raise UnfitRow(f"row longer than the limit: its page is compressed, max_document_bytes is {limit}")
         if decoder.eof:
             return data
-    raise _Unfit("damaged content encoding: the page cannot be decompressed")
+    raise UnfitRow("damaged content encoding: the page cannot be decompressed")
