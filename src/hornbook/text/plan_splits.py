@@ -16,7 +16,7 @@ from hornbook.text.config.dates import interval, spell
 from hornbook.text.config.later import Since
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.splits import Split, is_later
-from hornbook.text.store import read_batches
+from hornbook.text.store import read_rows
 
 
 @dataclass(slots=True)
@@ -79,8 +79,7 @@ def plan_splits(
 
 def _rows(shards: list[Path], *columns: str) -> Iterator[dict[str, Any]]:
     for shard in shards:
-        for batch in read_batches(shard, list(columns)):
-            yield from batch.to_pylist()
+        yield from read_rows(shard, list(columns))
 
 
 def _since(source: SourceConfig, shards: list[Path]) -> int | None:

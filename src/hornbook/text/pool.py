@@ -80,19 +80,26 @@ def run_tasks(
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        waiting: deque[Future[Result]] = deque()
         try:
-            for task in tasks:
-                waiting.append(pool.submit(function, task))
-                if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from _in_order(tasks, lambda task: pool.submit(function, task), Future.result, 2 * workers)
         except BaseException as error:
             _stop(pool, set(multiprocessing.active_children()) - before)
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(_DIED) from error
             raise
+
+
+def _in_order(
+    tasks: Sequence[Task], submit: Callable[[Task], Any], result_of: Callable[[Any], Result], most: int
+) -> Iterator[Result]:
+    """Results in the order of the tasks, of which `most` are in flight at once."""
+    waiting: deque[Any] = deque()
+    for task in tasks:
+        waiting.append(submit(task))
+        if len(waiting) >= most:
+            yield result_of(waiting.popleft())
+    while waiting:
+        yield result_of(waiting.popleft())
 
 
 def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -104,13 +111,7 @@ def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> It
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     remote = ray.remote(num_cpus=1, max_retries=3)(function)
     slots = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)))
-    waiting: deque[Any] = deque()
-    for task in tasks:
-        waiting.append(remote.remote(task))
-        if len(waiting) >= slots:
-            yield _ray_result(ray, waiting.popleft())
-    while waiting:
-        yield _ray_result(ray, waiting.popleft())
+    yield from _in_order(tasks, remote.remote, lambda reference: _ray_result(ray, reference), slots)
 
 
 def _ray_result(ray: Any, reference: Any) -> Any:

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import xxhash
 
 from hornbook.files.durable import sync_directory, sync_file, unfinished, write_atomic
 
+Item = TypeVar("Item")
 _BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
 _BATCH_ROWS = 256
@@ -123,6 +124,26 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
     with pq.ParquetFile(path) as table:
         for group in range(table.num_row_groups):
             yield from table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def read_rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows of a table, as `read_batches` reads them."""
+    for batch in read_batches(path, columns):
+        yield from batch.to_pylist()
+
+
+def batched(items: Iterable[Item], size: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Lists of items, each as short as reaches the size `least` in all; the last may be smaller."""
+    batch: list[Item] = []
+    filled = 0
+    for item in items:
+        batch.append(item)
+        filled += size(item)
+        if filled >= least:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -13,7 +13,7 @@ from hornbook.errors import IntegrityError
 from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.splits import SUBSETS, Split, Subset
-from hornbook.text.store import digest_file, digest_of, read_batches, read_json, write_json
+from hornbook.text.store import batched, digest_file, digest_of, read_json, read_rows, write_json
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.label_tokens import LabelledTokens, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
@@ -126,7 +126,8 @@ def _encode(task: EncodeTask) -> tuple[list[Subset], int]:
     unknown = 0
     with ExitStack() as stack:
         writers: dict[Subset, ShardWriter] = {}
-        for batch in _batches(path, [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]):
+        columns = [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]
+        for batch in batched(read_rows(path, columns), lambda row: row["bytes"], _BATCH_BYTES):
             subsets: list[Subset] = [task.split.subset(row) for row in batch]
             for row, subset, each in zip(batch, subsets, _encoded(task, tokenizer, batch, subsets), strict=True):
                 if subset not in writers:
@@ -155,18 +156,3 @@ def _encoded(
         return
     for row in rows:
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))
-
-
-def _batches(path: Path, columns: list[str]) -> Iterator[list[dict[str, Any]]]:
-    """Rows of a document shard, about 1 MiB of text at a time."""
-    batch: list[dict[str, Any]] = []
-    filled = 0
-    for rows in read_batches(path, columns):
-        for row in rows.to_pylist():
-            batch.append(row)
-            filled += row["bytes"]
-            if filled >= _BATCH_BYTES:
-                yield batch
-                batch, filled = [], 0
-    if batch:
-        yield batch

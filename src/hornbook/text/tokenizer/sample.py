@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from hornbook.text.splits import Split
-from hornbook.text.store import read_batches
+from hornbook.text.store import batched, read_batches
 
 _BATCH_BYTES = 2**20
 
@@ -28,35 +29,28 @@ def training_texts(shards: Mapping[Path, Split], max_bytes: int) -> Iterator[lis
 
     A document is taken when the bytes taken so far, with it, are at most their share of the bytes seen so far.
     """
-    total = sum(_training_bytes(shard, split) for shard, split in shards.items())
+    total = sum(row["bytes"] for shard, split in shards.items() for row in _training_rows(shard, split))
     share = min(1.0, max_bytes / total) if total else 0.0
+    for batch in batched(_take(shards, share), lambda row: row[1], _BATCH_BYTES):
+        yield [text.as_py() for text, _ in batch]
+
+
+def _take(shards: Mapping[Path, Split], share: float) -> Iterator[tuple[pa.Scalar, int]]:
+    """(text, its bytes) of the documents that are taken."""
     seen = taken = 0
-    batch: list[str] = []
-    filled = 0
-    batches = ((split, rows) for shard, split in shards.items() for rows in _read(shard, split, "text"))
-    for each, rows in batches:
-        facts = rows.drop_columns(["text"]).to_pylist()
-        for text, row in zip(rows["text"], facts, strict=True):
-            if each.subset(row) != "train":
-                continue
+    for shard, split in shards.items():
+        for row in _training_rows(shard, split, "text"):
             size = row["bytes"]
             seen += size
-            if taken + size > share * seen:
-                continue
-            taken += size
-            batch.append(text.as_py())
-            filled += size
-            if filled >= _BATCH_BYTES:
-                yield batch
-                batch, filled = [], 0
-    if batch:
-        yield batch
+            if taken + size <= share * seen:
+                taken += size
+                yield row["text"], size
 
 
-def _training_bytes(shard: Path, split: Split) -> int:
-    rows = (row for batch in _read(shard, split) for row in batch.to_pylist())
-    return sum(row["bytes"] for row in rows if split.subset(row) == "train")
-
-
-def _read(shard: Path, split: Split, *columns: str) -> Iterator[pa.RecordBatch]:
-    return read_batches(shard, [*columns, *split.columns, "bytes"])
+def _training_rows(shard: Path, split: Split, *columns: str) -> Iterator[dict[str, Any]]:
+    """Rows of training documents with their bytes; the other `columns` are left as Arrow scalars, for few are read."""
+    for batch in read_batches(shard, [*columns, *split.columns, "bytes"]):
+        facts = batch.drop_columns(list(columns)).to_pylist()
+        for row, *values in zip(facts, *(batch[name] for name in columns), strict=True):
+            if split.subset(row) == "train":
+                yield row | dict(zip(columns, values, strict=True))

@@ -59,27 +59,11 @@ Row = tuple[str, str]
 """(id, text)"""
 
 
-def _plain(text: str) -> str:
-    return text
-
-
-def _crlf(text: str) -> str:
-    return text.replace("\n", "\r\n")
-
-
-def _decomposed(text: str) -> str:
-    return unicodedata.normalize("NFD", text)
-
-
-def _trailing_nul(text: str) -> str:
-    return text + "\0"
-
-
 DISGUISES: dict[str, Callable[[str], str]] = {
-    "plain": _plain,
-    "crlf": _crlf,
-    "decomposed": _decomposed,
-    "trailing_nul": _trailing_nul,
+    "plain": str,
+    "crlf": lambda text: text.replace("\n", "\r\n"),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    "trailing_nul": lambda text: text + "\0",
 }
 """What is done to exact copies; the refinery's normalisation takes all of it away again."""
 
