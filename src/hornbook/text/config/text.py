@@ -11,7 +11,7 @@ from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, P
 from hornbook.text.config.duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.later import Later
-from hornbook.text.config.modules import code_of
+from hornbook.text.config.modules import IMPORT_PATH, code_of
 from hornbook.text.config.perplexity import Perplexity
 from hornbook.text.config.quantiles import Quantiles
 from hornbook.text.config.rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
@@ -26,6 +26,8 @@ class SourceConfig(Config):
     """Files, folders, globs or fsspec URLs, `hf://datasets/...` too; docs/sources.md lists what is read."""
     layout: Literal["auto", "arxiv", "gutenberg"] = "auto"
     """What an ending does not tell: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
+    reader: str | None = Field(default=None, pattern=IMPORT_PATH, exclude_if=lambda reader: reader is None)
+    """`package.module:function` that reads the files, whatever their endings (docs/sources.md)."""
     text_field: str = "text"
     """Column or key that holds the text (jsonl, json, csv, parquet, arrow); `a.b` is key b within a."""
     id_field: str = "id"
@@ -49,7 +51,13 @@ class SourceConfig(Config):
     def _check(self) -> Self:
         if self.later is not None and self.split is not None:
             raise ValueError(f"all documents go to {self.split}: leave out `split`, or `later`")
+        if self.reader is not None and self.layout != "auto":
+            raise ValueError("a reader of your own decides what a file holds: leave out `reader`, or `layout`")
         return self
+
+    def reads(self) -> list[str]:
+        """The files of a reader from outside, where they can be found: other code makes another corpus."""
+        return [] if self.reader is None else [str(path) for path in code_of(self.reader.partition(":")[0])]
 
 
 class Normalize(EditConfig):
@@ -84,7 +92,7 @@ class PythonStep(EditConfig):
     """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
-    call: str = Field(pattern=r"^[\w.]+:\w+$")
+    call: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
 
     def reads(self) -> list[str]:
@@ -273,9 +281,11 @@ class TextConfig(Config):
         odd = [step.label for step in self.steps if not isinstance(step, Normalize | DropEmpty | ExactDedup)]
         if self.labels is not None and odd:
             raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
-        named = [name for name, source in self.sources.items() if source.text_field != "text"]
+        named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
         if self.labels is not None and named:
-            raise ValueError(f"source {named[0]!r} has a text_field: with text.labels, that section names the fields")
+            raise ValueError(
+                f"source {named[0]!r} has a text_field or a reader: with text.labels, that section names the fields"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
@@ -79,6 +79,7 @@ class ReadOptions:
     max_bytes: int = 16 * 2**20
     labels: LabelsConfig | None = None
     """Rows have labels: `hornbook.text.ingest.labels.readers` reads them."""
+    reader: str | None = None
     layout: str = "auto"
     licence_field: str = "license"
     url_field: str = "url"
@@ -90,6 +91,12 @@ class ReadOptions:
     def of(cls, source: SourceConfig, max_bytes: int = 16 * 2**20, labels: LabelsConfig | None = None) -> Self:
         """The options of a source."""
         return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split", "later"}))
+
+    def to_json(self) -> dict[str, Any]:
+        """For keys; without a reader from outside they are those of versions that knew none."""
+        labels = None if self.labels is None else self.labels.model_dump()
+        options = asdict(self) | {"labels": labels}
+        return {name: value for name, value in options.items() if name != "reader" or value is not None}
 
     @property
     def fields(self) -> dict[str, tuple[str, str]]:

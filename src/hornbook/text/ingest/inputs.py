@@ -44,6 +44,8 @@ ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
 """With the layout "arxiv" an archive is a paper or many, and so is a `.gz` that says no more."""
 LABELLED = "labelled"
 """The layout of labelled sets, which may also be sentences of words with tags (`.conll`)."""
+OUTSIDE = "outside"
+"""The layout of sources that a reader of the user's own reads, whatever the endings of their files."""
 SUPPORTED = (
     ".txt .md .rst, code, .html .tex .jsonl .json .csv .tsv .warc .wet .xml .tar (each also .gz .bz2 .xz .zst), "
     ".parquet .arrow .zip"
@@ -86,7 +88,7 @@ def format_of(path: str, layout: str = "auto") -> tuple[str, str | None] | None:
     compression = COMPRESSIONS.get(ending)
     if compression:
         ending = os.path.splitext(stem)[1]
-    kind = FORMATS.get(ending)
+    kind = FORMATS.get(ending) if layout != OUTSIDE else "outside"
     if layout == "arxiv" and (kind or compression == "gzip"):
         kind = ARXIV.get(kind, kind)
     elif layout == "gutenberg" and kind == "text":
@@ -108,7 +110,7 @@ def list_inputs(source: str, config: SourceConfig, *, labelled: bool = False) ->
 
     Raises UsageError where a path names nothing, or nothing that can be read.
     """
-    layout = LABELLED if labelled else config.layout
+    layout = LABELLED if labelled else config.layout if config.reader is None else OUTSIDE
     by_path: dict[str, InputFile] = {}
     for path in config.paths:
         files = list((_list_url if is_url(path) else _list_local)(source, path, layout))

@@ -50,6 +50,7 @@ READERS = {
     "gutenberg": "formats.dumps.gutenberg:read",
     "tar": "formats.archives.archives:read_tar",
     "zip": "formats.archives.archives:read_zip",
+    "outside": "outside:read",
 }
 """Format -> module of this room and function; imported when a file has it."""
 

@@ -15,7 +15,7 @@ from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
-from hornbook.text.refinery.pipeline.plan import read_by_steps
+from hornbook.text.refinery.pipeline.plan import read_code
 from hornbook.text.refinery.report.reviews import REVIEWS
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
@@ -78,7 +78,7 @@ def config_key(config: TextConfig) -> str:
     """Digest of what `prepare` obeys; what only `tokenize` does, and `strict`, do not change its files."""
     others = {"tokenizer", "validation", "strict", "bpe_dropout", "bpe_dropout_seed"}
     text = config.model_dump(mode="json", exclude=others)
-    return digest_of([VERSION, text, read_by_steps(config.steps)])
+    return digest_of([VERSION, text, read_code(config)])
 
 
 def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:

@@ -1,7 +1,7 @@
 """What phase 1 of prepare makes of one task: a table of texts and columns, sketches, damaged rows, a manifest."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,7 @@ class MeasureTask:
         files = [[file.path, file.stamp, file.problem, file.part] for file in self.files]
         steps = [step.model_dump() for step in self.steps]
         place = [self.source, self.ordinal, self.shard]
-        labels = self.options.labels
-        options = asdict(self.options) | {"labels": None if labels is None else labels.model_dump()}
-        return digest_of([VERSION, *place, files, options, steps, self.read_by_steps])
+        return digest_of([VERSION, *place, files, self.options.to_json(), steps, self.read_by_steps])
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> 
     """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
     total = sum(file.size for files in inputs.values() for file in files)
     size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
-    steps, read = tuple(config.all_steps), digest_of(read_by_steps(config.steps))
+    steps, read = tuple(config.all_steps), digest_of(read_code(config))
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)
@@ -68,6 +68,12 @@ def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
             except OSError as error:
                 raise UsageError(f"step {step.label!r}: cannot read {path}: {error.strerror}") from error
     return found
+
+
+def read_code(config: TextConfig) -> list[str]:
+    """`read_by_steps`, and digests of the files of readers from outside."""
+    files = [path for source in config.sources.values() for path in source.reads()]
+    return [*read_by_steps(config.steps), *(digest_file(Path(path)) for path in files)]
 
 
 def _version(package: str) -> str:

@@ -1,12 +1,9 @@
 """A user's own function as a step, by its import path."""
 
-import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.settings.moved import import_outside
+from hornbook.text.config.modules import load_function
 from hornbook.text.ingest.document import Document, is_valid_unicode
 from hornbook.text.refinery.step import Edit
 
@@ -40,17 +37,3 @@ class PythonStep(Edit):
                 "it cannot be written as UTF-8; take such characters out"
             )
         return text, (int(text is not None and text != document.text),)
-
-
-def load_function(path: str) -> Callable[[Document], Any]:
-    """The function at `package.module:function`; the current folder counts as a place for modules."""
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(import_outside(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"step {path!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise UsageError(f"step {path!r} is not a function")
-    return found
