@@ -16,8 +16,8 @@ from hornbook.text.config.text import BPE, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import Split, is_validation
-from hornbook.text.tokenizer.sample import training_texts
 from hornbook.text.tokenizer.tokenize import TokenReport, tokenize
+from hornbook.text.tokenizer.train import training_texts
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]

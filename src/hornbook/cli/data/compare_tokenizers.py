@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.compare import TokenizerMetrics
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 2_000_000
@@ -43,7 +42,7 @@ def _is_prepared(word: str) -> bool:
 def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
     """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
     from hornbook.cli.prepare.prepare import name_sources
-    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
+    from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     samples: list[TextSample] = []
     for name, path in name_sources(texts).items():
@@ -81,8 +80,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.text.config.text import Trained
     from hornbook.text.refinery.pipeline.folder import read_text_config
     from hornbook.text.splits import Split
-    from hornbook.text.tokenizer.sample import TrainingTexts
-    from hornbook.text.tokenizer.train import train_tokenizer
+    from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
     if len(folders) != 1:

@@ -11,7 +11,7 @@ from hornbook.errors import UsageError
 if TYPE_CHECKING:
     from hornbook.cli.data.train_proxy import Proxy
     from hornbook.text.config.text import TextConfig
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
     from hornbook.text.tokenizer.tokenize import TokenReport
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import typer
 from hornbook.cli.shell import Json, answer
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
 
 _TokenizerPath = Annotated[
     Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json or its folder.")
@@ -57,7 +57,7 @@ def terms(
 
 def _samples(text: str, most: int) -> "Iterator[TextSample]":
     from hornbook.text.refinery.pipeline.folder import MANIFEST
-    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
+    from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     if (Path(text) / MANIFEST).exists():
         yield from sample_prepared(Path(text), most, held_out=False)

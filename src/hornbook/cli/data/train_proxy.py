@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import Exit, HornbookError
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SEEDS = (1, 2)

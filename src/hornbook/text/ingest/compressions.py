@@ -32,18 +32,6 @@ class Stream(Protocol):
         ...
 
 
-class _Decoder(Protocol):
-    """One member, as the decompressors of bz2 and lzma do it."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
 class _Gzip:
     """A member of gzip."""
 
@@ -117,6 +105,10 @@ class _Zstd:
             self._waiting = memoryview(self._decoder.decompress(data))
         piece, self._waiting = self._waiting[:max_length], self._waiting[max_length:]
         return bytes(piece)
+
+
+_Decoder = _Gzip | _Zstd | bz2.BZ2Decompressor | lzma.LZMADecompressor
+"""One member; the interface is that of bz2 and lzma."""
 
 
 def _decoder(compression: str) -> _Decoder:

@@ -1,12 +1,12 @@
 """The files of a tokenizer in a folder: tokenizer.json, and what transformers' AutoTokenizer wants beside it."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.errors import IntegrityError
 from hornbook.files.durable import write_atomic
 from hornbook.files.strict_json import parse_json
-from hornbook.text.store import write_json
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -40,8 +40,8 @@ def save_tokenizer(tokenizer: "Tokenizer", folder: Path, settings: dict[str, Any
         names["bos_token"] = tokenizer.begin
     if not settings:
         names |= name_special_tokens(tokenizer)
-    write_json(folder / "special_tokens_map.json", names)
-    write_json(folder / "tokenizer_config.json", {**(settings or _SETTINGS), **names})
+    for name, content in (("special_tokens_map", names), ("tokenizer_config", {**(settings or _SETTINGS), **names})):
+        write_atomic(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
     write_atomic(folder / "tokenizer.json", tokenizer.definition)
 
 

@@ -14,20 +14,18 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.progress import Progress, silent
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
-from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
-from hornbook.text.splits import SUBSETS, Split
+from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
 from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
 from hornbook.text.tokenizer.files import read_settings, save_tokenizer
-from hornbook.text.tokenizer.sample import TrainingTexts
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train import train_tokenizer
+from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
 _SMALL_BYTES = 2 * 2**20
 SPLITS = ("train", "validation")

@@ -1,4 +1,6 @@
-"""Train a tokenizer by its configuration: WordPiece and unigram here, byte-level BPE in `bpe.train`.
+"""Train a tokenizer by its configuration, on an even sample of the training documents.
+
+WordPiece and unigram are trained here, byte-level BPE in `bpe.train`.
 
 The tokenizers library takes characters, and adds up expectations, in the order of a hash table that differs from
 process to process. What that order would decide is decided here, so that the same texts give the same file.
@@ -6,17 +8,23 @@ process to process. What that order would decide is decided here, so that the sa
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hornbook.text.config.text import Trained, Unigram, WordPiece
+from hornbook.text.splits import Split
+from hornbook.text.store import batched, read_batches
 from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.special_tokens import OURS, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
+_BATCH_BYTES = 2**20
 _MIN_FREQUENCY = 2
 """A character or a word piece that occurs once is chance."""
 INSIDE = "##"
@@ -29,6 +37,49 @@ ALWAYS_PIECES = [*"\n<>x0123456789ABCDEF"]
 """Characters that are always pieces, so that a text that spells a byte token costs less in characters than as it."""
 _LADDER = 1e-4
 """The library puts characters that no longer earn their piece this far apart, from the lowest score upwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTexts:
+    """`training_texts` as often as it is asked for."""
+
+    shards: Mapping[Path, Split]
+    max_bytes: int
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return training_texts(self.shards, self.max_bytes)
+
+
+def training_texts(shards: Mapping[Path, Split], max_bytes: int) -> Iterator[list[str]]:
+    """Batches of texts of the training split, evenly over all shards of documents, at most `max_bytes` in all.
+
+    A document is taken when the bytes taken so far, with it, are at most their share of the bytes seen so far.
+    """
+    total = sum(row["bytes"] for shard, split in shards.items() for row in _training_rows(shard, split))
+    share = min(1.0, max_bytes / total) if total else 0.0
+    for batch in batched(_take(shards, share), lambda row: row[1], _BATCH_BYTES):
+        yield [text.as_py() for text, _ in batch]
+
+
+def _take(shards: Mapping[Path, Split], share: float) -> Iterator[tuple[pa.Scalar, int]]:
+    """(text, its bytes) of the documents that are taken."""
+    seen = taken = 0
+    for shard, split in shards.items():
+        for row in _training_rows(shard, split, "text"):
+            size = row["bytes"]
+            seen += size
+            if taken + size <= share * seen:
+                taken += size
+                yield row["text"], size
+
+
+def _training_rows(shard: Path, split: Split, *columns: str) -> Iterator[dict[str, Any]]:
+    """Rows of training documents with their bytes; the other `columns` are left as Arrow scalars, for few are read."""
+    for batch in read_batches(shard, [*columns, *split.columns, "bytes"]):
+        facts = batch.drop_columns(list(columns)).to_pylist()
+        for row, *values in zip(facts, *(batch[name] for name in columns), strict=True):
+            if split.subset(row) == "train":
+                yield row | dict(zip(columns, values, strict=True))
 
 
 def train_tokenizer(config: Trained[Any], texts: Iterable[list[str]]) -> Tokenizer:

@@ -11,8 +11,7 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig, Unigram, WordPiece
 from hornbook.text.refinery.pipeline.prepare import prepare
-from hornbook.text.tokenizer.compare.compare import TokenizerMetrics, compare
-from hornbook.text.tokenizer.compare.text_samples import TextSample, sample_path, sample_prepared
+from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics, compare, sample_path, sample_prepared
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import train_tokenizer
 

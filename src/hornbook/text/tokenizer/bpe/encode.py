@@ -169,22 +169,7 @@ def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, id
 
 @compiled
 def _encode_texts(
-    data,
-    bounds,
-    text,
-    offset,
-    digits,
-    pages,
-    kinds,
-    byte_ids,
-    byte_pairs,
-    pairs,
-    shift,
-    cache,
-    ids,
-    ranks,
-    out,
-    ends,
+    data, bounds, text, offset, digits, pages, kinds, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, ends
 ):
     """Encode packed texts from data[offset] in text number `text` on, until all are done or `out` is full.
 

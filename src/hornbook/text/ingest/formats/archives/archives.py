@@ -4,7 +4,7 @@ Nothing is written, so a path that leads outside cannot harm; it is refused all 
 faith. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
@@ -59,39 +59,35 @@ class Bounded:
 def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, as they come."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
+    return _rows(file, ((member, member) for member in tar_members(stream)), options)
+
+
+def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The rows of all members, in the order of the directory."""
+    del raw  # zip is read at random offsets
+    budget = Budget(file.size)
+    with open_input(file) as handle:
+
+        def members() -> Iterator[tuple[ZipMember, Bounded]]:
+            for member in zip_members(handle):
+                yield member, Bounded(member, budget)
+                if budget.excess:
+                    raise DamagedStream(budget.excess)
+
+        yield from _rows(file, members(), options)
+
+
+def _rows(file: InputFile, members: Iterable[tuple[Member | ZipMember, Stream]], options: ReadOptions) -> Iterator[Row]:
     opened = rows = 0
     try:
-        for member in tar_members(stream):
+        for member, stream in members:
             opened += 1
-            for row in _member_rows(file, member, member, options):
+            for row in _member_rows(file, member, stream, options):
                 rows += 1
                 yield row
     except DamagedStream as error:
         rows += 1
         yield reject(file, opened, str(error))
-    yield from _nothing(file, rows)
-
-
-def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """The rows of all members, in the order of the directory."""
-    del raw  # zip is read at random places
-    budget, opened, rows = Budget(file.size), 0, 0
-    with open_input(file) as handle:
-        try:
-            for member in zip_members(handle):
-                opened += 1
-                for row in _member_rows(file, member, Bounded(member, budget), options):
-                    rows += 1
-                    yield row
-                if budget.excess:
-                    raise DamagedStream(budget.excess)
-        except DamagedStream as error:
-            rows += 1
-            yield reject(file, opened, str(error))
-    yield from _nothing(file, rows)
-
-
-def _nothing(file: InputFile, rows: int) -> Iterator[Row]:
     if not rows:
         yield reject(file, 0, "empty archive: it holds no file that can be read", damaged=False)
 

@@ -24,7 +24,6 @@ _TAG = re.compile(r"</?([a-zA-Z0-9]+)")
 _DROPPED_TAGS = frozenset(("ref", "gallery", "timeline", "score", "imagemap"))
 _RAW_TAGS = frozenset(("nowiki", "pre", "syntaxhighlight", "source"))
 _OPENS = {"{{": "}}", "{|": "|}", "[[": "]]", "[": "]", "<!--": "-->"}
-_CLOSES = {closing: opening for opening, closing in _OPENS.items()}
 _INLINE = {"lang": -1, "nowrap": -1, "nobreak": -1, "transl": -1, "convert": 2, "cvt": 2}
 """Templates that leave text: the last argument, or the first so many joined by blanks."""
 _EMPTY_BRACKETS = re.compile(r"\([\s,;:]{0,40}\)")

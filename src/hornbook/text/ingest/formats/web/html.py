@@ -60,9 +60,8 @@ def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]]:
     A byte order mark goes before the transport, and that before what the page itself says (HTML standard, 13.2.3.2).
     Raises UnfitRow where it cannot be read, UsageError where resiliparse is not installed.
     """
-    tools = extractor()
-    name = declared_charset(data, declared)
-    encoding = tools.map_encoding(name) or "utf-8"
+    parse, extract, map_encoding = extractor()
+    encoding = map_encoding(declared_charset(data, declared)) or "utf-8"
     try:
         text = _decode(data, encoding)
     except UnicodeDecodeError as error:
@@ -72,9 +71,9 @@ def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]]:
     if problem := why_costly(text):
         raise UnfitRow(f"costly page: {problem}")
     try:
-        tree = tools.parse(text)
+        tree = parse(text)
         metadata = _metadata(tree)
-        extracted = tools.extract(tree, main_content=True)
+        extracted = extract(tree, main_content=True)
     except (ValueError, RuntimeError) as error:
         raise UnfitRow(f"HTML cannot be read: {short(error)}") from error
     return extracted.encode("utf-8", "replace").decode(), metadata
@@ -194,10 +193,13 @@ def _metadata(tree: Any) -> dict[str, Any]:
     return metadata
 
 
-class _Extractor:
-    """The parts of resiliparse that are used."""
+@cache
+def extractor() -> tuple[Any, Any, Any]:
+    """resiliparse: (from HTML to its tree, from a tree to text, from a charset's name to that of a codec).
 
-    def __init__(self) -> None:
+    Raises UsageError where it is not installed.
+    """
+    try:
         from resiliparse.extract.html2text import (  # pyright: ignore[reportMissingModuleSource]
             extract_plain_text,
         )
@@ -205,19 +207,9 @@ class _Extractor:
             map_encoding_to_html5,
         )
         from resiliparse.parse.html import HTMLTree
-
-        self.extract = extract_plain_text
-        self.map_encoding = map_encoding_to_html5
-        self.parse = HTMLTree.parse
-
-
-@cache
-def extractor() -> _Extractor:
-    """Raises UsageError where resiliparse is not installed."""
-    try:
-        return _Extractor()
     except ImportError as error:
         raise UsageError(
             f"web pages need resiliparse, which is not installed: {install_command('web')}, or leave .html and "
             ".warc files out of the paths (.wet files need nothing)"
         ) from error
+    return HTMLTree.parse, extract_plain_text, map_encoding_to_html5
