@@ -1,4 +1,4 @@
-"""Texts of a batch in one array of bytes, as kernels read them, and hashes of parts of it: bytes, words, windows."""
+"""Texts of a batch in one array of bytes, and hashes of its bytes, words and windows of words."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ def pack(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     parts = [text.encode() for text in texts]
     bounds = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) + 1 for part in parts], out=bounds[1:])
-    assert bounds[-1] < 2**32, "places in a document are kept in 32 bits"
+    assert bounds[-1] < 2**32, "offsets in a batch are kept in 32 bits"
     return np.frombuffer(b"\n".join([*parts, bytes(16)]), np.uint8), bounds
 
 

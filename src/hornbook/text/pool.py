@@ -1,7 +1,7 @@
-"""Independent tasks on worker processes, results in the order of the tasks.
+"""Run independent tasks on worker processes; results come in the order of the tasks.
 
 Workers are spawned, not forked, so they inherit no threads and no locks; they end when their parent dies, however
-it dies. One worker means this process.
+it dies. With one worker the tasks run in this process.
 """
 
 import atexit
@@ -49,10 +49,10 @@ def choose_workers(requested: int, tasks: int) -> int:
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave as soon as the parent is gone, leave Ctrl-C to the parent, take one core only."""
+    """In a worker: exit as soon as the parent is gone, leave Ctrl-C to the parent, use one core only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    atexit.register(gc.freeze)  # no last search for cycles
+    atexit.register(gc.freeze)  # no garbage collection at exit
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -68,7 +68,7 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield `function(task)` for each task in order; the first error in that order is raised.
 
-    `function` must be a module-level function; few tasks are in flight at once, so results do not pile up.
+    `function` must be defined at module level. Few tasks are in flight at once, so results do not pile up.
     With `on` "ray" they run on the cluster that RAY_ADDRESS names (else a local one), which sees the same files.
     """
     if on == "ray":
@@ -123,7 +123,7 @@ def _ray_result(ray: Any, reference: Any) -> Any:
 
 
 def _stop(pool: ProcessPoolExecutor, workers: set[Any]) -> None:
-    """Give up what is running: nobody waits for it, and what is half written has no name yet."""
+    """Stop the tasks that are running: no one waits for them, and a half-written file has no name yet."""
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.terminate()

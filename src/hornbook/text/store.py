@@ -1,4 +1,4 @@
-"""How files of a data folder are written: to a temporary name, synced, renamed; a small manifest says it is done."""
+"""Write the files of a data folder: to a temporary name, synced, renamed; and read their tables and manifests."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class ArrayWriter:
 
 
 def _npy_header(like: np.ndarray, rows: int) -> bytes:
-    """The header of version 1.0 of the format, padded to a length that any number of rows fits into."""
+    """The header of format version 1.0, padded so that its length does not depend on the number of rows."""
     fields = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False}
     fields["shape"] = (rows, *like.shape[1:])
     text = repr(fields).encode()

@@ -1,11 +1,11 @@
-"""Reading a stream of bytes by lines, lengths and marks, with bounded memory."""
+"""Read a stream of bytes by length or up to a mark, with bounded memory."""
 
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.lines import CHUNK
 
 
 class Buffered:
-    """A stream with what was read ahead of it."""
+    """A stream with the bytes that were read ahead."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._buffer, self._start = stream, bytearray(), 0
@@ -19,7 +19,7 @@ class Buffered:
         return bool(chunk)
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, fewer at the end; they stay."""
+        """The next `size` bytes, fewer at the end; the position does not move."""
         while len(self._buffer) - self._start < size and self._fill():
             pass
         return bytes(self._buffer[self._start : self._start + size])
@@ -33,7 +33,7 @@ class Buffered:
         return data
 
     def take(self, size: int, limit: int) -> tuple[bytes | None, int]:
-        """(the next `size` bytes, how many there were); beyond `limit` they are passed over and not held."""
+        """(the next `size` bytes, how many there were); None instead of the bytes where `size` is beyond `limit`."""
         chunks: list[bytes] = []
         done = 0
         while done < size and (data := self.read(min(size - done, CHUNK))):
@@ -43,7 +43,7 @@ class Buffered:
         return (b"".join(chunks) if size <= limit else None), done
 
     def until(self, mark: bytes, limit: int) -> tuple[bytes, int, bool]:
-        """(the bytes through the next `mark`, how many there were, whether it came); at most about `limit` are held."""
+        """(the bytes up to the next `mark` and with it, their number, whether it was found); about `limit` are held."""
         chunks: list[bytes] = []
         size = 0
 

@@ -6,21 +6,21 @@ from hornbook.text.ingest.compressions import DamagedStream, Stream, decompresse
 
 BOM = b"\xef\xbb\xbf"
 _WIDE = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""Byte order marks of other encodings than UTF-8; those that begin with another stand before it."""
+"""Byte order marks of encodings other than UTF-8, the longer ones first, since one starts with another."""
 _NOT_DECLARED = frozenset(
     ["idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined", "mbcs", "oem", "charmap"]
 )
-"""Codecs of Python that no text has, by their own names; some take quadratic time."""
+"""Python codecs that no text is stored in, by their own names; some take quadratic time."""
 _LONGEST_NAME = 40
 
 
 def is_wide(beginning: bytes) -> bool:
-    """Whether a text that begins so is UTF-16 or UTF-32, whose line ends are more than a byte."""
+    """Whether a text with this beginning is UTF-16 or UTF-32, whose line ends are longer than a byte."""
     return beginning.startswith(tuple(_WIDE))
 
 
 class _Utf8:
-    """A text as UTF-8: UTF-16 and UTF-32 that begin with a byte order mark are turned into it."""
+    """A text as UTF-8; UTF-16 and UTF-32 that start with a byte order mark are recoded."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._begun = stream, False
@@ -56,16 +56,16 @@ def plain_text(file: Stream, compression: str | None) -> Stream:
 
 
 def why_not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
-    """The reason for people: which byte."""
+    """Why bytes are not UTF-8: the first byte that is wrong."""
     return f"invalid UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
 
 
 class Undecodable(ValueError):
-    """The bytes are not text of that charset, or nobody knows the charset. The text is the reason."""
+    """The bytes are not text of that charset, or the charset is unknown. The text is the reason."""
 
 
 def decode_declared(data: bytes, charset: str, first: int = 0) -> str:
-    """The text of bytes in a declared charset. `first`: where they begin in what messages count bytes of.
+    """The text of bytes in a declared charset. `first`: their offset in the file, for messages.
 
     Raises Undecodable.
     """

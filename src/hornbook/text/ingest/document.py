@@ -46,16 +46,16 @@ class Rejected:
     reason: str
     source: str
     excerpt: str = ""
-    """The first bytes of the row, for people."""
+    """The first bytes of the row, for messages."""
     bytes: int = 0
     """Length of the row as read, where it is known."""
     rows: int = 1
     damaged: bool = True
-    """False for rows that are empty by nature (blank lines): those are dropped, not quarantined."""
+    """False for rows that hold no document by design (blank lines): those are dropped, not quarantined."""
 
     @property
     def kind(self) -> str:
-        """The reason without its particulars: what the funnel counts."""
+        """The reason up to the first colon: what the funnel counts."""
         return self.reason.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""From the paths of a source to a sorted list of input files.
+"""List the input files of a source, sorted by path.
 
 A path may be a file, a folder (walked in sorted order, hidden names left out), a glob or an fsspec URL.
 """
@@ -17,7 +17,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig
 
 CODE = "c cc cpp cs go h hpp java jl js kt lua m php pl py r rb rs scala sh sql swift ts"
-"""Endings of source code, which is read as it is."""
+"""Endings of source code, which is read as plain text."""
 
 FORMATS = {
     **dict.fromkeys((".txt", ".md", ".rst", *(f".{ending}" for ending in CODE.split())), "text"),
@@ -37,11 +37,11 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
 AT_RANDOM = ("parquet", "arrow", "zip")
-"""Formats that are read at random places, so they cannot be compressed or lie in an archive."""
+"""Formats that are read at random offsets, so such files cannot be compressed or lie in an archive."""
 NAMED_ONLY = ("json", "xml", "conll")
 """Formats with many other uses: such files are read where a path or a glob names them, not found in folders."""
 ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
-"""With the layout "arxiv" an archive is a paper or many, and so is a `.gz` that says no more."""
+"""With the layout "arxiv" an archive holds one paper or many, and so does a `.gz` without another ending."""
 LABELLED = "labelled"
 """The layout of labelled sets, which may also be sentences of words with tags (`.conll`)."""
 OUTSIDE = "outside"
@@ -65,7 +65,7 @@ class InputFile:
     compression: str | None
     problem: str = ""
     part: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n parts of it is meant, from 0 on (`hornbook.text.ingest.parts`)."""
+    """(i, n): part i of n, counted from 0 (`hornbook.text.ingest.parts`)."""
     line: int = 1
     """The number of the first line of a part of lines."""
 
@@ -138,7 +138,7 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
 
 
 def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:
-    """A path that a person named: anything wrong with it is an error, not a row."""
+    """A path that the user named: anything wrong with it is an error, not a rejected row."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):

@@ -21,7 +21,7 @@ _EMPTY_LINES = re.compile(rb"\n+")
 
 
 class HashingFile:
-    """Passes reads through and keeps the xxh3_128 of all bytes, so that an input is read only once."""
+    """Passes reads through and hashes all bytes (xxh3_128), so that an input is read only once."""
 
     def __init__(self, file: Stream) -> None:
         self._file = file
@@ -41,7 +41,7 @@ class HashingFile:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Nothing: a decompressor may close what it reads, but the file belongs to who opened it."""
+        """Nothing: the file belongs to the caller that opened it."""
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a plain-text file."""
+    """A part of a plain-text file."""
 
     line: int
     data: bytes

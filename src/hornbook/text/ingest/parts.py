@@ -1,4 +1,4 @@
-"""A large file cut into parts, so that several tasks read it at once: at line ends, or between row groups.
+"""Cut a large file into parts that several tasks read at once: at line ends, or between row groups.
 
 Of a file of lines, part i of n has the lines that start in the i-th of n byte ranges of one size; where these are is
 known without reading. Lines are numbered from the beginning of the file, so the line feeds before a part are counted:
@@ -21,11 +21,11 @@ from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
 from hornbook.text.store import digest_of, read_json
 
 LINES = ("jsonl", "tsv")
-"""Formats of which every line is a row. Cells of csv may hold line ends, so only the whole says where its rows are."""
+"""Formats in which every line is a row. Cells of csv may hold line ends, so its rows are known only from the start."""
 HEADED = ("tsv",)
-"""Those whose first line says what the others mean."""
+"""Those whose first line is a header."""
 _LEAST = 16
-"""Bytes of a part: more than a byte order mark, which is to be seen at once."""
+"""Least bytes of a part, more than a byte order mark has."""
 
 
 def cut(file: InputFile, size: int) -> list[InputFile]:
@@ -59,7 +59,7 @@ def numbered(file: InputFile, work: Path) -> InputFile:
 
 
 def _lines_before(file: InputFile, work: Path) -> int:
-    """Line feeds before the part, but for the one that may stand right before it: the part begins by looking for it."""
+    """Line feeds before the part, except one right before it: reading the part starts with the search for that one."""
     number, count = file.part
     name = digest_of([file.path, file.stamp, count])
 
@@ -81,7 +81,7 @@ def _lines_before(file: InputFile, work: Path) -> int:
 
 
 def _search_start(file: InputFile, part: int) -> int:
-    """Where the search for the first line of a part begins: at the byte before its range."""
+    """Where the search for the first line of a part starts: at the byte before its range."""
     return max(0, file.size * part // file.part[1] - 1)
 
 

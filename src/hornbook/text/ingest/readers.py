@@ -67,10 +67,10 @@ def read_file(
     on_digest: Callable[[str], None] | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> Iterator[Row]:
-    """Yield every row of a file or of its part. After the last row, but of the first part alone, `on_digest` gets the
-    xxh3_128 of all the file's bytes.
+    """Yield every row of a file or of its part. After the last row of the first part `on_digest` gets the xxh3_128
+    of all the file's bytes.
 
-    `readers`: by format, others than those of plain text.
+    `readers`: by format, instead of those of plain text.
     """
     if file.problem:
         yield reject(file, 0, file.problem)

@@ -1,4 +1,4 @@
-"""From labelled texts to labelled tokens: what the shards of a labelled set hold.
+"""From labelled texts to labelled tokens, which the shards of a labelled set hold.
 
 Texts become tokens by `hornbook.text.tokenizer.prompt_encoding`, as they do for predictions. A label of a whole
 text stands at the document's first token, whichever token will carry it in training.
@@ -18,7 +18,7 @@ from hornbook.text.tokenizer.prompt_encoding import encode_question, encode_text
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 START, END, CHOOSABLE = 1, 2, 4
-"""Bits of a token's label where answers are positions: it begins, it ends, it might do so."""
+"""Bits of a token's label where answers are spans: an answer starts here, ends here, or might."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LabelledTokens:
 
 
 def label_tokens(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
-    """Tokens of a labelled text, a label or NaN for each, and what is to be known of the document."""
+    """Tokens of a labelled text, a label or NaN for each, and further columns of the document."""
     return _KINDS[config.kind](tokenizer, config, text, labels)
 
 
@@ -53,7 +53,7 @@ def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
 
 
 def _values(config: LabelsConfig, labels: Labelling) -> list[float]:
-    """The numbers of a text, of the labels that stand there by name too."""
+    """The numbers of a text's labels, which may be given by name."""
     names = [value for value in labels.values if isinstance(value, str)]
     if isinstance(config, ClassLabels) and config.multiple and len(names) == len(labels.values):
         return [float(name in names) for name in config.labels]
@@ -76,7 +76,7 @@ def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
 
 
 def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
-    """Choosable are the context's tokens, and the first of all, which is where an answer is that is not there."""
+    """Choosable are the context's tokens, and the first of all, which marks a question without an answer."""
     del config
     question, context = (text[start:end] for start, end in labels.parts)
     (window,) = encode_question(tokenizer, question, context)
@@ -102,7 +102,7 @@ def _overlap(span: tuple[int, int], start: int, end: int) -> bool:
 
 
 def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
-    """The prompt and its answer, one behind the other; what is to be written, the end too, is labelled 1."""
+    """The prompt, then its answer; tokens that the model is to write, the end token too, are labelled 1."""
     del config
     prompt, answer = (tokenizer.encode(text[start:end]) for start, end in labels.parts)
     last = [] if tokenizer.end_id == tokenizer.delimiter_id else [tokenizer.end_id]

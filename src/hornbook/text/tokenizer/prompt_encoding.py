@@ -1,6 +1,6 @@
-"""Texts that a model is to answer about, as token ids: texts and pairs, words, questions with a context.
+"""Encode what a model is asked about: texts and pairs, words, questions with a context.
 
-They become the tokens that `tokenize` makes of labelled texts, but that what is too long is cut, or read in windows.
+The tokens are those that `tokenize` makes of labelled texts; a text that is too long is cut, or read in windows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,23 +10,23 @@ from hornbook.errors import UsageError
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Span = tuple[int, int]
-"""First character, and the one behind the last."""
+"""Characters [start, end)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text or a pair as the model reads it."""
+    """A text or a pair as model input."""
 
     tokens: list[int]
     types: list[int]
-    """Of each token: 0, or 1 in the second text and behind it (BERT's token types)."""
+    """Of each token: 0, or 1 from the second text on (BERT's token types)."""
     truncated: bool
-    """Whether something did not fit."""
+    """Whether the text was cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordWindow:
-    """Some words as the model reads them."""
+    """Some words as model input."""
 
     tokens: list[int]
     positions: dict[int, int]
@@ -35,13 +35,13 @@ class WordWindow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A question and a part of its context as the model reads them."""
+    """A question and a part of its context as model input."""
 
     tokens: list[int]
     types: list[int]
     """As of `EncodedText`."""
     spans: list[Span | None]
-    """Characters of the context that each token is made of; None: it is not of the context."""
+    """Of each token, its span in the context; None for tokens outside of it."""
 
 
 def pack_pair(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -108,7 +108,7 @@ def _first_pieces(words: Sequence[str], spans: Sequence[Span]) -> Iterator[tuple
 def encode_question(
     tokenizer: Tokenizer, question: str, context: str, longest: int | None = None, stride: int = 128
 ) -> Iterator[Window]:
-    """Windows of at most `longest` tokens over the context, each behind the whole question.
+    """Windows of at most `longest` tokens: the whole question, then a part of the context.
 
     Neighbours share `stride` tokens of the context, so that an answer as long as that is whole in one of them. Raises
     UsageError where the question leaves no room.

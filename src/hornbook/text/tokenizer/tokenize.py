@@ -129,7 +129,7 @@ def _documents(data: Path) -> dict[str, str]:
 
 
 def _size_of_documents(data: Path) -> int:
-    """Bytes of all shards that are there; one that is missing is told where it is read."""
+    """Bytes of all shards that exist; a missing one is an error where it is read."""
     return sum(path.stat().st_size for path in map(data.joinpath, _documents(data)) if path.exists())
 
 
@@ -153,7 +153,7 @@ def _dropout(config: TextConfig) -> Dropout | None:
 
 
 def _check_dropout(data: Path, config: TextConfig) -> None:
-    """Refuse what a given tokenizer or the folder cannot do before anything is written."""
+    """Refuse BPE-dropout that the tokenizer or the folder does not allow, before anything is written."""
     labels = read_text_config(data).labels
     if config.bpe_dropout and labels is not None:
         raise UsageError(f"text.bpe_dropout: {data} is a labelled set, whose labels stand at tokens; leave it out")

@@ -3,7 +3,7 @@
 Any `tokenizer.json` of the tokenizers library is read. Encoding uses a clone in which every special token
 has another spelling, one that no text has: so `<|endoftext|>` in a document is ordinary characters whether the
 library would match it in the text (added tokens) or reach it through the model's own vocabulary. Decoding
-uses the tokenizer as it is.
+uses the original.
 """
 
 import json
@@ -149,7 +149,7 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(self._plain))
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The same of several texts, and of each token its first character and the one behind its last."""
+        """(token ids, span in characters of each token) of several texts."""
         found = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(each.ids, each.offsets) for each in found]
 

@@ -41,7 +41,7 @@ _LADDER = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class TrainingTexts:
-    """`training_texts` as often as it is asked for."""
+    """An iterable of `training_texts` that can be read more than once."""
 
     shards: Mapping[Path, Split]
     max_bytes: int

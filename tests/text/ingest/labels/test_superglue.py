@@ -208,7 +208,7 @@ def without(row: dict[str, Any], key: str) -> dict[str, Any]:
         (
             "record",
             RECORD | {"passage": {"text": "short", "entities": [{"start": 3, "end": 5}]}},
-            "(3, 5) is not within the 5 letters of the passage",
+            "(3, 5) is not within the 5 characters of the passage",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fetching files of a corpus: what would be fetched is listed first; a broken transfer goes on where it stopped.
+"""Fetch the files of a corpus: they are listed first, and a broken transfer resumes where it stopped.
 
 http(s) goes through the standard library, everything else (hf://, s3://, file://) through fsspec. A file appears
 under its name only when it is whole and has the published digest; until then it is hidden from `prepare`.
@@ -203,7 +203,7 @@ def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Ca
 
 
 def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Bring the rest of a file; its size. Raises TransferError where it is not whole."""
+    """Fetch the rest of a file; returns its size. Raises TransferError where it is incomplete."""
     have = partial.stat().st_size if partial.is_file() else 0
     known = tag.read_text() if have and tag.is_file() else ""
     try:
@@ -218,7 +218,7 @@ def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], No
 
 
 def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Write what comes behind what is there; how much is there then. Raises TransferError, StorageError."""
+    """Append the rest of a file to its partial file; returns the size so far. Raises TransferError, StorageError."""
     try:
         tag.write_text(body.tag)
         with partial.open("r+b" if body.start else "wb") as file:

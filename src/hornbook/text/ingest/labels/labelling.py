@@ -14,19 +14,19 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """Labels of one document. Places are counted in characters of its text."""
+    """Labels of one document. Positions are counted in characters of its text."""
 
     parts: tuple[Span, ...]
-    """What is encoded for itself: a text, two texts, question and context, prompt and answer; in order, apart."""
+    """What is encoded separately: a text, two texts, question and context, prompt and answer; in order, disjoint."""
     spans: tuple[tuple[int, int, float | str], ...] = ()
-    """Begin, end, value: tags of words, or the place of an answer."""
+    """Start, end, value: tags of words, or where an answer is."""
     values: tuple[float | str, ...] = ()
     """Of the whole text: the number of its label, its numbers, or 0 and 1 for each label it may have.
 
     Where the labels are taken from the data, tags and labels stand here by name.
     """
     answers: tuple[str, ...] = ()
-    """All right answers to a question, as they were written."""
+    """All right answers to a question, as written."""
 
     def to_json(self) -> str:
         """As stored in the documents' column `labels`."""
@@ -46,16 +46,16 @@ class Labelling:
 
 
 def joined_parts(*texts: str) -> tuple[str, tuple[Span, ...]]:
-    """Texts as one, a line each, and where they stand in it."""
+    """Texts as one, a line each, and the span of each in it."""
     ends = list(itertools.accumulate(len(text) + 1 for text in texts))
     parts = tuple((end - 1 - len(text), end - 1) for text, end in zip(texts, ends, strict=True))
     return "\n".join(texts), parts
 
 
 def edited(text: str, labels: Labelling, edit: Callable[[str], str]) -> tuple[str, Labelling]:
-    """The text after an edit, and its labels where they stand now.
+    """The text after an edit, and its labels at their new positions.
 
-    What lies between two places is edited by itself, so that no place is lost.
+    The text between two positions of labels is edited separately, so that no position is lost.
     """
     changed = edit(text)
     if changed == text:

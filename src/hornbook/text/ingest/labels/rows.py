@@ -1,4 +1,4 @@
-"""From a row of a labelled set to a text and its labels; what is wrong with a row is said by its reason."""
+"""From a row of a labelled set to a text and its labels; an unfit row has a reason."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -121,7 +121,7 @@ def _label(labels: Sequence[str], value: Any) -> float | str:
 
 
 def _name_of(value: Any) -> str:
-    """The name of a label without a list: a text as it is, a whole number or boolean as JSON has it."""
+    """The name of a label without a list: a string unchanged, an integer or boolean as in JSON."""
     if isinstance(value, float) and value.is_integer():  # columns of numbers with gaps are stored so
         value = int(value)
     if isinstance(value, float) and not math.isnan(value):
@@ -132,7 +132,7 @@ def _name_of(value: Any) -> str:
         raise UnfitRow(f"label is no name: {_short(value)}")
     name = str(value).lower() if isinstance(value, bool) else str(value)
     if len(name) > _LONGEST_NAME:
-        raise UnfitRow(f"label is no name: {_short(name)} is longer than {_LONGEST_NAME} letters")
+        raise UnfitRow(f"label is no name: {_short(name)} is longer than {_LONGEST_NAME} characters")
     return name
 
 

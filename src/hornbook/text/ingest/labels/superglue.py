@@ -21,13 +21,13 @@ _HIGHLIGHT = re.compile(r"\s*@highlight\s*")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One answer that is offered, with what it is offered to."""
+    """One possible answer to a question."""
 
     question: str
-    """What names the question among all of its source."""
+    """Name of the question, unique in its source."""
     number: int
     before: str
-    """Of the text that holds it, what comes before; then the candidate, then what comes after."""
+    """The text that holds the candidate is `before + text + after`."""
     text: str
     after: str
     other: str
@@ -36,10 +36,10 @@ class Candidate:
     answers: tuple[str, ...] = ()
     """All right answers to the question."""
     first: bool = True
-    """It stands in the first text of the pair."""
+    """Whether the candidate is in the first text of the pair."""
 
     def labelled(self) -> tuple[str, str, Labelling]:
-        """Name, text and labels; the span is where the candidate stands."""
+        """Name, text and labels; the span is the candidate."""
         own = self.before + self.text + self.after
         text, parts = joined_parts(*((own, self.other) if self.first else (self.other, own)))
         start = parts[0 if self.first else 1][0] + len(self.before)
@@ -48,7 +48,7 @@ class Candidate:
 
 
 class LayoutError(Exception):
-    """A row is not laid out as it should be; the text says where."""
+    """A row does not have the layout's fields; the text says which."""
 
 
 def candidates(layout: str, row: Row, origin: str) -> list[Candidate]:
@@ -58,7 +58,7 @@ def candidates(layout: str, row: Row, origin: str) -> list[Candidate]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """A row, or an object in it, whose keys have types."""
+    """A row, or an object in it, with typed access to its keys."""
 
     row: Any
     path: str

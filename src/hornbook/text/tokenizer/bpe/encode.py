@@ -139,7 +139,7 @@ def _remember(cache, slot, low, middle, high, ids, count):
 
 @inlined
 def _write_cached(tokens, out, used):
-    """Write one to three tokens of a cache entry; three places are written, however many count."""
+    """Write one to three tokens of a cache entry; three are always written, and the end says how many count."""
     second, third = tokens >> _BITS & _NO_TOKEN, tokens >> (_BITS + _BITS)
     out[used], out[used + 1], out[used + 2] = tokens & _NO_TOKEN, second, third
     return used + 1 + (second != _NO_TOKEN) + (third != _NO_TOKEN)
@@ -147,7 +147,7 @@ def _write_cached(tokens, out, used):
 
 @inlined
 def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used):
-    """Write the tokens of one word to `out` from `used` on; returns the offset behind them."""
+    """Write the tokens of one word to out[used:]; returns the end."""
     length = end - start
     if length > _SHORT:
         return merge_by_heap(data, start, end, byte_ids, pairs, shift, _NONE, _NONE, out, used)

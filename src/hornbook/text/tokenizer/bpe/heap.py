@@ -2,7 +2,7 @@
 
 BPE-dropout (Provilkov et al. 2020, algorithm 1): at each step, each merge that is possible is left out with probability
 p, and the first of the others is done; where all are left out, the word is finished. Here a draw is a hash of the step
-and of where in the word the pair begins, so it may be made when the pair comes up, and those behind it need none.
+and of the pair's position in the word, so it is made only when the pair reaches the top of the heap.
 """
 
 from collections.abc import Iterable
@@ -95,7 +95,7 @@ def _fill(heap, ranks):
 
 @compiled
 def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, out, used):
-    """Merge one word; writes its tokens to `out` from `used` on and returns the position behind them.
+    """Merge one word; writes its tokens to out[used:] and returns the end.
 
     A pair is left out of a step where `draw(key, step << 32 | position)` is less than `limit` (both uint64).
 

@@ -21,7 +21,7 @@ _LOW = np.uint64(2**32 - 1)
 
 
 class Words(NamedTuple):
-    """All different words, with a gap before, between and behind them."""
+    """All different words, with a gap before, between and after them."""
 
     symbols: np.ndarray
     """int32 [positions]: the token that starts here; _GAP, or _GONE inside a token."""

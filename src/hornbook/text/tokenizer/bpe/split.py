@@ -73,7 +73,7 @@ def _skip(data, offset, end, kind, pages, kinds):
 
 @inlined
 def _skip_some(data, offset, end, most, pages, kinds):
-    """The end of a run of at most so many numbers."""
+    """The end of a run of at most `most` numbers."""
     for _ in range(most):
         character = kind_at(data, offset, pages, kinds) if offset < end else OTHER
         if character & 7 != NUMBER:

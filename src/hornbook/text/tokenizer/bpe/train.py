@@ -1,7 +1,8 @@
 """Train a byte-level BPE tokenizer (Sennrich et al., arXiv:1508.07909; bytes as in GPT-2).
 
-Text is split by GPT-4's pattern: words with one leading blank or mark, numbers of at most three digits, runs of
-marks, line ends and blanks. The 256 bytes are always in the vocabulary, so every text can be encoded.
+Text is split by GPT-4's pattern: words with one leading blank or other character, numbers of at most three digits,
+runs of punctuation, of line ends and of whitespace. The 256 bytes are always in the vocabulary, so every text can be
+encoded.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""tar and zip files of any files that are read: every member as if it lay in a folder, nothing unpacked to disk.
+"""tar and zip files: every member is read as if it lay in a folder, and nothing is unpacked to disk.
 
-Nothing is written, so a path that leads outside cannot harm; it is refused all the same, for nobody packs one in good
-faith. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
+Nothing is written, so a path that leads outside does no harm; it is refused all the same, since no honest archive has
+one. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,14 +16,14 @@ from hornbook.text.ingest.lines import HashingFile, open_input
 from hornbook.text.ingest.readers import reader_of
 
 EXPANSION, FREE = 200, 2**28
-"""An archive may expand to so many times its size; the first so many bytes are free."""
+"""An archive may expand to EXPANSION times its size, and to FREE bytes in any case."""
 _ARCHIVES = ("tar", "zip", "arxiv")
 _PART = "!/"
 """Between the path of an archive and the name of a member."""
 
 
 class Budget:
-    """Counts what comes out of an archive, over all members, and stops a bomb."""
+    """Counts the bytes that come out of an archive, over all members, and stops a bomb."""
 
     def __init__(self, size: int) -> None:
         self._limit, self._done = max(FREE, EXPANSION * size), 0
@@ -36,7 +36,7 @@ class Budget:
 
     @property
     def excess(self) -> str:
-        """Why reading stopped; empty while it need not."""
+        """Why reading stopped; empty within the limit."""
         reason = (
             f"archive bomb: it expands to more than {self._limit} bytes, the larger of {FREE} and {EXPANSION} times"
         )

@@ -14,12 +14,12 @@ _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 
 @dataclass(slots=True)
 class Member:
-    """A member; `read` it before the next is asked for (what is left is passed over)."""
+    """A member; `read` it before the next one (the rest of it is skipped)."""
 
     name: str
     size: int
     kind: str
-    """"file", "folder", or what else it is, in words."""
+    """"file", "folder", or the name of another kind."""
     stream: Buffered
     left: int = 0
 
@@ -86,7 +86,7 @@ def _name(header: bytes) -> str:
 
 
 def _extended_header(stream: Buffered, kind: bytes, size: int) -> dict[str, str]:
-    """What a header says about the member after it: path and size that do not fit into their fields."""
+    """Path and size of the next member, where they do not fit into the fields of its own header."""
     data, done = stream.take(size, _LONGEST_HEADER)
     if data is None:
         raise DamagedStream(f"damaged tar: a header of {size} bytes, {_LONGEST_HEADER} are read")

@@ -24,7 +24,7 @@ class ZipMember:
 
     name: str
     kind: str
-    """"file", "folder", or what else it is, in words."""
+    """"file", "folder", or the name of another kind."""
     method: int
     crc: int
     packed: int

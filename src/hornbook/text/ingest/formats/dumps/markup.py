@@ -25,7 +25,7 @@ _DROPPED_TAGS = frozenset(("ref", "gallery", "timeline", "score", "imagemap"))
 _RAW_TAGS = frozenset(("nowiki", "pre", "syntaxhighlight", "source"))
 _OPENS = {"{{": "}}", "{|": "|}", "[[": "]]", "[": "]", "<!--": "-->"}
 _INLINE = {"lang": -1, "nowrap": -1, "nobreak": -1, "transl": -1, "convert": 2, "cvt": 2}
-"""Templates that leave text: the last argument, or the first so many joined by blanks."""
+"""Templates that leave text: -1 for the last argument, else how many of the first ones, joined by blanks."""
 _EMPTY_BRACKETS = re.compile(r"\([\s,;:]{0,40}\)")
 _BLANKS = re.compile(r"[ \t\u00a0]{2,}")
 _LINES = re.compile(r"\n{3,}")
@@ -41,7 +41,7 @@ _EMPTY_LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 
 @dataclass(slots=True)
 class _Frame:
-    """Something that was opened: what closes it, and the text in it by arguments."""
+    """An open element: the mark that closes it, and its text by arguments."""
 
     closing: str
     opening: str = ""
@@ -58,9 +58,9 @@ class _WikiStripper:
         self._dropped = dropped
         self._stack = [_Frame("")]
         self._waiting: dict[str, int] = {}
-        """How many of each closing mark the stack waits for."""
+        """Closing mark -> how many open elements wait for it."""
         self._unclosed: set[str] = set()
-        """Tags that are not closed in what is left, so that nobody looks again."""
+        """Tags that are not closed in the rest of the text, so that it is not searched again."""
 
     def strip(self, text: str) -> str:
         position = 0
@@ -110,7 +110,7 @@ class _WikiStripper:
         self._waiting[closing] = self._waiting.get(closing, 0) + 1
 
     def _close(self, closing: str) -> None:
-        """Close the innermost that waits for the mark; what was opened in it and not closed is its text."""
+        """Close the innermost element that waits for the mark; unclosed ones in it are its text."""
         while self._stack[-1].closing != closing:
             self._give_up()
         frame = self._pop()
@@ -128,7 +128,7 @@ class _WikiStripper:
         return frame
 
     def _give_up(self) -> None:
-        """What was opened last is not closed: its parts are text."""
+        """The innermost open element is not closed: its parts are text."""
         frame = self._pop()
         self._write("|".join("".join(parts) for parts in frame.arguments))
 
@@ -140,7 +140,7 @@ class _WikiStripper:
         return arguments[-1] if len(arguments) > 1 else target.removeprefix(":")
 
     def _tag(self, text: str, mark: str, position: int) -> int:
-        """A tag of HTML or of an extension; returns where to go on."""
+        """Handle a tag of HTML or of an extension; returns the position after it."""
         match = _TAG.match(mark)
         name = match.group(1).lower() if match else ""
         closing = f"</{name}>"
@@ -187,7 +187,7 @@ def _plain_line(line: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Character references as characters; a text with a number of thousands of digits stays as it is."""
+    """Character references as characters; a text with a number of thousands of digits is unchanged."""
     try:
         return html.unescape(text)
     except ValueError:

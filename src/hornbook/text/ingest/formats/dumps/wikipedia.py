@@ -1,6 +1,7 @@
 """MediaWiki dumps (export schema 0.10 and 0.11): one document per article, its markup stripped.
 
-A dump is cut at `<page>` and `</page>`, which text cannot contain: memory holds one page, a damaged page is one row.
+A dump is cut at `<page>` and `</page>`, which text cannot contain: memory holds one page, and a damaged page is one
+row.
 """
 
 import re
@@ -62,7 +63,7 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
 
 
 def _strange(before: bytes, *, first: bool) -> bytes:
-    """What stands before a page, or behind the last, and belongs to none. `first`: what the dump begins with may."""
+    """Text before a page, or after the last one, that should not be there. `first`: the head of the dump may be."""
     head = _HEAD.match(before) if first else None
     rest = before[head.end() if head else 0 :].strip()
     return rest.removesuffix(b"<page>").removesuffix(b"</mediawiki>").strip()

@@ -1,4 +1,4 @@
-"""LaTeX to text in linear time: prose and formulas stay, what steers the layout goes.
+"""LaTeX to text in linear time: prose and formulas stay, layout commands go.
 
 Comments, the preamble, the bibliography, figures and definitions go; commands around words leave the words; headings
 become lines; macros without arguments are expanded once, within a budget. Formulas stay as they are written.
@@ -29,7 +29,7 @@ _BLANKS = re.compile(r"[ \t]+")
 _LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 _NAME = re.compile(r"\\[a-zA-Z]{1,30}(?:#[1-9]){0,9}(?=[{\[])")
 _GROWTH = 2
-"""How many times its size macros may add to a text."""
+"""Macros may add this many times the size of a text."""
 _LONGEST_FORMULA = 4000
 
 
@@ -79,7 +79,7 @@ def _expand(text: str, macros: dict[str, str]) -> str:
 
 
 def _matching(text: str) -> dict[int, int]:
-    """Place of each brace and bracket that is closed -> position of what closes it; brackets pair within braces."""
+    """Position of each closed brace and bracket -> position of its closing one; brackets pair within braces."""
     pairs: dict[int, int] = {}
     braces: list[int] = []
     brackets: list[int] = []
@@ -104,9 +104,9 @@ class _LatexStripper:
         self._text, self._pairs = text, _matching(text)
         self._parts: list[str] = []
         self._headings: set[int] = set()
-        """Places of braces that end a heading."""
+        """Positions of braces that end a heading."""
         self._next_at: dict[str, int] = {}
-        """Where a mark was found last, so that nobody looks twice; the length where there is none."""
+        """Mark -> the last position found by `_next`, the length where there is none; so no text is searched twice."""
 
     def strip(self) -> str:
         position = 0
@@ -117,7 +117,7 @@ class _LatexStripper:
         return "".join(self._parts)
 
     def _token(self, mark: str, start: int, end: int) -> int:
-        """Write what a token stands for; returns where to go on."""
+        """Write the text of a token; returns the position after it."""
         if mark in "{}[]~&\n":
             self._parts.append(
                 {"{": "", "}": "\n" if start in self._headings else "", "~": " ", "&": " "}.get(mark, mark)
@@ -147,7 +147,7 @@ class _LatexStripper:
         return position + len(closing)
 
     def _next(self, mark: str, position: int) -> int:
-        """Where a mark stands next at or after a position; the length where nowhere."""
+        """The next position of a mark, at or after a position; the length where there is none."""
         known = self._next_at.get(mark, -1)
         if known < position:
             known = self._text.find(mark, position)

@@ -22,7 +22,7 @@ from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
-"""Rows that are decoded at once, fewer where they might take more than so many bytes."""
+"""Most rows that are decoded at once, and the most bytes that they may take."""
 
 
 Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
@@ -105,11 +105,11 @@ def _read_group(file: InputFile, group: _RowGroup, read: Read) -> Iterator[Row]:
 
 
 class Excess(Exception):
-    """What is declared would take more memory than there is for it. The text is the reason."""
+    """A page or batch declares more memory than is allowed. The text is the reason."""
 
 
 class InPieces:
-    """A file whose reads take no more memory than what there is to read, whatever length is asked for."""
+    """A file whose reads take no more memory than the bytes that are left, whatever length is requested."""
 
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
@@ -124,7 +124,7 @@ class InPieces:
         return b"".join(parts)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """As of any file."""
+        """As of any file; returns the offset."""
         return self._handle.seek(offset, whence)
 
     def tell(self) -> int:
@@ -136,7 +136,7 @@ class InPieces:
 
 
 def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
-    """How many rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
+    """Rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
 
     A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
     its header is damaged.
@@ -187,7 +187,7 @@ def wanted_columns(schema: pa.Schema, options: ReadOptions) -> list[str]:
 
 
 def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: ReadOptions) -> Iterator[Row]:
-    """The rows of a batch, the first of them called `first`; a word of a dictionary is copied where it is asked for."""
+    """The rows of a batch, the first of them called `first`; a value of a dictionary is copied when it is read."""
     column = _column(batch.schema, options.text_field)
     size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(batch.get_total_buffer_size(), 1)))
     for start in range(0, len(batch), size):

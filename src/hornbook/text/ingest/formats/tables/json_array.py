@@ -27,7 +27,7 @@ _WHITESPACE = " \t\r\n"
 
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Rows are counted from 1; after a row that is no JSON the rest of an array cannot be told apart."""
+    """Rows are counted from 1; after a row that is not JSON the rest of an array cannot be split into rows."""
     stream = Buffered(plain_text(raw, file.compression))
     number = 0
     try:
@@ -45,7 +45,7 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
 
 
 class _Characters:
-    """The characters of a stream, as far as they were asked for."""
+    """The characters of a stream, decoded on demand."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self.characters, self.position = stream, "", 0
@@ -66,7 +66,7 @@ class _Characters:
         self.characters, self.position = "".join(parts), 0
 
     def next(self) -> str:
-        """The next character that is not blank; empty at the end."""
+        """The next character that is not whitespace; empty at the end."""
         while True:
             while self.position < len(self.characters) and self.characters[self.position] in _WHITESPACE:
                 self.position += 1

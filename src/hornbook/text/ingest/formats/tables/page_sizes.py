@@ -1,4 +1,4 @@
-"""What pages of parquet and batches of Arrow would take in memory, as they declare it, before they are decoded.
+"""The memory that pages of parquet and batches of Arrow declare, read before they are decoded.
 
 parquet: headers of pages in Thrift's compact protocol (parquet-format, "Data Pages"). Arrow: messages in flatbuffers
 (Arrow columnar format, "Serialization and Interprocess Communication").
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 EXPANSION, FREE = 200, 2**26
-"""A page or a batch may expand to so many times its size; so many bytes are free."""
+"""A page or a batch may expand to EXPANSION times its size, and to FREE bytes in any case."""
 LARGEST_PAGE = 2**28
 """Bytes of a page at most; what decodes it takes several times as much."""
 _DICTIONARY, _DELTA_BYTE_ARRAY = 2, 7
@@ -19,7 +19,7 @@ _DEEPEST = 16
 
 
 class SeekableStream(Protocol):
-    """A file that is read at any offset."""
+    """A file with random access."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...
@@ -34,11 +34,11 @@ class Page:
     expanded: int
     """Bytes of it decompressed, as its header says."""
     repeats: bool
-    """A value in it may stand for many rows, or start many: what they take is not bounded by the page."""
+    """A value in it may be shared by many rows, so that the page does not bound their size."""
 
     @property
     def excess(self) -> str:
-        """Why it is not decoded; empty where it may be."""
+        """Why it must not be decoded; empty where it may be."""
         limit = max(FREE, min(LARGEST_PAGE, EXPANSION * self.size))
         return (
             f"a page of {self.size} bytes expands to {self.expanded}, at most {limit}" if self.expanded > limit else ""
@@ -187,21 +187,21 @@ class Batch:
     """(offset in the body, bytes) of the buffers, if they are compressed."""
 
     def excess(self, body: bytes) -> str:
-        """Why a batch with compressed buffers is not decoded; empty where it may be."""
+        """Why a batch with compressed buffers must not be decoded; empty where it may be."""
         expanded = sum(_expanded(body, offset, size) for offset, size in self.buffers)
         limit = max(FREE, EXPANSION * self.body)
         return f"a batch of {self.body} bytes expands to {expanded}, at most {limit}" if expanded > limit else ""
 
 
 def _expanded(body: bytes, offset: int, size: int) -> int:
-    """Bytes of a buffer decompressed: a compressed one begins with that number, or -1 where it is stored as it is."""
+    """Decompressed bytes of a buffer, which starts with that number, or with -1 where it is stored uncompressed."""
     if size < 8 or offset < 0 or offset + 8 > len(body):
         return max(size, 0)
     return max(int.from_bytes(body[offset : offset + 8], "little", signed=True), size)
 
 
 def arrow_batch(metadata: bytes) -> Batch:
-    """What a message's metadata say. Raises ValueError where they are damaged."""
+    """The message that its metadata describe. Raises ValueError where they are damaged."""
     try:
         table = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         body, kind = table.number(3, "<q"), table.number(1, "<B")

@@ -107,7 +107,7 @@ codecs.register_error("hornbook-c1", _as_control)
 
 
 class _OpenElements:
-    """What is open while the tags of a page are read, and what that costs."""
+    """The open elements while the tags of a page are read, and their cost."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
