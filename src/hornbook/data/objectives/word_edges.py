@@ -13,7 +13,7 @@ import unicodedata
 from functools import lru_cache
 from typing import NamedTuple
 
-from hornbook.text.tokenizer.bpe.tables import byte_letters
+from hornbook.text.tokenizer.bpe.tables import byte_characters
 
 ALONE = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -95,4 +95,4 @@ def _length(lead: int) -> int:
 
 @lru_cache(maxsize=1)
 def _bytes_by_letter() -> dict[str, bytes]:
-    return {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
+    return {letter: bytes([byte]) for byte, letter in enumerate(byte_characters())}

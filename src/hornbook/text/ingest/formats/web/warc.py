@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hornbook.text.ingest.buffered import Buffered
-from hornbook.text.ingest.charsets import Undecodable, decode_declared
+from hornbook.text.ingest.charsets import Undecodable, decode_declared, why_not_utf8
 from hornbook.text.ingest.compressions import decompressed
 from hornbook.text.ingest.document import (
     Document,
@@ -19,7 +19,6 @@ from hornbook.text.ingest.document import (
     identifier,
     read_each,
     reject,
-    text_document,
     too_long,
 )
 from hornbook.text.ingest.formats.web.html import page_text
@@ -127,13 +126,18 @@ def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptio
     name = headers.get("warc-record-id", "").strip("<>")
     if kind in _PAGES:
         text, own = page_text(block, charset)
-        origin = f"{file.name}:{record.number}"
-        return Document(text, identifier(name, origin), file.source, own | metadata, origin)
-    if kind != "text/plain":
+        metadata = own | metadata
+    elif kind != "text/plain":
         raise UnfitRow(f"not a page: {kind[:60]!a}", dropped=True)
-    if charset and charset.lower() not in ("utf-8", "utf8"):
-        block = _recoded(block, charset)
-    return text_document(file, record.number, block, name, metadata)
+    else:
+        if charset and charset.lower() not in ("utf-8", "utf8"):
+            block = _recoded(block, charset)
+        try:
+            text = block.decode()
+        except UnicodeDecodeError as error:
+            return reject(file, record.number, why_not_utf8(block, error), block)
+    origin = f"{file.name}:{record.number}"
+    return Document(text, identifier(name, origin), file.source, metadata, origin)
 
 
 def _recoded(block: bytes, charset: str) -> bytes:
