@@ -52,11 +52,11 @@ REASONS = {
 }
 """datatrove's names of our reasons, in our order."""
 KINDS: dict[str, tuple[type[Rules], type[Any]]] = {
-    "gopher_quality": (quality_rules.GopherQuality, configs.GopherQuality),
-    "gopher_repetition": (quality_rules.GopherRepetition, configs.GopherRepetition),
-    "fineweb": (quality_rules.FineWeb, configs.FineWeb),
-    "c4": (quality_rules.C4, configs.C4),
-    "mc4": (quality_rules.MC4, configs.MC4),
+    "gopher_quality": (quality_rules.GopherQuality, configs.GopherQualityConfig),
+    "gopher_repetition": (quality_rules.GopherRepetition, configs.GopherRepetitionConfig),
+    "fineweb": (quality_rules.FineWeb, configs.FineWebConfig),
+    "c4": (quality_rules.C4, configs.C4Config),
+    "mc4": (quality_rules.MC4, configs.MC4Config),
 }
 ON_RAW = ("gopher_quality", "gopher_repetition", "fineweb", "mc4")
 
@@ -144,7 +144,7 @@ def _step(kind: str, definition: str) -> Rules:
     return make(config(**({"words": definition} if "words" in config.model_fields else {})))
 
 
-EDIT = C4Lines(configs.C4Lines())
+EDIT = C4Lines(configs.C4LinesConfig())
 
 
 def compare(peer: Peer, texts: Sequence[str]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def adversarial() -> dict[str, float]:
 
 def curve(rows: int = 1_000_000) -> dict[str, float]:
     """Milliseconds of what stays at twenty values of one threshold, over random columns."""
-    step, draw = quality_rules.GopherRepetition(configs.GopherRepetition()), np.random.default_rng(0)
+    step, draw = quality_rules.GopherRepetition(configs.GopherRepetitionConfig()), np.random.default_rng(0)
     columns = {name: draw.integers(0, 1000, rows) for name in step.needs}
     signals, values = Signals(columns, draw.integers(1, 10_000, rows)), np.linspace(0, 1, 20).tolist()
     return {

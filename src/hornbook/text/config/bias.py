@@ -42,13 +42,13 @@ class CountedMentions(DecisionConfig):
         return [str(self.path)]
 
 
-class Mentions(CountedMentions):
+class MentionsConfig(CountedMentions):
     """Decision that drops nothing: it counts who is mentioned with what, for `hornbook prepare bias` and the report."""
 
     kind: Literal["mentions"] = "mentions"
 
 
-class Rebalance(CountedMentions):
+class RebalanceConfig(CountedMentions):
     """Decision over all documents: thin out those in which a group stands near an attribute more than by its share.
 
     A document stays with the chance expected / observed of its pairs (the weights of Kamiran and Calders 2012, scaled

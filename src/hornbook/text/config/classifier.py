@@ -8,7 +8,7 @@ from hornbook.settings.fields import Number
 from hornbook.text.config.step import DecisionConfig
 
 
-class Classifier(DecisionConfig):
+class ClassifierConfig(DecisionConfig):
     """Decision: drop documents by the score of a classifier that `hornbook prepare classifier` trained."""
 
     kind: Literal["classifier"] = "classifier"

@@ -12,7 +12,7 @@ PERSONAL: tuple[PersonalKind, ...] = ("email", "phone", "iban", "card", "ip", "n
 """All kinds of personal data, in the order of their counters."""
 
 
-class Personal(EditConfig):
+class PersonalConfig(EditConfig):
     """Edit: personal data gives way to placeholders such as `<EMAIL>`, or is only counted.
 
     Numbers with check digits are found where these are right; street addresses and telephone numbers by their form.
@@ -35,7 +35,7 @@ class Personal(EditConfig):
         return self
 
 
-class Repair(EditConfig):
+class RepairConfig(EditConfig):
     """Edit: UTF-8 that was read as cp1252 or Latin-1, HTML entities left over, characters that nobody sees.
 
     Replacement characters stay and are counted: what they stood for is lost.
@@ -46,7 +46,7 @@ class Repair(EditConfig):
     """Also `&amp;` and the like, in texts without markup."""
 
 
-class Boilerplate(EditConfig):
+class BoilerplateConfig(EditConfig):
     """Edit: lines about cookies, subscriptions, sharing, rights and navigation go; they are in nine languages."""
 
     kind: Literal["boilerplate"] = "boilerplate"
@@ -54,7 +54,7 @@ class Boilerplate(EditConfig):
     """Longer lines stay: they are prose that mentions such things."""
 
 
-class Harmful(DecisionConfig):
+class HarmfulConfig(DecisionConfig):
     """Decision: documents of which too many words are on your lists of harmful ones. No list comes with hornbook."""
 
     kind: Literal["harmful"] = "harmful"
@@ -85,7 +85,7 @@ class Harmful(DecisionConfig):
         return self
 
 
-class Language(DecisionConfig):
+class LanguageConfig(DecisionConfig):
     """Decision: only documents in some languages stay. Columns: language, confidence, script.
 
     With lingua (extra `lang`); `detector = "script"` needs nothing, and knows scripts alone, not languages.
@@ -108,7 +108,7 @@ class Language(DecisionConfig):
         return ["lingua-language-detector"] if self.detector == "lingua" else []
 
 
-class Code(DecisionConfig):
+class CodeConfig(DecisionConfig):
     """Decision on source code: generated and minified files, licences. Columns: the figures, and an SPDX id.
 
     The rules are those published for The Stack and StarCoder (Kocetkov et al. 2022, Li et al. 2023).
@@ -127,7 +127,7 @@ class Code(DecisionConfig):
     """SPDX ids that may stay, `""` for files that name none; by default all do."""
 
 
-class Swap(EditConfig):
+class SwapConfig(EditConfig):
     """Edit: in a share of the documents, words trade places with their counterparts (counterfactual augmentation).
 
     English by default (he and she, mother and father ...); `pairs` are other words. Off unless it is in the list.
@@ -149,7 +149,7 @@ class Swap(EditConfig):
         return self
 
 
-class WordEdits(EditConfig):
+class WordEditsConfig(EditConfig):
     """Edit: words left out, repeated or exchanged with the next (Wei and Zou 2019), in a share of the documents.
 
     Off unless it is in the list. Lines and blanks stay. Back-translation is a `python` step of your own.

@@ -1,6 +1,6 @@
 """Configuration of the steps that find what stands in a corpus more than once, or in the sets of an evaluation."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,7 @@ from hornbook.settings.fields import Count
 from hornbook.text.config.step import CutConfig, DecisionConfig, Words
 
 
-class NearDedup(DecisionConfig):
+class NearDedupConfig(DecisionConfig):
     """Decision over all documents: one of each cluster of near duplicates stays (MinHash, Broder 1997).
 
     Two documents that share the part s of their shingles meet with probability 1 - (1 - s ** rows) ** bands, which is
@@ -31,13 +31,13 @@ class NearDedup(DecisionConfig):
     """The best has the least value of that column, not the greatest."""
 
     @model_validator(mode="after")
-    def _check(self) -> "NearDedup":
+    def _check(self) -> Self:
         if self.lowest and self.keep in ("longest", "first"):
             raise ValueError(f"lowest goes with a column to keep by, such as classifier.score, not with {self.keep!r}")
         return self
 
 
-class LineDedup(CutConfig):
+class LineDedupConfig(CutConfig):
     """Cut: lines that stand elsewhere too; the first of each stays."""
 
     kind: Literal["line_dedup"] = "line_dedup"
@@ -45,7 +45,7 @@ class LineDedup(CutConfig):
     """Shorter lines stay, blanks at both ends aside: UTF-8, so a Chinese line of 14 characters counts as one of 42."""
 
 
-class ParagraphDedup(CutConfig):
+class ParagraphDedupConfig(CutConfig):
     """Cut: paragraphs (lines between blank ones) that stand elsewhere too; the first of each stays."""
 
     kind: Literal["paragraph_dedup"] = "paragraph_dedup"
@@ -53,7 +53,7 @@ class ParagraphDedup(CutConfig):
     """Shorter paragraphs stay, blanks at both ends aside, counted in UTF-8."""
 
 
-class SpanDedup(CutConfig):
+class SpanDedupConfig(CutConfig):
     """Cut: passages of at least so many words that stand elsewhere too, exactly; the first of each stays."""
 
     kind: Literal["span_dedup"] = "span_dedup"
@@ -63,7 +63,7 @@ class SpanDedup(CutConfig):
     """What a word is."""
 
 
-class Decontaminate(DecisionConfig):
+class DecontaminateConfig(DecisionConfig):
     """Decision: documents that hold items of test sets, whole or in part. Case and punctuation make no difference."""
 
     kind: Literal["decontaminate"] = "decontaminate"

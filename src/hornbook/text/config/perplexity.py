@@ -8,7 +8,7 @@ from hornbook.settings.fields import Number
 from hornbook.text.config.step import DecisionConfig
 
 
-class Perplexity(DecisionConfig):
+class PerplexityConfig(DecisionConfig):
     """Decision: drop documents that a language model finds too strange or too predictable. Column: bits_per_byte.
 
     The model is one that `hornbook prepare perplexity` trained. Perplexity per byte is 2 to the power of the column.

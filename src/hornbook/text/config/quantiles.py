@@ -9,7 +9,7 @@ from hornbook.text.config.step import DecisionConfig
 _COLUMN = r"^[a-z][a-z0-9_]*\..+$"
 
 
-class Quantiles(DecisionConfig):
+class QuantilesConfig(DecisionConfig):
     """Decision over all documents: only what lies between two quantiles of a column stays.
 
     With `high = 0.33` of perplexity and `by` language it keeps what CCNet (Wenzek et al. 2020) calls the head.

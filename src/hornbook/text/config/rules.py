@@ -27,7 +27,7 @@ class CountsWords(DecisionConfig):
     """What a word is: what stands between blanks; or runs of letters and digits; or these, and each ideograph alone."""
 
 
-class GopherQuality(CountsWords):
+class GopherQualityConfig(CountsWords):
     """Decision: Gopher's ten rules of quality, in the order of these keys."""
 
     kind: Literal["gopher_quality"] = "gopher_quality"
@@ -57,7 +57,7 @@ class GopherQuality(CountsWords):
     """Language -> its stop words, as they are written; name every language that is to stay."""
 
 
-class GopherRepetition(CountsWords):
+class GopherRepetitionConfig(CountsWords):
     """Decision: Gopher's thirteen rules of repetition, in the order of these keys; shares are of all characters."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
@@ -89,7 +89,7 @@ class GopherRepetition(CountsWords):
     """In 10 words."""
 
 
-class C4Lines(EditConfig):
+class C4LinesConfig(EditConfig):
     """Edit: C4's rules for lines. What stays is trimmed and joined; `c4` judges it.
 
     Lines with `lorem ipsum` or a curly bracket stay where those make `c4` drop the document: they are its evidence.
@@ -110,7 +110,7 @@ class C4Lines(EditConfig):
     """Lines with one of these phrases (in lower case) go."""
 
 
-class C4(DecisionConfig):
+class C4Config(DecisionConfig):
     """Decision: C4's rules for documents, in the order of these keys; put `c4_lines` among the edits."""
 
     kind: Literal["c4"] = "c4"
@@ -124,7 +124,7 @@ class C4(DecisionConfig):
     """Characters that end a sentence; by default those of all scripts."""
 
 
-class MC4(DecisionConfig):
+class MC4Config(DecisionConfig):
     """Decision: mC4's rule that replaces C4's lines in languages without its punctuation."""
 
     kind: Literal["mc4"] = "mc4"
@@ -132,7 +132,7 @@ class MC4(DecisionConfig):
     """Three lines must have so many characters."""
 
 
-class FineWeb(CountsWords):
+class FineWebConfig(CountsWords):
     """Decision: what FineWeb added, in the order of these keys; lines are those with a character to see."""
 
     kind: Literal["fineweb"] = "fineweb"

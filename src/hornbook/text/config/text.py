@@ -5,18 +5,40 @@ from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from hornbook.settings.fields import Config, Count
-from hornbook.text.config.bias import Mentions, Rebalance
-from hornbook.text.config.classifier import Classifier
-from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
-from hornbook.text.config.duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
+from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
+from hornbook.text.config.classifier import ClassifierConfig
+from hornbook.text.config.content import (
+    BoilerplateConfig,
+    CodeConfig,
+    HarmfulConfig,
+    LanguageConfig,
+    PersonalConfig,
+    RepairConfig,
+    SwapConfig,
+    WordEditsConfig,
+)
+from hornbook.text.config.duplicates import (
+    DecontaminateConfig,
+    LineDedupConfig,
+    NearDedupConfig,
+    ParagraphDedupConfig,
+    SpanDedupConfig,
+)
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.later import Later
 from hornbook.text.config.modules import code_of
-from hornbook.text.config.perplexity import Perplexity
-from hornbook.text.config.quantiles import Quantiles
-from hornbook.text.config.rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
+from hornbook.text.config.perplexity import PerplexityConfig
+from hornbook.text.config.quantiles import QuantilesConfig
+from hornbook.text.config.rules import (
+    C4Config,
+    C4LinesConfig,
+    FineWebConfig,
+    GopherQualityConfig,
+    GopherRepetitionConfig,
+    MC4Config,
+)
 from hornbook.text.config.step import CutConfig, DecisionConfig, EditConfig, StepConfig
-from hornbook.text.config.vocabulary import Vocabulary
+from hornbook.text.config.vocabulary import VocabularyConfig
 
 
 class SourceConfig(Config):
@@ -52,7 +74,7 @@ class SourceConfig(Config):
         return self
 
 
-class Normalize(EditConfig):
+class NormalizeConfig(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
 
     kind: Literal["normalize"] = "normalize"
@@ -60,19 +82,19 @@ class Normalize(EditConfig):
     """Unicode normalisation form."""
 
 
-class DropEmpty(DecisionConfig):
+class DropEmptyConfig(DecisionConfig):
     """Decision: drop documents without a visible character."""
 
     kind: Literal["drop_empty"] = "drop_empty"
 
 
-class ExactDedup(DecisionConfig):
+class ExactDedupConfig(DecisionConfig):
     """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
 
 
-class Exclude(DecisionConfig):
+class ExcludeConfig(DecisionConfig):
     """Decision: drop documents by name. `text.exclude` makes one, behind all others: duplicates of its own are gone."""
 
     kind: Literal["exclude"] = "exclude"
@@ -80,7 +102,7 @@ class Exclude(DecisionConfig):
     """Ids or origins."""
 
 
-class PythonStep(EditConfig):
+class PythonStepConfig(EditConfig):
     """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
@@ -93,35 +115,35 @@ class PythonStep(EditConfig):
 
 
 AnyStep = Annotated[
-    Normalize
-    | PythonStep
-    | Repair
-    | Personal
-    | Boilerplate
-    | Swap
-    | WordEdits
-    | DropEmpty
-    | ExactDedup
-    | GopherQuality
-    | GopherRepetition
-    | C4Lines
-    | C4
-    | MC4
-    | FineWeb
-    | Classifier
-    | Perplexity
-    | Quantiles
-    | Vocabulary
-    | Harmful
-    | Language
-    | Code
-    | Mentions
-    | Rebalance
-    | NearDedup
-    | Decontaminate
-    | LineDedup
-    | ParagraphDedup
-    | SpanDedup,
+    NormalizeConfig
+    | PythonStepConfig
+    | RepairConfig
+    | PersonalConfig
+    | BoilerplateConfig
+    | SwapConfig
+    | WordEditsConfig
+    | DropEmptyConfig
+    | ExactDedupConfig
+    | GopherQualityConfig
+    | GopherRepetitionConfig
+    | C4LinesConfig
+    | C4Config
+    | MC4Config
+    | FineWebConfig
+    | ClassifierConfig
+    | PerplexityConfig
+    | QuantilesConfig
+    | VocabularyConfig
+    | HarmfulConfig
+    | LanguageConfig
+    | CodeConfig
+    | MentionsConfig
+    | RebalanceConfig
+    | NearDedupConfig
+    | DecontaminateConfig
+    | LineDedupConfig
+    | ParagraphDedupConfig
+    | SpanDedupConfig,
     Field(discriminator="kind"),
 ]
 
@@ -233,7 +255,9 @@ class TextConfig(Config):
     """Named sources; `hornbook prepare PATH...` makes one per path."""
     labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
-    steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()], max_length=255)
+    steps: list[AnyStep] = Field(
+        default_factory=lambda: [NormalizeConfig(), DropEmptyConfig(), ExactDedupConfig()], max_length=255
+    )
     """Steps of cleaning, in this order: edits of the text first, then decisions on what to drop, then cuts."""
     exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
     """Ids or origins (`path:row`) of documents to leave out, with all that fall to them as duplicates."""
@@ -257,7 +281,7 @@ class TextConfig(Config):
         """The steps, and behind the last decision the one that leaves out what `exclude` names."""
         cuts = [step for step in self.steps if isinstance(step, CutConfig)]
         others = [step for step in self.steps if not isinstance(step, CutConfig)]
-        return [*others, *([Exclude(documents=self.exclude)] if self.exclude else []), *cuts]
+        return [*others, *([ExcludeConfig(documents=self.exclude)] if self.exclude else []), *cuts]
 
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:
@@ -270,7 +294,11 @@ class TextConfig(Config):
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
-        odd = [step.label for step in self.steps if not isinstance(step, Normalize | DropEmpty | ExactDedup)]
+        odd = [
+            step.label
+            for step in self.steps
+            if not isinstance(step, NormalizeConfig | DropEmptyConfig | ExactDedupConfig)
+        ]
         if self.labels is not None and odd:
             raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
         named = [name for name, source in self.sources.items() if source.text_field != "text"]

@@ -8,7 +8,7 @@ from hornbook.settings.fields import Count
 from hornbook.text.config.step import DecisionConfig, Words
 
 
-class Vocabulary(DecisionConfig):
+class VocabularyConfig(DecisionConfig):
     """Decision that drops nothing: it notes a sample of each document's words, for `hornbook prepare curve`.
 
     Columns: how many words there are, and those of the sample as numbers, under 2 % of the text.

@@ -84,7 +84,7 @@ class Decision(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class CorpusView:
     """What a global step sees: all documents in the order (task, row)."""
 
     alive: np.ndarray
@@ -123,7 +123,7 @@ class GlobalDecision(Sketched):
     sketches: ClassVar[bool] = True
     """False where the columns it needs are enough."""
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """uint8 [rows]: 0 keeps, k drops for `reasons[k - 1]`. What it says of rows that are not alive is ignored."""
         raise NotImplementedError
 
@@ -131,6 +131,6 @@ class GlobalDecision(Sketched):
 class Cut(Sketched):
     """Removes parts of documents by what they have in common with others."""
 
-    def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def cuts(self, corpus: CorpusView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(row, start, end), int64, sorted: bytes of the UTF-8 text of rows that are alive, which do not overlap."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.config.duplicates import DecontaminateConfig
 from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from tests.text.refinery.duplicates import documents_of
 
@@ -59,7 +59,7 @@ def write_items(path: Path, items: list[Any]) -> Path:
 
 
 def step_of(*paths: Path, **settings: Any) -> Decontaminate:
-    return Decontaminate(Config(paths=[str(path) for path in paths], **settings))
+    return Decontaminate(DecontaminateConfig(paths=[str(path) for path in paths], **settings))
 
 
 def measured(step: Decontaminate, texts: list[str]) -> dict[str, np.ndarray]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.text.config.duplicates import LineDedup as LineConfig
-from hornbook.text.config.duplicates import ParagraphDedup as ParagraphConfig
+from hornbook.text.config.duplicates import LineDedupConfig, ParagraphDedupConfig
 from hornbook.text.refinery.dedup.lines import LineDedup, ParagraphDedup
 from tests.text.refinery.duplicates import applied, corpus_of, documents_of
 
@@ -69,7 +68,10 @@ def made_texts(seed: int, count: int = 300) -> list[str]:
     return texts
 
 
-STEPS = {"lines": (LineDedup, LineConfig, slow_lines), "paragraphs": (ParagraphDedup, ParagraphConfig, slow_paragraphs)}
+STEPS = {
+    "lines": (LineDedup, LineDedupConfig, slow_lines),
+    "paragraphs": (ParagraphDedup, ParagraphDedupConfig, slow_paragraphs),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -96,13 +98,13 @@ def test_tasks_batches_and_memory_change_nothing(name: str, tmp_path: Path) -> N
 
 def test_dropped_documents_are_no_first(tmp_path: Path) -> None:
     line = "a line that is long enough to be compared\n"
-    step = LineDedup(LineConfig())
+    step = LineDedup(LineDedupConfig())
     corpus = corpus_of(step, [line, line, line], tmp_path, alive=np.array([False, True, True]))
     assert [part.tolist() for part in step.cuts(corpus)] == [[2], [0], [len(line)]]
 
 
 def test_nothing_to_compare(tmp_path: Path) -> None:
-    step = LineDedup(LineConfig())
+    step = LineDedup(LineDedupConfig())
     assert [part.tolist() for part in step.cuts(corpus_of(step, ["", "\n\n", "short"], tmp_path))] == [[], [], []]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.planted_personal import MAKERS, planted, scores
 from hornbook.errors import HornbookError
-from hornbook.text.config.content import Personal as PersonalConfig
+from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import check_digits
 from hornbook.text.refinery.privacy.personal import Finder, Personal

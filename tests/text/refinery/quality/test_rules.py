@@ -100,7 +100,7 @@ def test_gopher_quality(definition: str) -> None:
     texts, languages = make_texts(1, 250), {"en": list(configs.STOP_WORDS), "de": ["und", "die", "be"]}
     split = split_as(definition)
     rows = [plain.quality(text, split, list(languages.values()), SYMBOLS, TERMINALS) for text in texts]
-    for moved in thresholds(2, configs.GopherQuality, quality_rules.GopherQuality):
+    for moved in thresholds(2, configs.GopherQualityConfig, quality_rules.GopherQuality):
         config = moved.model_copy(update={"words": definition, "stop_words": languages})
         step = quality_rules.GopherQuality(config)
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
@@ -110,7 +110,7 @@ def test_gopher_quality(definition: str) -> None:
 def test_gopher_repetition(definition: str) -> None:
     texts = make_texts(3, 250)
     rows = [plain.repetition(text, split_as(definition)) for text in texts]
-    for config in thresholds(4, configs.GopherRepetition, quality_rules.GopherRepetition):
+    for config in thresholds(4, configs.GopherRepetitionConfig, quality_rules.GopherRepetition):
         step = quality_rules.GopherRepetition(config.model_copy(update={"words": definition}))
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
 
@@ -119,14 +119,14 @@ def test_gopher_repetition(definition: str) -> None:
 def test_fineweb(terminals: str) -> None:
     texts = make_texts(5, 250)
     rows = [plain.fineweb(text, str.split, terminals or TERMINALS, 7) for text in texts]
-    for moved in thresholds(6, configs.FineWeb, quality_rules.FineWeb):
+    for moved in thresholds(6, configs.FineWebConfig, quality_rules.FineWeb):
         config = moved.model_copy(update={"terminals": terminals, "short_line": 7})
         assert keys_of(quality_rules.FineWeb(config), texts) == [plain.first_broken(row, config) for row in rows]
 
 
 def test_c4_lines_then_documents() -> None:
     texts = make_texts(7, 600)
-    edit, step = C4Lines(configs.C4Lines()), quality_rules.C4(configs.C4())
+    edit, step = C4Lines(configs.C4LinesConfig()), quality_rules.C4(configs.C4Config())
     edited = [edit.edit(Document(text, "", "s"))[0] for text in texts]
     found = [("", "lorem_ipsum", "curly_bracket", "min_sentences")[number] for number in decide(step, edited)]
     expected = [plain.c4(text, TERMINALS) for text in texts]
@@ -145,7 +145,9 @@ def test_c4_counts_what_it_removes() -> None:
         "Needs Javascript to run.",
         "We use cookies here.",
     ]
-    text, counts = C4Lines(configs.C4Lines()).edit(Document("\n".join([*lines, "v" * 1001 + " is a word."]), "", "s"))
+    text, counts = C4Lines(configs.C4LinesConfig()).edit(
+        Document("\n".join([*lines, "v" * 1001 + " is a word."]), "", "s")
+    )
     assert text == "A line that stays ."
     assert dict(zip(C4Lines.counters, counts, strict=True)) == {
         "citations": 1,
@@ -161,7 +163,7 @@ def test_mc4() -> None:
     texts = [
         "\n".join("x" * length for length in lengths) for lengths in ([200, 199, 201, 7], [201, 200, 3, 200], [900])
     ]
-    assert decide(quality_rules.MC4(configs.MC4()), texts).tolist() == [1, 0, 1]
+    assert decide(quality_rules.MC4(configs.MC4Config()), texts).tolist() == [1, 0, 1]
 
 
 @given(
@@ -204,8 +206,8 @@ def test_settings_that_differ_have_columns_of_their_own() -> None:
     ]
     assert names[:3] == ["statistics", "statistics_unicode", "statistics_cjk"]
     assert len(set(names)) == len(names)
-    repetition = quality_rules.GopherRepetition(configs.GopherRepetition())
-    assert repetition.measurers[0].name == quality_rules.GopherQuality(configs.GopherQuality()).measurers[0].name
+    repetition = quality_rules.GopherRepetition(configs.GopherRepetitionConfig())
+    assert repetition.measurers[0].name == quality_rules.GopherQuality(configs.GopherQualityConfig()).measurers[0].name
 
 
 UNITS = [

@@ -13,11 +13,11 @@ from hornbook.text.refinery.quality.rules import Rules
 from hornbook.text.refinery.scores.curve import Groups, Signals, curve
 
 STEPS = (
-    (quality_rules.GopherQuality, configs.GopherQuality()),
-    (quality_rules.GopherRepetition, configs.GopherRepetition()),
-    (quality_rules.FineWeb, configs.FineWeb()),
-    (quality_rules.C4, configs.C4()),
-    (quality_rules.MC4, configs.MC4()),
+    (quality_rules.GopherQuality, configs.GopherQualityConfig()),
+    (quality_rules.GopherRepetition, configs.GopherRepetitionConfig()),
+    (quality_rules.FineWeb, configs.FineWebConfig()),
+    (quality_rules.C4, configs.C4Config()),
+    (quality_rules.MC4, configs.MC4Config()),
 )
 
 
@@ -42,19 +42,19 @@ def test_equal_to_deciding_again(kind: type[Rules], config: DecisionConfig) -> N
 
 
 def test_an_unknown_threshold_is_refused() -> None:
-    step = quality_rules.MC4(configs.MC4())
+    step = quality_rules.MC4(configs.MC4Config())
     with pytest.raises(UsageError, match="min_line_length"):
         curve(step, Signals(*make_columns(step, 3)), "min_words", [1])
 
 
 def test_what_was_measured_is_no_threshold() -> None:
-    step = quality_rules.FineWeb(configs.FineWeb())
+    step = quality_rules.FineWeb(configs.FineWebConfig())
     with pytest.raises(UsageError, match=r"fineweb\.short_line is part of what was measured"):
         curve(step, Signals(*make_columns(step, 3)), "short_line", [20])
 
 
 def test_a_threshold_that_is_off_can_be_moved() -> None:
-    step, off = (quality_rules.MC4(configs.MC4(min_line_length=length)) for length in (200, None))
+    step, off = (quality_rules.MC4(configs.MC4Config(min_line_length=length)) for length in (200, None))
     signals = Signals(*make_columns(step, 1000))
     assert curve(off, signals, "min_line_length", [50]) == curve(step, signals, "min_line_length", [50])
 
@@ -65,7 +65,7 @@ def test_shares_of_groups() -> None:
 
 
 def test_many_thresholds_cost_little_more_than_one() -> None:
-    step = quality_rules.FineWeb(configs.FineWeb())
+    step = quality_rules.FineWeb(configs.FineWebConfig())
     columns, sizes = make_columns(step, 200_000)
 
     def seconds(count: int) -> float:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hornbook.text.config.content import Repair as RepairConfig
+from hornbook.text.config.content import RepairConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.steps.repair import Repair
 

@@ -22,7 +22,7 @@ _RULE_OF_THREE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MentionSums:
     """Sums over documents of the columns that `mentions.column_names` names."""
 
     documents: int
@@ -37,8 +37,8 @@ class Counts:
         values = rows[rows.any(axis=1)].astype(np.float64)
         return cls(len(rows), values.sum(axis=0), values.T @ values)
 
-    def __add__(self, other: Self) -> "Counts":
-        return Counts(self.documents + other.documents, self.sums + other.sums, self.moments + other.moments)
+    def __add__(self, other: Self) -> "MentionSums":
+        return MentionSums(self.documents + other.documents, self.sums + other.sums, self.moments + other.moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Association:
         return max(self.low, -self.high, 0.0)
 
 
-def associations(counts: Counts, groups: Sequence[str], attributes: Sequence[str]) -> list[Association]:
+def associations(counts: MentionSums, groups: Sequence[str], attributes: Sequence[str]) -> list[Association]:
     """Of all pairs that are frequent enough to be judged, the strongest first."""
     expected = expected_pairs(*split(counts.sums, len(groups)))
     found = []
@@ -89,7 +89,7 @@ def judgeable(expected: np.ndarray) -> np.ndarray:
 
 
 def _association(
-    counts: Counts, groups: int, g: int, a: int, expected: float, group: str, attribute: str
+    counts: MentionSums, groups: int, g: int, a: int, expected: float, group: str, attribute: str
 ) -> Association:
     mentions, pairs = split(counts.sums, groups)
     together, total = float(pairs[g, a]), float(mentions.sum())

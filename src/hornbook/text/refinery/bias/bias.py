@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hornbook.text.config.bias import CountedMentions, Rebalance
+from hornbook.text.config.bias import CountedMentions, RebalanceConfig
 from hornbook.text.config.step import StepConfig
-from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, Counts, associations, split
+from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, MentionSums, associations, split
 from hornbook.text.refinery.bias.rebalance import REASON
 from hornbook.text.refinery.pipeline.decide import KEPT
 
@@ -71,7 +71,7 @@ def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
 
 def _report(data: Path, config: CountedMentions) -> MentionReport:
     near = "the sentence" if config.window == "sentence" else f"{config.window} words before and after"
-    sources: dict[str, tuple[Counts, Counts]] = {}
+    sources: dict[str, tuple[MentionSums, MentionSums]] = {}
     groups, attributes = [], []
     for path in sorted((data / "signals").glob("*.parquet")):
         names = [name for name in pq.read_schema(path).names if name.startswith(f"{config.label}.")]
@@ -83,7 +83,7 @@ def _report(data: Path, config: CountedMentions) -> MentionReport:
     if len(ordered) > 1:
         ordered.append((ALL, reduce(_added, sources.values())))
     parts = [_source(name, *counts, groups, attributes) for name, counts in ordered]
-    before = "before it" if isinstance(config, Rebalance) else "as read"
+    before = "before it" if isinstance(config, RebalanceConfig) else "as read"
     return MentionReport(config.label, config.terms, near, before, parts)
 
 
@@ -108,7 +108,9 @@ def shares(source: SourceMentions) -> str:
     return ", ".join(f"{name} {count:,} times ({count / total:.0%})" for name, count in source.mentions.items())
 
 
-def _added(one: tuple[Counts, Counts], other: tuple[Counts, Counts]) -> tuple[Counts, Counts]:
+def _added(
+    one: tuple[MentionSums, MentionSums], other: tuple[MentionSums, MentionSums]
+) -> tuple[MentionSums, MentionSums]:
     return one[0] + other[0], one[1] + other[1]
 
 
@@ -119,7 +121,9 @@ def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     return groups, [part[1] for part in parts if len(part) == 2 and part[0] == groups[0]]
 
 
-def _counted(path: Path, config: CountedMentions, names: Sequence[str]) -> Iterator[tuple[str, Counts, Counts]]:
+def _counted(
+    path: Path, config: CountedMentions, names: Sequence[str]
+) -> Iterator[tuple[str, MentionSums, MentionSums]]:
     """(source, counts before, counts of what is kept) of parts of a file."""
     thinned = f"{config.name}: {REASON}" if config.name else REASON
     with pq.ParquetFile(path) as file:
@@ -127,10 +131,10 @@ def _counted(path: Path, config: CountedMentions, names: Sequence[str]) -> Itera
             table = file.read_row_group(group, columns=["reason", "source", *names])
             rows = np.stack([table[name].to_numpy() for name in names], axis=1)
             kept = _is(table["reason"], KEPT)
-            before = kept | _is(table["reason"], thinned) if isinstance(config, Rebalance) else np.ones_like(kept)
+            before = kept | _is(table["reason"], thinned) if isinstance(config, RebalanceConfig) else np.ones_like(kept)
             for source in table["source"].unique().to_pylist():
                 here = _is(table["source"], source)
-                yield source, Counts.of(rows[here & before]), Counts.of(rows[here & kept])
+                yield source, MentionSums.of(rows[here & before]), MentionSums.of(rows[here & kept])
 
 
 def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:
@@ -138,7 +142,7 @@ def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:
 
 
 def _source(
-    name: str, before: Counts, kept: Counts, groups: Sequence[str], attributes: Sequence[str]
+    name: str, before: MentionSums, kept: MentionSums, groups: Sequence[str], attributes: Sequence[str]
 ) -> SourceMentions:
     mentions = dict(zip(groups, split(kept.sums, len(groups))[0].astype(int).tolist(), strict=True))
     earlier = {(each.group, each.attribute): each for each in associations(before, groups, attributes)}

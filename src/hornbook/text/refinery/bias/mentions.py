@@ -206,7 +206,7 @@ def _ends_sentence(data, place, end, kind, terminal):
     return False
 
 
-class MentionsStep(Decision):
+class Mentions(Decision):
     """Counts, and keeps every document."""
 
     fixed = ("window",)

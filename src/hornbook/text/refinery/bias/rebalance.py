@@ -18,7 +18,7 @@ from hornbook.errors import UsageError
 from hornbook.kernels.packed import mix
 from hornbook.text.refinery.bias.associations import expected_pairs, judgeable, split
 from hornbook.text.refinery.bias.mentions import MentionCounts
-from hornbook.text.refinery.step import Corpus, GlobalDecision
+from hornbook.text.refinery.step import CorpusView, GlobalDecision
 
 REASON = "thinned: a pair is over-represented"
 _ROUNDS, _STANDS, _DIGITS, _LEAST = 200, 1e-4, 6, -50.0
@@ -41,7 +41,7 @@ class Rebalance(GlobalDecision):
             raise UsageError(f"step {self.name!r}: {config.path} has no attribute {unknown[0]!r}: it has {known}")
         self.measurers = (self._counts,)
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """1 for what is drawn to go. Memory holds one task's counts; those of all, without zeros, lie on disk."""
         groups, drop = len(self._counts.groups), np.zeros(len(corpus.alive), np.uint8)
         mentions, files = np.zeros(groups), []
@@ -63,7 +63,7 @@ class Rebalance(GlobalDecision):
             drop[first : first + len(alive)][here] = self._draw(hashes[here, 0]) >= chances.of(part)
         return drop
 
-    def _counted(self, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _counted(self, corpus: CorpusView) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of each task which documents are alive, and their counts, int64 [documents, columns]; 0 for others."""
         for first, *columns in zip(corpus.firsts, *map(corpus.stream, self._counts.full_names), strict=True):
             alive = corpus.alive[first : first + len(columns[0])]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.config.duplicates import DecontaminateConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.eval_items import read_items
 from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
@@ -35,7 +35,7 @@ class Overlap:
 
     columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: DecontaminateConfig) -> None:
         self.name = config.label
         self._words = config.words
         self._sets = _load(config.model_dump_json())
@@ -74,7 +74,7 @@ class Decontaminate(Decision):
 @lru_cache(maxsize=4)
 def _load(config: str) -> EvalSets:
     """Read the test sets, and keep them for the tasks of a process."""
-    step = Config.model_validate_json(config)
+    step = DecontaminateConfig.model_validate_json(config)
     names, words = _different_items(step)
     by_width: dict[int, list[int]] = {}
     for number, each in enumerate(words):
@@ -86,7 +86,7 @@ def _load(config: str) -> EvalSets:
     return EvalSets(names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words))))
 
 
-def _different_items(step: Config) -> tuple[list[str], list[np.ndarray]]:
+def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndarray]]:
     """Names and hashes of words of the items that are long enough, those of the same words once."""
     read = list(read_items(step.paths, step.fields))
     found = hashed_words((text for _, text in read), step.words, plain=True)

@@ -12,7 +12,7 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 from hornbook.text.refinery.dedup.minhash import band_keys, permutations
 from hornbook.text.refinery.dedup.spans import BUDGET, streamed
-from hornbook.text.refinery.step import Corpus, GlobalDecision
+from hornbook.text.refinery.step import CorpusView, GlobalDecision
 from hornbook.text.refinery.words.hashed_words import hashed_words
 
 
@@ -46,7 +46,7 @@ class NearDedup(GlobalDecision):
         band_keys(words.hashes, words.firsts, config.shingle, config.rows, self._multipliers, self._offsets, keys)
         return keys
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """1 for those that another document stands for."""
         clusters = self.clusters(corpus)
         for name in self.needs:
@@ -60,7 +60,7 @@ class NearDedup(GlobalDecision):
         values = values.astype(np.float64)
         return np.nan_to_num(-values if self.config.lowest else values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
-    def clusters(self, corpus: Corpus) -> np.ndarray:
+    def clusters(self, corpus: CorpusView) -> np.ndarray:
         """int64 [rows]: the first document of each document's cluster."""
         chunks = partial(_band_records, corpus)
         count = self.config.bands * len(corpus.alive)
@@ -73,7 +73,7 @@ class NearDedup(GlobalDecision):
         return parents
 
 
-def _band_records(corpus: Corpus) -> Iterator[np.ndarray]:
+def _band_records(corpus: CorpusView) -> Iterator[np.ndarray]:
     """(key, row) of every band of documents that are alive and have words."""
     for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
         row = first

@@ -12,7 +12,7 @@ import numpy as np
 
 from hornbook.kernels.compiled import compiled
 from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
-from hornbook.text.refinery.step import Corpus, Cut
+from hornbook.text.refinery.step import CorpusView, Cut
 
 BUDGET = 480 * 2**20
 """Bytes of memory that a step over all documents takes, beside a few bytes per document."""
@@ -27,7 +27,7 @@ class Copies(Cut):
 
     budget = BUDGET
 
-    def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def cuts(self, corpus: CorpusView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where later ones are; those that touch or overlap are one span."""
         assert len(corpus.alive) < 2**32, "rows are kept in 32 bits"
         budget, count = self.budget // 3, sum(map(len, corpus.sketches))
@@ -49,7 +49,7 @@ def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
             sketch.base.madvise(mmap.MADV_DONTNEED)
 
 
-def living(corpus: Corpus) -> Iterator[np.ndarray]:
+def living(corpus: CorpusView) -> Iterator[np.ndarray]:
     """Records of documents that are alive, with rows of the whole corpus in place of those of the tasks."""
     for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
         for records in streamed(sketch):

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
-from hornbook.text.refinery.step import Columns, Corpus, Cut, Decision, GlobalDecision, Sketched
+from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, Sketched
 from hornbook.text.refinery.table import Steps
 
 KEPT, NOTHING_LEFT = "kept", "nothing left"
@@ -109,7 +109,7 @@ class _Judge:
         wanted = not isinstance(step, GlobalDecision) or step.sketches
         sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if wanted else []
         columns = self._columns(step.needs)
-        return _Opened(Corpus(self.reasons == 0, columns, sketches, self.firsts, self._scratch, self._stream))
+        return _Opened(CorpusView(self.reasons == 0, columns, sketches, self.firsts, self._scratch, self._stream))
 
     def _columns(self, names: Sequence[str]) -> Columns:
         """Columns of all rows, filled in task by task: they are never held twice."""
@@ -145,10 +145,10 @@ class _Judge:
 class _Opened:
     """A corpus with an empty folder for files that is gone afterwards."""
 
-    def __init__(self, corpus: Corpus) -> None:
+    def __init__(self, corpus: CorpusView) -> None:
         self._corpus = corpus
 
-    def __enter__(self) -> Corpus:
+    def __enter__(self) -> CorpusView:
         shutil.rmtree(self._corpus.scratch, ignore_errors=True)
         self._corpus.scratch.mkdir(parents=True)
         return self._corpus

@@ -107,7 +107,7 @@ def _train(hashes, firsts, labels, order, epochs, rate, weights):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class TrainedClassifier:
     """A classifier."""
 
     weights: np.ndarray
@@ -130,12 +130,12 @@ class Trained:
         write_atomic(path, save({"weights": self.weights}, metadata={"classifier": facts}))
 
     @staticmethod
-    def load(path: Path) -> "Trained":
+    def load(path: Path) -> "TrainedClassifier":
         """Read the file. Raises UsageError where it is absent, IntegrityError where it is no classifier."""
         try:
             with safe_open(path, framework="numpy") as file:
                 facts = json.loads(file.metadata()["classifier"])
-                return Trained(file.get_tensor("weights"), float(facts["bias"]), facts["words"])
+                return TrainedClassifier(file.get_tensor("weights"), float(facts["bias"]), facts["words"])
         except FileNotFoundError as error:
             raise UsageError(f"{path}: no such classifier; train one with `hornbook prepare classifier`") from error
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -143,7 +143,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ClassifierReport:
     """How a classifier does on the samples that it did not learn from."""
 
     good: int
@@ -155,7 +155,9 @@ class Report:
     """Probability that a good sample scores higher than a bad one."""
 
 
-def train(good: Sequence[str], bad: Sequence[str], words: str, *, epochs: int = 8) -> tuple[Trained, Report]:
+def train(
+    good: Sequence[str], bad: Sequence[str], words: str, *, epochs: int = 8
+) -> tuple[TrainedClassifier, ClassifierReport]:
     """Learn to tell samples apart; texts that stand on one side several times count once. Raises UsageError."""
     sides = [sorted(dict.fromkeys(texts), key=_hash) for texts in (good, bad)]
     for name, texts in zip(("good", "bad"), sides, strict=True):
@@ -174,21 +176,21 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def _fit(good: Sequence[str], bad: Sequence[str], words: str, epochs: int) -> Trained:
+def _fit(good: Sequence[str], bad: Sequence[str], words: str, epochs: int) -> TrainedClassifier:
     texts = [*good, *bad]
     found: HashedWords = hashed_words(texts, words, plain=True)
     labels = np.array([1.0] * len(good) + [0.0] * len(bad))
     order = np.array(sorted(range(len(texts)), key=lambda n: _hash(texts[n])), np.int64)
     weights = np.zeros(BUCKETS)
     bias = _train(found.hashes, found.firsts, labels, order, epochs, 0.2, weights)
-    return Trained(weights.astype(np.float32), float(bias), words)
+    return TrainedClassifier(weights.astype(np.float32), float(bias), words)
 
 
-def _judge(model: Trained, good: Sequence[str], bad: Sequence[str]) -> Report:
+def _judge(model: TrainedClassifier, good: Sequence[str], bad: Sequence[str]) -> ClassifierReport:
     high, low = model.scores(good), model.scores(bad)
     accuracy = (np.mean(high > 0.5) + np.mean(low <= 0.5)) / 2
     ranks = np.searchsorted(np.sort(low), high, "left") + np.searchsorted(np.sort(low), high, "right")
-    return Report(len(good), len(bad), float(accuracy), float(ranks.mean() / (2 * len(low))))
+    return ClassifierReport(len(good), len(bad), float(accuracy), float(ranks.mean() / (2 * len(low))))
 
 
 class Scores:
@@ -196,7 +198,7 @@ class Scores:
 
     columns = {"score": "float64"}  # noqa: RUF012 - read only
 
-    def __init__(self, name: str, model: Trained) -> None:
+    def __init__(self, name: str, model: TrainedClassifier) -> None:
         self.name, self._model = name, model
 
     def measure(self, documents: Sequence[Document]) -> Columns:
@@ -204,13 +206,13 @@ class Scores:
         return {"score": self._model.scores([document.text for document in documents])}
 
 
-class ClassifierStep(Decision):
+class Classifier(Decision):
     """Drops documents whose score is on the wrong side of the threshold."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.reasons = (config.name or f"score of {Path(config.model).stem}",)
-        self.measurers = (Scores(self.name, Trained.load(Path(config.model))),)
+        self.measurers = (Scores(self.name, TrainedClassifier.load(Path(config.model))),)
         self.needs = (f"{self.name}.score",)
 
     def decide(self, columns: Columns) -> np.ndarray:

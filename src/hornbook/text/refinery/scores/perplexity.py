@@ -33,7 +33,7 @@ class BitsPerByte:
         return {"bits_per_byte": self._model.bits_per_byte([document.text for document in documents])}
 
 
-class PerplexityStep(Decision):
+class Perplexity(Decision):
     """Drops documents above the maximum or below the minimum."""
 
     def __init__(self, config: Any) -> None:

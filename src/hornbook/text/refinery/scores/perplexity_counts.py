@@ -19,7 +19,7 @@ FEED = 0x0A
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class NgramCounts:
     """All n-grams of one order."""
 
     keys: np.ndarray
@@ -63,24 +63,24 @@ class NgramCounter:
         size = _merge(keys, counts, others, more, *room)
         self._parts.append((room[0][:size].copy(), room[1][:size].copy()))
 
-    def levels(self) -> list[Counts]:
+    def levels(self) -> list[NgramCounts]:
         """Counts of all orders, from 1 on."""
         while len(self._parts) > 1:
             self._merge_last()
         keys, raw = self._parts[0]
-        found = [Counts(keys, raw, raw)]
+        found = [NgramCounts(keys, raw, raw)]
         for order in range(self._order - 1, 0, -1):
             found.append(_ends(found[-1], order))
         return found[::-1]
 
 
-def _ends(longer: Counts, order: int) -> Counts:
+def _ends(longer: NgramCounts, order: int) -> NgramCounts:
     """The n-grams of the order below: the ends of the longer ones."""
     ends = last_bytes(longer.keys, order)
     place = np.argsort(ends, kind="stable")  # 256 sorted runs, which this kind of sort merges
     ends = ends[place]
     first = np.flatnonzero(np.concatenate([[True], ends[1:] != ends[:-1]]))
-    return Counts(ends[first], np.add.reduceat(longer.raw[place], first), np.diff(first, append=len(ends)))
+    return NgramCounts(ends[first], np.add.reduceat(longer.raw[place], first), np.diff(first, append=len(ends)))
 
 
 @compiled

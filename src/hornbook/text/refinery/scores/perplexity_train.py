@@ -13,7 +13,13 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.scores.perplexity_counts import MOST_ORDER, Counts, NgramCounter, last_bytes, run_of_feeds
+from hornbook.text.refinery.scores.perplexity_counts import (
+    MOST_ORDER,
+    NgramCounter,
+    NgramCounts,
+    last_bytes,
+    run_of_feeds,
+)
 from hornbook.text.refinery.scores.perplexity_model import LanguageModel
 
 PERCENTILES = (5, 33, 50, 67, 95)
@@ -27,7 +33,7 @@ _NO_ESTIMATE = (0.5, 1.0, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PerplexityReport:
     """What a model was made of, and how it does on documents that it did not learn from."""
 
     documents: int
@@ -72,7 +78,9 @@ class Sample:
         return [self._texts[key] for key in sorted(self._texts)]
 
 
-def train(texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int) -> tuple[LanguageModel, Report]:
+def train(
+    texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int
+) -> tuple[LanguageModel, PerplexityReport]:
     """Learn from texts, of which equal ones count once. Raises UsageError."""
     if not 2 <= order <= MOST_ORDER:
         raise UsageError(f"an order of {order}: it is from 2 to {MOST_ORDER} bytes")
@@ -92,7 +100,7 @@ def train(texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int) -
     held_out = model.bits_per_byte(drawn[::_HELD_OUT])
     found = {share: float(np.percentile(held_out, share)) for share in PERCENTILES}
     size = int(levels[0].raw.sum())
-    return model, Report(len(learned), size, len(held_out), len(model.bits) - 1, least, found)
+    return model, PerplexityReport(len(learned), size, len(held_out), len(model.bits) - 1, least, found)
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -106,7 +114,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _least(levels: Sequence[Counts], most: int) -> int:
+def _least(levels: Sequence[NgramCounts], most: int) -> int:
     """How often an n-gram must occur so that no more than `most` are kept; all of one and two bytes are."""
     raw = np.concatenate([level.raw for level in levels[2:]] or [np.zeros(0, np.int64)])
     room = max(most - 256 - len(levels[1].keys) - len(levels), 0)
@@ -127,7 +135,7 @@ def discounts(adjusted: np.ndarray) -> np.ndarray:
     return np.array([0.0, *(found if sound else _NO_ESTIMATE)])
 
 
-def estimate(levels: Sequence[Counts], least: int = 1) -> LanguageModel:
+def estimate(levels: Sequence[NgramCounts], least: int = 1) -> LanguageModel:
     """The model of counted n-grams; of those of three and more bytes, only what occurs `least` times."""
     keys, below = np.zeros(1, np.uint64), np.full(1, 1 / 256)  # the n-gram of no bytes
     parts = [(keys, np.ones(1), np.zeros(1, np.int64))]
@@ -146,17 +154,17 @@ def estimate(levels: Sequence[Counts], least: int = 1) -> LanguageModel:
     return _model(parts, rests)
 
 
-def _kept(level: Counts, order: int, highest: bool, least: int) -> Counts:
+def _kept(level: NgramCounts, order: int, highest: bool, least: int) -> NgramCounts:
     """What the model holds of one order: all bytes, and whatever every text begins with; both may count nothing."""
     chosen = np.flatnonzero((level.raw >= least) | (order < 3))
     needed = np.arange(256, dtype=np.uint64) if order == 1 else np.array([run_of_feeds(order)] * (not highest))
     keys = np.unique(np.concatenate([level.keys[chosen], needed.astype(np.uint64)]))
     place = np.minimum(np.searchsorted(level.keys, keys), len(level.keys) - 1)
     there = level.keys[place] == keys
-    return Counts(keys, np.where(there, level.raw[place], 0), np.where(there, level.adjusted[place], 0))
+    return NgramCounts(keys, np.where(there, level.raw[place], 0), np.where(there, level.adjusted[place], 0))
 
 
-def _totals(level: Counts, contexts: np.ndarray) -> np.ndarray:
+def _totals(level: NgramCounts, contexts: np.ndarray) -> np.ndarray:
     """Sum of the adjusted counts behind each context, of what is left out too; 1 where nothing stood behind it."""
     before = level.keys >> np.uint64(8)
     first = np.flatnonzero(np.concatenate([[True], before[1:] != before[:-1]]))

@@ -57,7 +57,7 @@ def _sampled(hashes, texts, bound, numbers, firsts):
     return count
 
 
-class VocabularyStep(Decision):
+class Vocabulary(Decision):
     """Notes the sample and keeps every document."""
 
     fixed = ("one_in",)

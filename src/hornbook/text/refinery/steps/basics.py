@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, Corpus, Decision, Edit, GlobalDecision
+from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision
 
 _LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -75,7 +75,7 @@ class _Named:
         return {"named": np.array([not self._names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
 
 
-class ExcludeStep(Decision):
+class Exclude(Decision):
     """Documents that someone wants left out."""
 
     reasons = ("excluded",)
@@ -101,7 +101,7 @@ class ExactDedup(GlobalDecision):
     budget = 400 * 2**20
     """Bytes of memory that it takes, beside a byte per document."""
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """1 for the later ones."""
         drop = np.zeros(len(corpus.alive), dtype=np.uint8)
         parts = 1 + _SORTING * len(drop) // self.budget
@@ -118,7 +118,7 @@ _SORTING = 72
 """Bytes for each hash while they are sorted: hash and row twice, the order, the halves in their order."""
 
 
-def _hashes(corpus: Corpus, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def _hashes(corpus: CorpusView, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """(uint64 [n, 2], rows [n]) of the documents that are alive and whose hash belongs to a part."""
     found, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
     for first, hashes in zip(corpus.firsts, corpus.stream("hash"), strict=True):
