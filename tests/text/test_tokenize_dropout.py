@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
+from hornbook.text.config.dates import Since
 from hornbook.text.config.labels import ClassLabels
-from hornbook.text.config.later import Since
 from hornbook.text.config.text import BPE, DropEmptyConfig, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import config_key

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
-from hornbook.text.config.dates import interval, spell
-from hornbook.text.config.later import Since
+from hornbook.text.config.dates import Since, interval, spell
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.splits import Split, is_later
 from hornbook.text.store import read_batches

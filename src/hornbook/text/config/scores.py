@@ -1,11 +1,29 @@
-"""Configuration of the score that a language model gives."""
+"""Configuration of decisions by a score or another measured number: classifier, perplexity, quantiles, vocabulary."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hornbook.settings.fields import Number
-from hornbook.text.config.step import DecisionConfig
+from hornbook.settings.fields import Count, Number
+from hornbook.text.config.step import DecisionConfig, Words
+
+_COLUMN = r"^[a-z][a-z0-9_]*\..+$"
+
+
+class ClassifierConfig(DecisionConfig):
+    """Decision: drop documents by the score of a classifier that `hornbook prepare classifier` trained."""
+
+    kind: Literal["classifier"] = "classifier"
+    model: str
+    """The classifier's file."""
+    keep: Literal["above", "below"] = "above"
+    """Keep documents whose score is above the threshold (quality), or those below (harm)."""
+    threshold: Number = Field(default=0.5, ge=0, le=1)
+    """Score: the probability that a document is of the kind the classifier was taught as good."""
+
+    def reads(self) -> list[str]:
+        """The classifier."""
+        return [self.model]
 
 
 class PerplexityConfig(DecisionConfig):
@@ -26,3 +44,39 @@ class PerplexityConfig(DecisionConfig):
     def reads(self) -> list[str]:
         """The model."""
         return [self.model]
+
+
+class QuantilesConfig(DecisionConfig):
+    """Decision over all documents: only what lies between two quantiles of a column stays.
+
+    With `high = 0.33` of perplexity and `by` language it keeps what CCNet (Wenzek et al. 2020) calls the head.
+    """
+
+    kind: Literal["quantiles"] = "quantiles"
+    column: str = Field(pattern=_COLUMN)
+    """STEP.COLUMN that another step measures, such as `perplexity.bits_per_byte` or `classifier.score`."""
+    low: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the documents whose values are lower than any that stays; equal values stay together."""
+    high: float = Field(default=1.0, gt=0, le=1)
+    """Share of the documents whose values are up to the highest that stays."""
+    by: str = Field(default="", pattern=f"{_COLUMN}|^$")
+    """Column such as `language.language`: each of its values has its own quantiles."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low:g} and high {self.high:g}: nothing lies between them")
+        return self
+
+
+class VocabularyConfig(DecisionConfig):
+    """Decision that drops nothing: it notes a sample of each document's words, for `hornbook prepare curve`.
+
+    Columns: how many words there are, and those of the sample as numbers, under 2 % of the text.
+    """
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    words: Words = "cjk"
+    """What a word is, capitals and punctuation at its ends aside."""
+    one_in: Count = Field(default=16, ge=1)
+    """One in so many different words is in the sample, wherever it stands; fewer is more exact and takes more room."""

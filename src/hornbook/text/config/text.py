@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from hornbook.settings.fields import Config, Count
 from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
-from hornbook.text.config.classifier import ClassifierConfig
 from hornbook.text.config.content import (
     BoilerplateConfig,
     CodeConfig,
@@ -17,6 +16,7 @@ from hornbook.text.config.content import (
     SwapConfig,
     WordEditsConfig,
 )
+from hornbook.text.config.dates import Later
 from hornbook.text.config.duplicates import (
     DecontaminateConfig,
     LineDedupConfig,
@@ -25,10 +25,7 @@ from hornbook.text.config.duplicates import (
     SpanDedupConfig,
 )
 from hornbook.text.config.labels import LabelsConfig
-from hornbook.text.config.later import Later
 from hornbook.text.config.modules import code_of
-from hornbook.text.config.perplexity import PerplexityConfig
-from hornbook.text.config.quantiles import QuantilesConfig
 from hornbook.text.config.rules import (
     C4Config,
     C4LinesConfig,
@@ -37,8 +34,8 @@ from hornbook.text.config.rules import (
     GopherRepetitionConfig,
     MC4Config,
 )
+from hornbook.text.config.scores import ClassifierConfig, PerplexityConfig, QuantilesConfig, VocabularyConfig
 from hornbook.text.config.step import CutConfig, DecisionConfig, EditConfig, StepConfig
-from hornbook.text.config.vocabulary import VocabularyConfig
 
 
 class SourceConfig(Config):

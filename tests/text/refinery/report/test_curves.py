@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text.config.classifier import ClassifierConfig
 from hornbook.text.config.rules import FineWebConfig, MC4Config
+from hornbook.text.config.scores import ClassifierConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.config.vocabulary import VocabularyConfig
 from hornbook.text.refinery.report import curves as report_curves
 from hornbook.text.refinery.report.curves import curves_page
 from hornbook.text.refinery.report.report import page, read_receipt

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.classifier import ClassifierConfig
 from hornbook.text.config.rules import GopherQualityConfig
+from hornbook.text.config.scores import ClassifierConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig
 from hornbook.text.refinery.pipeline.folder import clear
 from hornbook.text.refinery.report.report import card, page, read_receipt

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.classifier import ClassifierConfig
+from hornbook.text.config.scores import ClassifierConfig
 from hornbook.text.refinery.scores.classifier import TrainedClassifier, train
 from tests.text.refinery.running import prepare
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.perplexity import PerplexityConfig
+from hornbook.text.config.scores import PerplexityConfig
 from hornbook.text.refinery.scores.classifier import TrainedClassifier
 from hornbook.text.refinery.scores.perplexity_counts import NgramCounter
 from hornbook.text.refinery.scores.perplexity_model import LanguageModel

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from hornbook.errors import UsageError
 from hornbook.text.config.bias import MentionsConfig
 from hornbook.text.config.content import LanguageConfig
-from hornbook.text.config.quantiles import QuantilesConfig
+from hornbook.text.config.scores import QuantilesConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.config.vocabulary import VocabularyConfig
 from hornbook.text.refinery.table import build
 from tests.text.refinery.running import judge
 

@@ -15,8 +15,8 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.content import LanguageConfig
 from hornbook.text.config.rules import GopherQualityConfig
+from hornbook.text.config.scores import VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.config.vocabulary import VocabularyConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.scores.curve import curve, read_signals
 from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, WordSample
