@@ -15,7 +15,7 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from hornbook.text.refinery.dedup.lines import LineDedup
 from hornbook.text.refinery.dedup.near_dedup import NearDedup
-from hornbook.text.refinery.dedup.span_dedup import SpanDedup
+from hornbook.text.refinery.dedup.spans import SpanDedup
 from hornbook.text.refinery.step import CorpusView, Cut, Sketched
 from hornbook.text.refinery.steps.basics import ExactDedup, content_hash
 

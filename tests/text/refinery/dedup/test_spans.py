@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hornbook.text.config.duplicates import SpanDedupConfig
-from hornbook.text.refinery.dedup.span_dedup import SpanDedup
+from hornbook.text.refinery.dedup.spans import SpanDedup
 from tests.text.refinery.duplicates import applied, corpus_of
 
 

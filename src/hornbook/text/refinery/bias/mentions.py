@@ -18,7 +18,7 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.bias.mention_terms import MentionTerms, read_terms
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
-from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
+from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
 _LOW_BITS = np.uint64(0xFFFF)
 

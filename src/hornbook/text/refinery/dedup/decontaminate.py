@@ -17,7 +17,7 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.eval_items import read_items
 from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.words.words import hashed_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 from hornbook.text.refinery.dedup.minhash import band_keys, permutations
 from hornbook.text.refinery.dedup.spans import BUDGET, streamed
 from hornbook.text.refinery.step import CorpusView, GlobalDecision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.words.words import hashed_words
 
 
 class NearDedup(GlobalDecision):

@@ -5,14 +5,17 @@ brought together by hash, later ones become spans, spans are brought into the or
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
 from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_windows
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 from hornbook.text.refinery.step import CorpusView, Cut
+from hornbook.text.refinery.words.words import hashed_words
 
 BUDGET = 480 * 2**20
 """Bytes of memory that a step over all documents takes, beside a few bytes per document."""
@@ -116,3 +119,33 @@ def _join(records: np.ndarray, last: np.ndarray, spans: np.ndarray) -> int:
             count += 1
         last[0], last[1], last[2] = row, start, end
     return count
+
+
+class SpanDedup(Copies):
+    """A window of words; what stands between words makes no difference."""
+
+    def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
+        """uint64 [windows, 3], see `spans`."""
+        window = self.config.window
+        words = hashed_words((document.text for document in documents), self.config.words)
+        count = int(np.maximum(np.diff(words.firsts) - window + 1, 0).sum())
+        units = np.empty((count, 3), np.uint64)
+        _find_windows(words.hashes, words.starts, words.ends, words.firsts, words.bounds, window, first, units)
+        return units
+
+
+@compiled
+def _find_windows(hashes, starts, ends, firsts, bounds, window, first, units):
+    count = 0
+    for document in range(len(bounds) - 1):
+        begin, end = firsts[document], firsts[document + 1]
+        windows = max(end - begin - window + 1, 0)
+        keys = np.empty(windows, np.uint64)
+        hash_windows(hashes[begin:end], window, keys)
+        row = np.uint64(first + document) << _ROW
+        for i in range(windows):
+            start = starts[begin + i]
+            units[count, 0] = keys[i]
+            units[count, 1] = row | np.uint64(start - bounds[document])
+            units[count, 2] = np.uint64(ends[begin + i + window - 1] - start)
+            count += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -17,8 +18,10 @@ import xxhash
 from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
 from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, Sketched
 from hornbook.text.refinery.table import Steps
+from hornbook.text.store import read_json, write_json, writing
 
 KEPT, NOTHING_LEFT = "kept", "nothing left"
+_NAMES = "verdicts.json"
 EXAMPLES = 20
 """Documents shown for each reason: so many that it dropped, and so many that it did not."""
 
@@ -194,3 +197,39 @@ def _left(data: bytes, spans: Sequence[Sequence[int]]) -> Iterator[bytes]:
         yield data[place:start]
         place = end
     yield data[place:]
+
+
+def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+    """One file of arrays per task, then the names of reasons and the examples under a key."""
+    (work / _NAMES).unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
+    for number, verdict in enumerate(verdicts):
+        for name, array in (("reasons", verdict.reasons), ("cuts", verdict.cuts)):
+            with writing(_path(work, number, name)) as file:
+                np.save(file, array)
+    samples = [sorted(verdict.samples.items()) for verdict in verdicts]
+    write_json(work / _NAMES, {"key": key, "names": list(names), "samples": samples})
+
+
+def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | None:
+    """What `write_verdicts` wrote under the same key, else None."""
+    found = read_json(work / _NAMES)
+    if not _is_about(found, key):
+        return None
+    verdicts = [
+        Verdict(np.load(_path(work, number, "reasons")), np.load(_path(work, number, "cuts")), dict(samples))
+        for number, samples in enumerate(found["samples"])
+    ]
+    return found["names"], verdicts
+
+
+def decided_before(work: Path, key: str) -> bool:
+    """Whether `read_verdicts` would find them."""
+    return _is_about(read_json(work / _NAMES), key)
+
+
+def _is_about(found: Any, key: str) -> bool:
+    return isinstance(found, dict) and found.get("key") == key
+
+
+def _path(work: Path, number: int, name: str) -> Path:
+    return work / f"verdict-{number:05d}.{name}.npy"

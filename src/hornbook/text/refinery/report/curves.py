@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 
 from hornbook.errors import HornbookError
 from hornbook.text.config.step import StepConfig
-from hornbook.text.refinery.scores.curve import around, curve, read_signals, thresholds
-from hornbook.text.refinery.scores.curve_table import curve_table
+from hornbook.text.refinery.scores.curve import around, curve, curve_table, read_signals, thresholds
 from hornbook.text.refinery.step import Decision
 from hornbook.text.refinery.table import build
 

@@ -22,7 +22,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.kernels.compiled import compiled
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
+from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
 BUCKETS = 1 << 18
 _LEAST = 10

@@ -19,7 +19,7 @@ from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import mix
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.words.words import hashed_words
 
 COUNT, SAMPLE = "words", "word_sample"
 
