@@ -7,9 +7,9 @@ import pytest
 from hornbook.text.config.rules import FineWebConfig, MC4Config
 from hornbook.text.config.scores import ClassifierConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.refinery.report import curves as report_curves
-from hornbook.text.refinery.report.curves import curves_page
+from hornbook.text.refinery.report import sections
 from hornbook.text.refinery.report.report import page, read_receipt
+from hornbook.text.refinery.report.sections import curves_page
 from hornbook.text.refinery.scores.classifier import train
 from tests.text.refinery.running import prepare
 
@@ -46,5 +46,5 @@ def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
 def test_a_large_folder_is_left_to_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, [MC4Config(min_line_length=30)], TEXTS)
     assert curves_page(tmp_path / "data", [MC4Config(min_line_length=30)])
-    monkeypatch.setattr(report_curves, "_MOST_ROWS", 39)
+    monkeypatch.setattr(sections, "_MOST_ROWS", 39)
     assert curves_page(tmp_path / "data", [MC4Config(min_line_length=30)]) == ""

@@ -15,9 +15,8 @@ from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
 from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.refinery.pipeline.measured import FIELDS
-from hornbook.text.refinery.report.bias_page import STYLE, bias_card, bias_page
-from hornbook.text.refinery.report.curves import curves_page
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
+from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
 from hornbook.text.store import read_json
 
 _STYLE = """
@@ -102,7 +101,7 @@ def page(receipt: Receipt) -> str:
         *bias_page(receipt.bias),
         "<h2>Licences and dates</h2>",
         *(
-            _table((name, "documents"), [(value, f"{n:,}") for value, n in list(counts.items())[:20]])
+            table((name, "documents"), [(escape(value), f"{n:,}") for value, n in list(counts.items())[:20]])
             for name, counts in receipt.known.items()
         ),
     ]
@@ -115,29 +114,27 @@ def _sources(receipt: Receipt) -> list[tuple[str, SourceFunnel]]:
 
 
 def _source(name: str, source: SourceFunnel) -> str:
-    rows = "".join(_lines(source))
-    changes = [
-        (counter, f"{documents:,}", f"{changes:,}") for counter, (documents, changes) in sorted(source.changed.items())
+    changes = [(escape(counter), *map("{:,}".format, counts)) for counter, counts in sorted(source.changed.items())]
+    edits = table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
+    return f"<h2>{escape(name)}</h2>{table(('', 'rows', 'share', 'bytes', ''), _lines(source))}{edits}"
+
+
+def _lines(source: SourceFunnel) -> Iterator[tuple[str, ...]]:
+    tallies = [
+        ("read", source.read),
+        *((f"damaged: {reason}", tally) for reason, tally in sorted(source.quarantined.items())),
+        *_by_rows(source.dropped),
+        (KEPT, source.kept),
     ]
-    edits = _table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
-    header = "<tr><th></th><th>rows</th><th>share</th><th>bytes</th><th></th></tr>"
-    return f"<h2>{escape(name)}</h2><table>{header}{rows}</table>{edits}"
+    for name, tally in tallies:
+        share = tally.rows / max(source.read.rows, 1)
+        bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
+        yield escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar
 
 
-def _lines(source: SourceFunnel) -> Iterator[str]:
-    yield _line("read", source.read, source)
-    for reason, tally in sorted(source.quarantined.items()):
-        yield _line(f"damaged: {reason}", tally, source)
-    for reason, tally in sorted(source.dropped.items(), key=lambda item: -item[1].rows):
-        yield _line(reason, tally, source)
-    yield _line(KEPT, source.kept, source)
-
-
-def _line(name: str, tally: Tally, source: SourceFunnel) -> str:
-    share = tally.rows / max(source.read.rows, 1)
-    bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
-    cells = (escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar)
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def _by_rows(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
+    """The reasons with most rows first."""
+    return sorted(tallies.items(), key=lambda item: -item[1].rows)
 
 
 def _reasons(receipt: Receipt) -> list[str]:
@@ -157,12 +154,6 @@ def _rule(reason: str, receipt: Receipt) -> str:
         for each in shown
     )
     return f"<details><summary>{escape(reason)}{said} ({len(shown)} examples)</summary>{texts}</details>"
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    cells = ["".join(f"<th>{escape(name)}</th>" for name in header)]
-    cells += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 
 
 def card(receipt: Receipt) -> str:
@@ -194,7 +185,7 @@ def card(receipt: Receipt) -> str:
         "|---|--:|--:|--:|",
         *(
             f"| {reason} | {tally.rows:,} | {tally.rows / max(total.read.rows, 1):.2%} | {_said(receipt, reason)} |"
-            for reason, tally in sorted(total.dropped.items(), key=lambda item: -item[1].rows)
+            for reason, tally in _by_rows(total.dropped)
         ),
         "",
         *_facts("Licences", receipt.known["licence"]),
