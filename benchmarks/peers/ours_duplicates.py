@@ -16,7 +16,7 @@ from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from hornbook.text.refinery.dedup.lines import LineDedup
 from hornbook.text.refinery.dedup.near_dedup import NearDedup
 from hornbook.text.refinery.dedup.spans import SpanDedup
-from hornbook.text.refinery.step import CorpusView, Cut, Sketched
+from hornbook.text.refinery.step import CorpusView, Cut, SketchingStep
 from hornbook.text.refinery.steps.basics import ExactDedup, content_hash
 
 BATCH_BYTES, BATCH_ROWS = 4 * 2**20, 1024
@@ -35,7 +35,7 @@ def _batches(texts: list[str]) -> Iterator[tuple[int, list[Document]]]:
             batch, size = [], 0
 
 
-def _with_corpus(step: Sketched, texts: list[str], judge: Callable[[CorpusView], Any]) -> Any:
+def _with_corpus(step: SketchingStep, texts: list[str], judge: Callable[[CorpusView], Any]) -> Any:
     """Sketches go through a file, as in prepare."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sketches.npy"

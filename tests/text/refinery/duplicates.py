@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import CorpusView, Sketched
+from hornbook.text.refinery.step import CorpusView, SketchingStep
 
 
 def documents_of(texts: Sequence[str]) -> list[Document]:
@@ -15,7 +15,7 @@ def documents_of(texts: Sequence[str]) -> list[Document]:
 
 
 def corpus_of(
-    step: Sketched,
+    step: SketchingStep,
     texts: Sequence[str],
     scratch: Path,
     *,

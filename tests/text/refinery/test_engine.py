@@ -1,4 +1,4 @@
-"""The engine of the refinery: stretches of steps, a user's own, cuts, examples, what is counted."""
+"""The engine of the refinery: the order of steps, a user's own, cuts, examples, what is counted."""
 
 import json
 import tracemalloc
@@ -16,7 +16,7 @@ from hornbook.text.config.rules import GopherQualityConfig
 from hornbook.text.config.step import CutConfig, DecisionConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, PythonStepConfig, TextConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery import table
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline import decide as deciding
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.decide import remove
@@ -50,6 +50,9 @@ class LinesSeenBefore(Cut):
 
 class LinesConfig(CutConfig):
     kind: Literal["lines"] = "lines"
+
+    def build(self) -> LinesSeenBefore:
+        return LinesSeenBefore(self)
 
 
 def own_step(document: Document) -> str | None:
@@ -90,8 +93,7 @@ def test_a_function_that_fails_names_the_document(tmp_path: Path):
         prepare(tmp_path, [PythonStepConfig(call="json:loads")], ["a"])
 
 
-def test_cuts_are_the_same_however_tasks_are_cut(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(table.STEPS, "lines", f"{__name__}:LinesSeenBefore")
+def test_cuts_are_the_same_however_tasks_are_cut():
     texts = ["one\ntwo\n", "two\none\n", "zwei\u00e9\none\nthree", "two\n \u200b\n"]
     for cut in range(5):
         reasons, verdicts = judge([DropEmptyConfig(), LinesConfig()], texts[:cut], texts[cut:])
@@ -119,9 +121,7 @@ def test_examples_for_each_reason_are_the_same_however_tasks_are_cut():
     assert len(shown[0]) == 40
 
 
-def test_a_document_with_nothing_left_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(table.STEPS, "lines", f"{__name__}:LinesSeenBefore")
-    monkeypatch.setattr(TextConfig, "model_dump", lambda *_, **__: {})
+def test_a_document_with_nothing_left_is_dropped(tmp_path: Path):
     texts = ["one\ntwo\n", "two\none\n", "zwei\u00e9\none\nthree", "two\n \u200b\n"]
     kept, signals = prepare(tmp_path, [DropEmptyConfig(), LinesConfig()], texts)
     assert kept == ["one\ntwo\n", "zwei\u00e9\nthree"]
@@ -168,7 +168,7 @@ def test_the_code_of_a_package_is_read_where_it_is_imported_from(tmp_path: Path,
 def test_a_name_that_another_measurement_has_is_refused():
     steps = [DropEmptyConfig(), LanguageConfig(name="text", detector="script")]
     with pytest.raises(UsageError, match="step 'text': 'text' is what another step measures"):
-        table.build(steps)
+        build(steps)
 
 
 def test_two_steps_of_one_kind_have_reasons_of_their_own(tmp_path: Path):
@@ -187,14 +187,14 @@ def test_two_steps_of_one_kind_have_reasons_of_their_own(tmp_path: Path):
 def test_reasons_that_two_steps_share_are_refused():
     steps = [DropEmptyConfig(), PythonStepConfig(name="empty", call="json:loads")]
     with pytest.raises(UsageError, match="steps 'empty' and 'drop_empty' both drop documents as 'empty'"):
-        table.build(reversed(steps))
+        build(reversed(steps))
 
 
 def test_all_kinds_have_different_reasons():
     """So that two steps without a name never share one."""
     names = ("personal", "gopher_quality", "gopher_repetition", "fineweb", "c4", "mc4", "code", "near_dedup")
     kinds = {kind: {"kind": kind} for kind in names} | {"language": {"kind": "language", "detector": "script"}}
-    built = table.build(TextConfig.model_validate({"steps": list(kinds.values())}).steps)
+    built = build(TextConfig.model_validate({"steps": list(kinds.values())}).steps)
     assert len(built.decisions) == 8
 
 
@@ -217,16 +217,18 @@ class ManyReasonsConfig(DecisionConfig):
     count: int = 200
     skip: int = 0
 
+    def build(self) -> ManyReasons:
+        return ManyReasons(self)
 
-def test_more_reasons_than_a_byte_can_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(table.STEPS, "many", f"{__name__}:ManyReasons")
+
+def test_more_reasons_than_a_byte_can_name():
     steps = [ManyReasonsConfig(), ManyReasonsConfig(name="b", skip=200), ManyReasonsConfig(name="c", skip=400)]
     texts = [f"text {number}" for number in range(610)]
     reasons, _ = judge(steps, texts)
     names = [f"{prefix}reason {number}" for prefix in ("", "b: ", "c: ") for number in range(200)]
     assert reasons == [*names, *["kept"] * 10]
     with pytest.raises(UsageError, match="step 'many' has 256 reasons to drop documents: 255 is most"):
-        table.build([ManyReasonsConfig(count=256)])
+        build([ManyReasonsConfig(count=256)])
     with pytest.raises(ValidationError, match="at most 255 items"):
         TextConfig(steps=[DropEmptyConfig(name=f"n{number}") for number in range(256)])
 
@@ -250,7 +252,7 @@ def test_memory_of_decisions_is_a_few_bytes_a_document(tmp_path: Path, many_rows
     for budget in (2**40, 2**22):
         monkeypatch.setattr(ExactDedup, "budget", budget)
         tracemalloc.start()
-        _, verdicts = deciding.decide(many_rows, table.build([ExactDedupConfig()]), tmp_path / "scratch")
+        _, verdicts = deciding.decide(many_rows, build([ExactDedupConfig()]), tmp_path / "scratch")
         found[budget] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         kept = np.concatenate([each.reasons == 0 for each in verdicts])
@@ -263,7 +265,7 @@ def test_columns_of_all_rows_are_held_once(tmp_path: Path, many_rows: Any, monke
     monkeypatch.setattr(ExactDedup, "needs", ("hash", "bytes"))
     monkeypatch.setattr(ExactDedup, "decide_all", lambda _, corpus: np.zeros(len(corpus.alive), np.uint8))
     tracemalloc.start()
-    deciding.decide(many_rows, table.build([ExactDedupConfig()]), tmp_path / "scratch")
+    deciding.decide(many_rows, build([ExactDedupConfig()]), tmp_path / "scratch")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < (24 + 6) * 1_000_000
@@ -335,17 +337,20 @@ class Interrupted(LinesSeenBefore):
         return super().cuts(corpus)
 
 
+class InterruptedConfig(LinesConfig):
+    def build(self) -> Interrupted:
+        return Interrupted(self)
+
+
 def test_interrupted_while_it_decides_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(table.STEPS, "lines", f"{__name__}:Interrupted")
-    monkeypatch.setattr(TextConfig, "model_dump", lambda *_, **__: {})
     texts = ["one\ntwo\n", "two\none\n", "zwei\u00e9\none\nthree"]
     monkeypatch.setattr(Interrupted, "ends", [KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path, [DropEmptyConfig(), LinesConfig()], texts)
+        prepare(tmp_path, [DropEmptyConfig(), InterruptedConfig()], texts)
     scratch = tmp_path / "data" / "work" / "scratch"
     assert not scratch.exists()
     scratch.mkdir()
     (scratch / "run.bin").write_text("what kill -9 leaves")
-    kept, _ = prepare(tmp_path, [DropEmptyConfig(), LinesConfig()], texts)
+    kept, _ = prepare(tmp_path, [DropEmptyConfig(), InterruptedConfig()], texts)
     assert kept == ["one\ntwo\n", "zwei\u00e9\nthree"]
     assert not (tmp_path / "data" / "work").exists()

@@ -3,7 +3,8 @@
 from hornbook.text.config.rules import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from hornbook.text.config.step import EditConfig
 from hornbook.text.config.text import TextConfig
-from hornbook.text.refinery.table import STEPS, build
+from hornbook.text.refinery.build import build
+from hornbook.text.refinery.quality.c4 import C4Lines
 from tests.text.refinery.running import columns_of, judge
 
 RULES = ("gopher_quality", "gopher_repetition", "c4", "mc4", "fineweb")
@@ -30,4 +31,4 @@ def test_one_pass_serves_all_rules() -> None:
 def test_line_rules_are_an_edit() -> None:
     (step,) = TextConfig.model_validate({"steps": [{"kind": "c4_lines"}]}).steps
     assert isinstance(step, EditConfig)
-    assert step.kind in STEPS
+    assert isinstance(step.build(), C4Lines)

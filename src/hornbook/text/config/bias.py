@@ -46,6 +46,7 @@ class MentionsConfig(CountedMentions):
     """Decision that drops nothing: it counts who is mentioned with what, for `hornbook prepare bias` and the report."""
 
     kind: Literal["mentions"] = "mentions"
+    step = "bias.mentions:Mentions"
 
 
 class RebalanceConfig(CountedMentions):
@@ -56,6 +57,7 @@ class RebalanceConfig(CountedMentions):
     """
 
     kind: Literal["rebalance"] = "rebalance"
+    step = "bias.rebalance:Rebalance"
     attributes: list[str] = Field(default_factory=list)
     """Names of those to even out; by default all that stand near people often enough to be judged."""
     floor: float = Field(default=0.1, gt=0, le=1)

@@ -19,6 +19,7 @@ class PersonalConfig(EditConfig):
     """
 
     kind: Literal["personal"] = "personal"
+    step = "privacy.personal:Personal"
     action: Literal["redact", "detect", "drop"] = "redact"
     """Detect leaves the text and fills the columns; drop removes documents in which anything was found."""
     kinds: list[PersonalKind] = Field(default_factory=lambda: list(PERSONAL), min_length=1)
@@ -42,6 +43,7 @@ class RepairConfig(EditConfig):
     """
 
     kind: Literal["repair"] = "repair"
+    step = "steps.repair:Repair"
     entities: bool = True
     """Also `&amp;` and the like, in texts without markup."""
 
@@ -50,6 +52,7 @@ class BoilerplateConfig(EditConfig):
     """Edit: lines about cookies, subscriptions, sharing, rights and navigation go; they are in nine languages."""
 
     kind: Literal["boilerplate"] = "boilerplate"
+    step = "steps.boilerplate:Boilerplate"
     max_words: Count = Field(default=40, ge=1)
     """Longer lines stay: they are prose that mentions such things."""
 
@@ -58,6 +61,7 @@ class HarmfulConfig(DecisionConfig):
     """Decision: documents of which too many words are on your lists of harmful ones. No list comes with hornbook."""
 
     kind: Literal["harmful"] = "harmful"
+    step = "steps.harmful:Harmful"
     lists: dict[Literal["hate", "violence", "sexual", "self_harm"], list[str]] = Field(min_length=1)
     """Category -> text files, a term a line; all lists of a category are looked for in every document."""
     languages: dict[str, list[Annotated[str, Field(pattern=r"^[a-z]+$")]]] = Field(default_factory=dict)
@@ -92,6 +96,7 @@ class LanguageConfig(DecisionConfig):
     """
 
     kind: Literal["language"] = "language"
+    step = "steps.language:Language"
     keep: list[str] = Field(default_factory=list)
     """ISO 639-1 codes (`en`), or names of scripts (`latin`) where the detector is `script`; by default all stay."""
     among: list[str] = Field(default_factory=list)
@@ -115,6 +120,7 @@ class CodeConfig(DecisionConfig):
     """
 
     kind: Literal["code"] = "code"
+    step = "steps.code:Code"
     max_line: Count = Field(default=1000, ge=1)
     """Characters of the longest line."""
     max_mean_line: float = Field(default=100, gt=0)
@@ -134,6 +140,7 @@ class SwapConfig(EditConfig):
     """
 
     kind: Literal["swap"] = "swap"
+    step = "steps.augment:Swap"
     share: float = Field(default=0.5, ge=0, le=1)
     """Of the documents, chosen by their text and `seed`."""
     pairs: list[tuple[str, str]] = Field(default_factory=list)
@@ -156,6 +163,7 @@ class WordEditsConfig(EditConfig):
     """
 
     kind: Literal["word_edits"] = "word_edits"
+    step = "steps.augment:WordEdits"
     share: float = Field(default=0.1, ge=0, le=1)
     """Of the documents, chosen by their text and `seed`."""
     rate: float = Field(default=0.1, gt=0, le=1)

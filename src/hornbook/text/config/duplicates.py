@@ -16,6 +16,7 @@ class NearDedupConfig(DecisionConfig):
     """
 
     kind: Literal["near_dedup"] = "near_dedup"
+    step = "dedup.near_dedup:NearDedup"
     bands: Count = Field(default=14, ge=1, le=1024)
     """How many chances two documents have to meet."""
     rows: Count = Field(default=8, ge=1, le=64)
@@ -41,6 +42,7 @@ class LineDedupConfig(CutConfig):
     """Cut: lines that stand elsewhere too; the first of each stays."""
 
     kind: Literal["line_dedup"] = "line_dedup"
+    step = "dedup.lines:LineDedup"
     min_bytes: Count = Field(default=40, ge=1)
     """Shorter lines stay, blanks at both ends aside: UTF-8, so a Chinese line of 14 characters counts as one of 42."""
 
@@ -49,6 +51,7 @@ class ParagraphDedupConfig(CutConfig):
     """Cut: paragraphs (lines between blank ones) that stand elsewhere too; the first of each stays."""
 
     kind: Literal["paragraph_dedup"] = "paragraph_dedup"
+    step = "dedup.lines:ParagraphDedup"
     min_bytes: Count = Field(default=80, ge=1)
     """Shorter paragraphs stay, blanks at both ends aside, counted in UTF-8."""
 
@@ -57,6 +60,7 @@ class SpanDedupConfig(CutConfig):
     """Cut: passages of at least so many words that stand elsewhere too, exactly; the first of each stays."""
 
     kind: Literal["span_dedup"] = "span_dedup"
+    step = "dedup.spans:SpanDedup"
     window: Count = Field(default=50, ge=5, le=10_000)
     """Words of the shortest passage that is cut (Lee et al. 2022: 50 tokens)."""
     words: Words = "cjk"
@@ -67,6 +71,7 @@ class DecontaminateConfig(DecisionConfig):
     """Decision: documents that hold items of test sets, whole or in part. Case and punctuation make no difference."""
 
     kind: Literal["decontaminate"] = "decontaminate"
+    step = "dedup.decontaminate:Decontaminate"
     paths: list[str] = Field(min_length=1)
     """Files of test sets: an item per row of `.jsonl` and `.parquet`, one per line of `.txt`; also `.gz`, `.zst`."""
     fields: list[str] = Field(default_factory=list)

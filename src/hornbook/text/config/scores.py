@@ -14,6 +14,7 @@ class ClassifierConfig(DecisionConfig):
     """Decision: drop documents by the score of a classifier that `hornbook prepare classifier` trained."""
 
     kind: Literal["classifier"] = "classifier"
+    step = "scores.classifier:Classifier"
     model: str
     """The classifier's file."""
     keep: Literal["above", "below"] = "above"
@@ -33,6 +34,7 @@ class PerplexityConfig(DecisionConfig):
     """
 
     kind: Literal["perplexity"] = "perplexity"
+    step = "scores.perplexity_model:Perplexity"
     model: str
     """The model's file."""
     maximum: Number = Field(default=8.0, ge=0)
@@ -53,6 +55,7 @@ class QuantilesConfig(DecisionConfig):
     """
 
     kind: Literal["quantiles"] = "quantiles"
+    step = "scores.quantiles:Quantiles"
     column: str = Field(pattern=_COLUMN)
     """STEP.COLUMN that another step measures, such as `perplexity.bits_per_byte` or `classifier.score`."""
     low: float = Field(default=0.0, ge=0, lt=1)
@@ -76,6 +79,7 @@ class VocabularyConfig(DecisionConfig):
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
+    step = "scores.vocabulary:Vocabulary"
     words: Words = "cjk"
     """What a word is, capitals and punctuation at its ends aside."""
     one_in: Count = Field(default=16, ge=1)

@@ -1,10 +1,10 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from hornbook.settings.fields import Config, Count
+from hornbook.settings.fields import OPEN, Config, Count
 from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
 from hornbook.text.config.content import (
     BoilerplateConfig,
@@ -75,6 +75,7 @@ class NormalizeConfig(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
 
     kind: Literal["normalize"] = "normalize"
+    step = "steps.basics:Normalize"
     form: Literal["NFC", "NFKC", "none"] = "NFC"
     """Unicode normalisation form."""
 
@@ -83,18 +84,21 @@ class DropEmptyConfig(DecisionConfig):
     """Decision: drop documents without a visible character."""
 
     kind: Literal["drop_empty"] = "drop_empty"
+    step = "steps.basics:DropEmpty"
 
 
 class ExactDedupConfig(DecisionConfig):
     """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
+    step = "steps.basics:ExactDedup"
 
 
 class ExcludeConfig(DecisionConfig):
     """Decision: drop documents by name. `text.exclude` makes one, behind all others: duplicates of its own are gone."""
 
     kind: Literal["exclude"] = "exclude"
+    step = "steps.basics:Exclude"
     documents: list[str]
     """Ids or origins."""
 
@@ -103,6 +107,7 @@ class PythonStepConfig(EditConfig):
     """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
+    step = "steps.python_step:PythonStep"
     call: str = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
 
@@ -142,7 +147,10 @@ AnyStep = Annotated[
     | ParagraphDedupConfig
     | SpanDedupConfig,
     Field(discriminator="kind"),
+    *OPEN,
 ]
+KINDS = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyStep)[0]))
+"""Kinds of steps that come with hornbook."""
 
 
 Objective = Literal["causal", "prefix", "fim", "masked", "infill", "span", "ul2"]
@@ -305,9 +313,11 @@ class TextConfig(Config):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        stretches = (EditConfig, DecisionConfig, CutConfig)
-        places = [next(n for n, stretch in enumerate(stretches) if isinstance(step, stretch)) for step in self.steps]
-        for before, after, step in zip(places, places[1:], self.steps[1:], strict=False):
+        order = (EditConfig, DecisionConfig, CutConfig)
+        if odd := next((step.label for step in self.steps if not isinstance(step, order)), None):
+            raise ValueError(f"{odd!r} is no step: its class must be an EditConfig, a DecisionConfig or a CutConfig")
+        ranks = [next(rank for rank, kind in enumerate(order) if isinstance(step, kind)) for step in self.steps]
+        for before, after, step in zip(ranks, ranks[1:], self.steps[1:], strict=False):
             if after < before:
                 raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
         labels = [step.label for step in self.steps]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hornbook.text.config import rules as configs
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality import quality_rules
-from hornbook.text.refinery.quality.c4_lines import C4Lines
+from hornbook.text.refinery.quality.c4 import C4Lines
 from hornbook.text.refinery.quality.rules import Rules
 from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.words import characters
@@ -81,13 +80,13 @@ def keys_of(step: Rules, texts: list[str]) -> list[str]:
     return [("", *(rule.key for rule in step.rules))[number] for number in decide(step, texts)]
 
 
-def thresholds(seed: int, config: type[Any], step: type[Rules]) -> Iterator[Any]:
+def thresholds(seed: int, config: type[Any]) -> Iterator[Any]:
     """The published ones, and sets in which some are moved and some are off."""
     yield config()
     draw = random.Random(seed)
     for _ in range(6):
         moved: dict[str, Any] = {}
-        for rule in step.rules:
+        for rule in config().build().rules:
             default = config.model_fields[rule.key].default
             if draw.random() < 0.7:
                 value = default * draw.choice((0.05, 0.3, 0.9, 2)) if isinstance(default, float) else draw.randint(0, 4)
@@ -100,9 +99,9 @@ def test_gopher_quality(definition: str) -> None:
     texts, languages = make_texts(1, 250), {"en": list(configs.STOP_WORDS), "de": ["und", "die", "be"]}
     split = split_as(definition)
     rows = [plain.quality(text, split, list(languages.values()), SYMBOLS, TERMINALS) for text in texts]
-    for moved in thresholds(2, configs.GopherQualityConfig, quality_rules.GopherQuality):
+    for moved in thresholds(2, configs.GopherQualityConfig):
         config = moved.model_copy(update={"words": definition, "stop_words": languages})
-        step = quality_rules.GopherQuality(config)
+        step = config.build()
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
 
 
@@ -110,8 +109,8 @@ def test_gopher_quality(definition: str) -> None:
 def test_gopher_repetition(definition: str) -> None:
     texts = make_texts(3, 250)
     rows = [plain.repetition(text, split_as(definition)) for text in texts]
-    for config in thresholds(4, configs.GopherRepetitionConfig, quality_rules.GopherRepetition):
-        step = quality_rules.GopherRepetition(config.model_copy(update={"words": definition}))
+    for config in thresholds(4, configs.GopherRepetitionConfig):
+        step = config.model_copy(update={"words": definition}).build()
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
 
 
@@ -119,14 +118,14 @@ def test_gopher_repetition(definition: str) -> None:
 def test_fineweb(terminals: str) -> None:
     texts = make_texts(5, 250)
     rows = [plain.fineweb(text, str.split, terminals or TERMINALS, 7) for text in texts]
-    for moved in thresholds(6, configs.FineWebConfig, quality_rules.FineWeb):
+    for moved in thresholds(6, configs.FineWebConfig):
         config = moved.model_copy(update={"terminals": terminals, "short_line": 7})
-        assert keys_of(quality_rules.FineWeb(config), texts) == [plain.first_broken(row, config) for row in rows]
+        assert keys_of(config.build(), texts) == [plain.first_broken(row, config) for row in rows]
 
 
 def test_c4_lines_then_documents() -> None:
     texts = make_texts(7, 600)
-    edit, step = C4Lines(configs.C4LinesConfig()), quality_rules.C4(configs.C4Config())
+    edit, step = C4Lines(configs.C4LinesConfig()), configs.C4Config().build()
     edited = [edit.edit(Document(text, "", "s"))[0] for text in texts]
     found = [("", "lorem_ipsum", "curly_bracket", "min_sentences")[number] for number in decide(step, edited)]
     expected = [plain.c4(text, TERMINALS) for text in texts]
@@ -163,7 +162,7 @@ def test_mc4() -> None:
     texts = [
         "\n".join("x" * length for length in lengths) for lengths in ([200, 199, 201, 7], [201, 200, 3, 200], [900])
     ]
-    assert decide(quality_rules.MC4(configs.MC4Config()), texts).tolist() == [1, 0, 1]
+    assert decide(configs.MC4Config().build(), texts).tolist() == [1, 0, 1]
 
 
 @given(
@@ -206,8 +205,8 @@ def test_settings_that_differ_have_columns_of_their_own() -> None:
     ]
     assert names[:3] == ["statistics", "statistics_unicode", "statistics_cjk"]
     assert len(set(names)) == len(names)
-    repetition = quality_rules.GopherRepetition(configs.GopherRepetitionConfig())
-    assert repetition.measurers[0].name == quality_rules.GopherQuality(configs.GopherQualityConfig()).measurers[0].name
+    repetition = configs.GopherRepetitionConfig().build()
+    assert repetition.measurers[0].name == configs.GopherQualityConfig().build().measurers[0].name
 
 
 UNITS = [

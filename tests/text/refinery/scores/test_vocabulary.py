@@ -19,7 +19,7 @@ from hornbook.text.config.scores import VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.scores.curve import curve, read_signals
-from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, WordSample
+from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, Vocabulary
 from tests.text.refinery.running import judge, prepare
 
 
@@ -45,7 +45,7 @@ def exact(texts: Sequence[Sequence[str]], kept: np.ndarray) -> tuple[float, floa
 
 
 def sampled(texts: Sequence[Sequence[str]], one_in: int, most: int = 1 << 24) -> SampledWords:
-    measurer, found = WordSample("v", "whitespace", one_in), SampledWords(one_in, most)
+    measurer, found = Vocabulary(VocabularyConfig(words="whitespace", one_in=one_in)), SampledWords(one_in, most)
     for first in range(0, len(texts), 100):  # batches and tasks are joined
         columns = measurer.measure([Document(" ".join(text), "id", "s") for text in texts[first : first + 100]])
         lists: Any = columns["word_sample"]
@@ -88,7 +88,7 @@ def test_a_larger_sample_is_more_exact() -> None:
 
 def test_the_same_words_are_in_the_sample_of_every_document() -> None:
     texts = documents(50, 4)
-    measurer = WordSample("v", "cjk", 4)
+    measurer = Vocabulary(VocabularyConfig(words="cjk", one_in=4))
     lists: Any = measurer.measure([Document(" ".join(text), "id", "s") for text in texts])["word_sample"]
     alone: Any = [measurer.measure([Document(" ".join(text), "id", "s")])["word_sample"] for text in texts]
     assert lists.to_pylist() == [each.to_pylist()[0] for each in alone]
@@ -99,7 +99,7 @@ def test_the_same_words_are_in_the_sample_of_every_document() -> None:
 
 def test_capitals_and_marks_do_not_make_words() -> None:
     texts = ["Model, model: MODEL", "(model)", "", "?"]
-    measurer = WordSample("v", "whitespace", 1)
+    measurer = Vocabulary(VocabularyConfig(words="whitespace", one_in=1))
     columns = measurer.measure([Document(text, "id", "s") for text in texts])
     lists: Any = columns["word_sample"]
     assert columns["words"].tolist() == [3, 1, 0, 0]
@@ -109,9 +109,9 @@ def test_capitals_and_marks_do_not_make_words() -> None:
 def test_it_takes_under_two_percent_of_the_text() -> None:
     """As it is stored, of short documents of many different words."""
     texts = documents(2000, 5, 50_000)
-    lists = WordSample("v", "cjk", VocabularyConfig().one_in).measure(
-        [Document(" ".join(text), "id", "s") for text in texts]
-    )["word_sample"]
+    lists = Vocabulary(VocabularyConfig()).measure([Document(" ".join(text), "id", "s") for text in texts])[
+        "word_sample"
+    ]
     file = pa.BufferOutputStream()
     pq.write_table(pa.table({"v.word_sample": lists}), file, compression="zstd", write_statistics=False)
     assert file.tell() < 0.02 * sum(len(" ".join(text)) for text in texts)

@@ -9,8 +9,8 @@ import pytest
 from hornbook.text.config.content import SwapConfig, WordEditsConfig
 from hornbook.text.config.text import PythonStepConfig
 from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.steps.augment import PAIRS
-from hornbook.text.refinery.table import build
 from tests.text.refinery.running import edited
 
 

@@ -207,7 +207,7 @@ def _ends_sentence(data, place, end, kind, terminal):
 
 
 class Mentions(Decision):
-    """Counts, and keeps every document."""
+    """Counts mentions, and keeps every document."""
 
     fixed = ("window",)
 
@@ -216,7 +216,3 @@ class Mentions(Decision):
         counts = MentionCounts(config)
         self.measurers = (counts,)
         self.needs = (counts.full_names[0],)
-
-    def decide(self, columns: Columns) -> np.ndarray:
-        """0 throughout."""
-        return np.zeros(len(columns[self.needs[0]]), np.uint8)

@@ -19,10 +19,13 @@ from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, lar
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.words import hashed_words
 
+_READ = {"paths", "fields", "words", "ngram", "fuzzy_ngram", "min_words"}
+"""Settings that decide which items are looked for."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvalSets:
-    """All items that are sought."""
+    """All items that are looked for."""
 
     names: list[str]
     exact: list[NgramTable]
@@ -30,19 +33,20 @@ class EvalSets:
     fuzzy: NgramTable
 
 
-class Overlap:
-    """Measures how much of test items is in documents."""
+class Decontaminate(Decision):
+    """Drops a document with too many exact n-grams, or too large a share of one item."""
 
+    reasons = ("test item", "altered test item")
     columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
 
-    def __init__(self, config: DecontaminateConfig) -> None:
-        self.name = config.label
-        self._words = config.words
-        self._sets = _load(config.model_dump_json())
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs = (f"{self.name}.hits", f"{self.name}.share")
+        self._sets = _load(config.model_dump_json(include=_READ))
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Exact n-grams found; the largest share found of one item; which item that is, preferably an exact one."""
-        found = hashed_words((document.text for document in documents), self._words, plain=True)
+        found = hashed_words((document.text for document in documents), self.config.words, plain=True)
         hits, exact = np.zeros(len(documents), np.int64), np.full(len(documents), -1, np.int64)
         for table in self._sets.exact:
             count_hits(table, found.hashes, found.firsts, hits, exact)
@@ -50,17 +54,6 @@ class Overlap:
         item = np.where(exact >= 0, exact, nearest)
         names = np.array([self._sets.names[number] if number >= 0 else "" for number in item.tolist()], object)
         return {"hits": hits, "share": share, "item": names}
-
-
-class Decontaminate(Decision):
-    """Drops a document with too many exact n-grams, or too large a share of one item."""
-
-    reasons = ("test item", "altered test item")
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (Overlap(config),)
-        self.needs = (f"{self.name}.hits", f"{self.name}.share")
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 for exact hits, 2 for a share."""

@@ -12,10 +12,10 @@ import pyarrow as pa
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import names_of
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
 from hornbook.text.refinery.pipeline.measured import FIELDS, MeasureTask, schema_of
 from hornbook.text.refinery.steps.basics import is_visible
-from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import (
     TableWriter,
     digest_array,

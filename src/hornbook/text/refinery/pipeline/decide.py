@@ -6,6 +6,7 @@ judges, and by 24 bytes for each span that is cut; all else is one task at a tim
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import groupby
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hornbook.text.refinery.build import Steps
 from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
-from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, Sketched
-from hornbook.text.refinery.table import Steps
+from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, SketchingStep
 from hornbook.text.store import read_json, write_json, writing
 
 KEPT, NOTHING_LEFT = "kept", "nothing left"
@@ -41,15 +42,11 @@ class Verdict:
 def decide(tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> tuple[list[str], list[Verdict]]:
     """(names of reasons, a verdict per task). A document falls to the first step that drops it."""
     judge = _Judge(tasks, steps, scratch)
-    for _, group in groupby(steps.decisions, key=lambda step: isinstance(step, Decision)):
-        together = list(group)
-        judge.local([step for step in together if isinstance(step, Decision)])
-        for step in together:
-            if isinstance(step, GlobalDecision):
-                judge.all_together(step)
+    for is_global, group in groupby(steps.decisions, key=lambda step: isinstance(step, GlobalDecision)):
+        judge_all = judge.globally if is_global else judge.locally
+        judge_all(list(group))
     cuts = judge.cut(steps.cuts)
-    samples = judge.examples()
-    parts = zip(judge.split(), cuts, samples, strict=True)
+    parts = zip(np.split(judge.reasons, judge.firsts[1:]), cuts, judge.examples(), strict=True)
     return judge.names, [Verdict(*part) for part in parts]
 
 
@@ -58,8 +55,9 @@ class _Judge:
 
     def __init__(self, tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> None:
         self.tasks, self._scratch = tasks, scratch
-        self.names = [KEPT, NOTHING_LEFT, *(edit.reason for edit in steps.edits if edit.reason)]
-        edits = np.array([0, *(self._number(edit.reason) if edit.reason else 0 for edit in steps.edits)], np.uint16)
+        self.names = [KEPT, NOTHING_LEFT]
+        numbers = (self._number(edit.reasons[0]) if edit.reasons else 0 for edit in steps.edits)
+        edits = np.array([0, *numbers], np.uint16)
         parts = [edits[read_columns(task, ["edited_out"])["edited_out"]] for task in tasks]
         self._sizes = [len(part) for part in parts]
         self.firsts = [0, *np.cumsum(self._sizes).tolist()][:-1]
@@ -75,30 +73,25 @@ class _Judge:
         reasons = self.reasons[rows]
         reasons[...] = np.where(reasons == 0, numbers[found], reasons)
 
-    def split(self) -> list[np.ndarray]:
-        """The reasons, task by task."""
-        return np.split(self.reasons, self.firsts[1:])
-
     def _parts(self) -> Iterator[tuple[MeasureTask, int, int]]:
         """Each task, its first row and the row after its last."""
         for task, first, size in zip(self.tasks, self.firsts, self._sizes, strict=True):
             yield task, first, first + size
 
-    def local(self, steps: Sequence[Decision]) -> None:
-        """Decisions that look at each document's columns alone, in their order."""
-        if not steps:
-            return
+    def locally(self, steps: Sequence[Any]) -> None:
+        """Decisions that look at each document's columns alone, in their order; each task's columns are read once."""
         for task, first, end in self._parts():
             columns = read_columns(task, [name for step in steps for name in step.needs])
             for step in steps:
                 self._drop(slice(first, end), step, step.decide(columns))
 
-    def all_together(self, step: GlobalDecision) -> None:
-        """A decision over all documents."""
-        with self._corpus(step) as corpus:
-            found = step.decide_all(corpus)
-        for _, first, end in self._parts():
-            self._drop(slice(first, end), step, found[first:end])
+    def globally(self, steps: Sequence[Any]) -> None:
+        """Decisions over all documents, one after the other."""
+        for step in steps:
+            with self._corpus(step) as corpus:
+                found = step.decide_all(corpus)
+            for _, first, end in self._parts():
+                self._drop(slice(first, end), step, found[first:end])
 
     def cut(self, steps: Sequence[Cut]) -> list[np.ndarray]:
         """What all cuts remove together, task by task."""
@@ -108,11 +101,18 @@ class _Judge:
                 found.append(step.cuts(corpus))
         return [_merge([_within(spans, first, end) for spans in found]) for _, first, end in self._parts()]
 
-    def _corpus(self, step: Sketched) -> "_Opened":
-        wanted = not isinstance(step, GlobalDecision) or step.sketches
-        sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if wanted else []
+    @contextmanager
+    def _corpus(self, step: SketchingStep) -> Iterator[CorpusView]:
+        """What the step sees, with an empty scratch folder that is deleted afterwards."""
+        needed = not isinstance(step, GlobalDecision) or step.sketches
+        sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if needed else []
         columns = self._columns(step.needs)
-        return _Opened(CorpusView(self.reasons == 0, columns, sketches, self.firsts, self._scratch, self._stream))
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True)
+        try:
+            yield CorpusView(self.reasons == 0, columns, sketches, self.firsts, self._scratch, self._stream)
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _columns(self, names: Sequence[str]) -> Columns:
         """Columns of all rows, filled in task by task: they are never held twice."""
@@ -145,21 +145,6 @@ class _Judge:
         return [{row - a: chosen[row] for row in sorted(chosen) if a <= row < b} for _, a, b in self._parts()]
 
 
-class _Opened:
-    """A corpus with an empty folder for files that is gone afterwards."""
-
-    def __init__(self, corpus: CorpusView) -> None:
-        self._corpus = corpus
-
-    def __enter__(self) -> CorpusView:
-        shutil.rmtree(self._corpus.scratch, ignore_errors=True)
-        self._corpus.scratch.mkdir(parents=True)
-        return self._corpus
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._corpus.scratch, ignore_errors=True)
-
-
 def _least(keys: np.ndarray, rows: np.ndarray, first: int) -> list[tuple[int, int]]:
     """(key, row in the whole corpus) of the rows with the least keys; of equal keys the first rows."""
     if len(rows) > EXAMPLES:
@@ -187,16 +172,9 @@ def _merge(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def remove(data: bytes, spans: Sequence[Sequence[int]]) -> bytes:
-    """UTF-8 text without the spans (start, end)."""
-    return b"".join(_left(data, spans))
-
-
-def _left(data: bytes, spans: Sequence[Sequence[int]]) -> Iterator[bytes]:
-    place = 0
-    for start, end in spans:
-        yield data[place:start]
-        place = end
-    yield data[place:]
+    """UTF-8 text without the spans (start, end), which are sorted and do not overlap."""
+    edges = [0, *(edge for span in spans for edge in span), len(data)]
+    return b"".join(data[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequence[Verdict]) -> None:

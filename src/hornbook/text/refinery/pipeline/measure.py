@@ -14,10 +14,10 @@ from hornbook.text.ingest.labels.labelling import edited
 from hornbook.text.ingest.labels.readers import read_labelled
 from hornbook.text.ingest.parts import numbered
 from hornbook.text.ingest.readers import read_file
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, finished, schema_of
 from hornbook.text.refinery.step import Edit
 from hornbook.text.refinery.steps.basics import content_hash
-from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import ArrayWriter, TableWriter, write_json, writing
 
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 1024

@@ -63,7 +63,7 @@ def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
     found: list[str] = []
     for step in steps:
         found += map(_version, step.packages())
-        for path in step.reads():
+        for path in step.files():
             try:
                 found.append(digest_file(Path(path)))
             except OSError as error:

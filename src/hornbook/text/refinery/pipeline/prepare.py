@@ -19,6 +19,7 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import with_names
 from hornbook.text.pool import Where, run_tasks
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask, apply
 from hornbook.text.refinery.pipeline.decide import KEPT, decide, decided_before, read_verdicts, write_verdicts
 from hornbook.text.refinery.pipeline.folder import (
@@ -38,7 +39,6 @@ from hornbook.text.refinery.pipeline.measure import measure
 from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
 from hornbook.text.refinery.pipeline.measured import finished as measured_before
 from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
-from hornbook.text.refinery.table import build
 from hornbook.text.store import digest_of
 
 Phase = Literal["measure", "decide", "write"]

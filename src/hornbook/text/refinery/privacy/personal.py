@@ -18,7 +18,7 @@ class Personal(Edit):
     """Finds personal data and redacts, counts or drops."""
 
     counters = PERSONAL
-    reason = "personal data"
+    reasons = ("personal data",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

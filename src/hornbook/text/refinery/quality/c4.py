@@ -1,10 +1,13 @@
-"""C4's rules for lines (Raffel et al. 2020, section 2.2, and the details of its published code)."""
+"""C4's rules for lines and documents (Raffel et al. 2020, section 2.2, and the details of its published code)."""
 
 import re
 from typing import Any
 
+import numpy as np
+
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Edit
+from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.step import Columns, Edit
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 
@@ -56,3 +59,24 @@ class C4Lines(Edit):
             return "javascript"
         found = "{" not in lower and any(phrase in lower for phrase in self._policies)
         return "policy" if found else ""
+
+
+class C4(Rules):
+    """Drops filler, code, and documents of few sentences."""
+
+    also = ("lorem_ipsum_line", "curly_bracket_line")
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.reasons = ("C4: lorem ipsum", "C4: curly bracket", *self.reasons)
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """The filler or the bracket, whichever line comes first (a filler within one), then the number of sentences."""
+        measured = self.measured(columns)
+        lorem, curly = (measured[name] for name in self.also)
+        has_lorem, has_curly = self.config.lorem_ipsum & (lorem >= 0), self.config.curly_bracket & (curly >= 0)
+        found = super().decide(columns)
+        found[found != 0] = 3
+        found[has_curly] = 2
+        found[has_lorem & (~has_curly | (lorem <= curly))] = 1
+        return found

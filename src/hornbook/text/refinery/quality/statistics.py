@@ -3,9 +3,10 @@
 Ratios are not kept: their two parts are, as whole numbers, so that a rule's decision is exact and its threshold free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -40,6 +41,14 @@ class Settings:
     short_line: int = 30
     """Lines of at most so many characters are short."""
 
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """The settings that a step's configuration has, the others at their defaults."""
+        given = {name: getattr(config, name) for name in cls.__slots__ if hasattr(config, name)}
+        if "stop_words" in given:
+            given["stop_words"] = tuple(tuple(words) for words in given["stop_words"].values())
+        return cls(**given)
+
     @property
     def label(self) -> str:
         """In the names of columns: `statistics`, and what sets it apart from the default."""
@@ -52,23 +61,15 @@ class Settings:
 class Statistics:
     """The measurer that all rules share; steps with the same settings share one pass."""
 
+    columns = dict.fromkeys(COLUMNS, "int64")
+
     def __init__(self, settings: Settings) -> None:
+        self.name = settings.label
         self._definition = DEFINITIONS.index(settings.words)
         self._short = settings.short_line
         self._terminals = settings.terminals or sentence_terminals()
         self._count = len(settings.stop_words)
         self._stop = _stop_table(settings.stop_words)
-        self._name = settings.label
-
-    @property
-    def name(self) -> str:
-        """As in its columns' full names."""
-        return self._name
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """All are whole numbers."""
-        return dict.fromkeys(COLUMNS, "int64")
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Every column of every document."""

@@ -193,27 +193,19 @@ def _judge(model: TrainedClassifier, good: Sequence[str], bad: Sequence[str]) ->
     return ClassifierReport(len(good), len(bad), float(accuracy), float(ranks.mean() / (2 * len(low))))
 
 
-class Scores:
-    """Measures a classifier's score."""
-
-    columns = {"score": "float64"}  # noqa: RUF012 - read only
-
-    def __init__(self, name: str, model: TrainedClassifier) -> None:
-        self.name, self._model = name, model
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """The score of each document."""
-        return {"score": self._model.scores([document.text for document in documents])}
-
-
 class Classifier(Decision):
     """Drops documents whose score is on the wrong side of the threshold."""
+
+    columns = {"score": "float64"}  # noqa: RUF012 - read only
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.reasons = (config.name or f"score of {Path(config.model).stem}",)
-        self.measurers = (Scores(self.name, TrainedClassifier.load(Path(config.model))),)
-        self.needs = (f"{self.name}.score",)
+        self._model = TrainedClassifier.load(Path(config.model))
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """The score of each document."""
+        return {"score": self._model.scores([document.text for document in documents])}
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 on the wrong side."""

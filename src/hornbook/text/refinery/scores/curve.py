@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
 from hornbook.text.config.step import StepConfig
+from hornbook.text.config.text import KINDS
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import KEPT, NOTHING_LEFT
-from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
+from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, Vocabulary
 from hornbook.text.refinery.step import Decision
-from hornbook.text.refinery.table import STEPS, Steps, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,15 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
     step = next((each for each in steps.decisions if each.name == label), None)
     if not isinstance(step, Decision):
         known = ", ".join(each.name for each in steps.decisions if isinstance(each, Decision))
-        absent = label in STEPS and label not in [config.label for config in configs]
+        absent = label in KINDS and label not in [config.label for config in configs]
         remedy = "add it to text.steps and prepare again" if absent else f"there are: {known or 'none'}"
         raise UsageError(f"{data} has no step {label} with a threshold: {remedy}")
     languages = [name for name in steps.columns() if name.endswith(".language")]
-    sample = next((each for each in steps.measurers if isinstance(each, WordSample)), None)
+    sample = next((each for each in steps.measurers if isinstance(each, Vocabulary)), None)
     words = [f"{sample.name}.{column}" for column in (COUNT, SAMPLE)] if sample else []
     names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages, *words]))
     reach = pc.SetLookupOptions(pa.array(_reach(steps, step)))
-    noted = SampledWords(sample.one_in) if sample else None
+    noted = SampledWords(sample.config.one_in) if sample else None
     parts = []
     for path in sorted((data / "signals").glob("*.parquet")):
         part = pq.read_table(path, columns=names, read_dictionary=["source", *languages])
@@ -127,7 +128,7 @@ def thresholds(step: Decision) -> dict[str, float]:
 
 
 def _is_measured(step: Decision, key: str, value: float) -> bool:
-    other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}))
+    other = step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}).build()
     return key in step.fixed or other.needs != step.needs
 
 

@@ -156,33 +156,25 @@ def _mean_bits(data, bounds, start, byte, bits, rest_bits, first, end, out):
         out[text] = total / max(bounds[text + 1] - 1 - bounds[text], 1)
 
 
-class BitsPerByte:
-    """Measures documents with a model, which is read from its file when the first ones come."""
+class Perplexity(Decision):
+    """Drops documents above the maximum or below the minimum."""
 
     columns = {"bits_per_byte": "float64"}  # noqa: RUF012 - read only
 
-    def __init__(self, name: str, path: Path) -> None:
-        read_facts(path)
-        self.name, self._path = name, path
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._path = Path(config.model)
+        read_facts(self._path)
+        self.reasons = tuple(f"perplexity of {self._path.stem} too {side}" for side in ("high", "low"))
 
     @cached_property
     def _model(self) -> LanguageModel:
+        """Read when the first documents are measured."""
         return LanguageModel.load(self._path)
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Bits per byte of each document; 0 where it is empty."""
         return {"bits_per_byte": self._model.bits_per_byte([document.text for document in documents])}
-
-
-class Perplexity(Decision):
-    """Drops documents above the maximum or below the minimum."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        model = Path(config.model)
-        self.reasons = (f"perplexity of {model.stem} too high", f"perplexity of {model.stem} too low")
-        self.measurers = (BitsPerByte(self.name, model),)
-        self.needs = (f"{self.name}.bits_per_byte",)
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 above the maximum, 2 below the minimum."""

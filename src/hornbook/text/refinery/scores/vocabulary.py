@@ -24,23 +24,6 @@ from hornbook.text.refinery.words.words import hashed_words
 COUNT, SAMPLE = "words", "word_sample"
 
 
-class WordSample:
-    """Measures how many words a document has, and notes each place of a word that is in the sample."""
-
-    columns = {COUNT: "int64", SAMPLE: "list"}  # noqa: RUF012 - read only
-
-    def __init__(self, name: str, definition: str, one_in: int) -> None:
-        self.name, self.one_in, self._definition = name, one_in, definition
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """Of each document the count, and the numbers of the sample's words, sorted, with repeats."""
-        words = hashed_words((document.text for document in documents), self._definition, plain=True)
-        numbers, firsts = np.empty(len(words.hashes), np.uint32), np.zeros(len(words.firsts), np.int32)
-        count = _sampled(words.hashes, words.firsts, np.uint64((1 << 32) // self.one_in), numbers, firsts)
-        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[:count]))
-        return {COUNT: np.diff(words.firsts), SAMPLE: lists}
-
-
 @compiled
 def _sampled(hashes, texts, bound, numbers, firsts):
     """Numbers of the words whose hashes are below the bound, text by text; gives how many there are."""
@@ -58,18 +41,22 @@ def _sampled(hashes, texts, bound, numbers, firsts):
 
 
 class Vocabulary(Decision):
-    """Notes the sample and keeps every document."""
+    """Measures how many words a document has, and notes each occurrence of a word that is in the sample; keeps all."""
 
+    columns = {COUNT: "int64", SAMPLE: "list"}  # noqa: RUF012 - read only
     fixed = ("one_in",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.measurers = (WordSample(self.name, config.words, config.one_in),)
         self.needs = (f"{self.name}.{COUNT}",)
 
-    def decide(self, columns: Columns) -> np.ndarray:
-        """0 throughout."""
-        return np.zeros(len(columns[f"{self.name}.{COUNT}"]), np.uint8)
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Of each document the count, and the numbers of the sample's words, sorted, with repeats."""
+        words = hashed_words((document.text for document in documents), self.config.words, plain=True)
+        numbers, firsts = np.empty(len(words.hashes), np.uint32), np.zeros(len(words.firsts), np.int32)
+        count = _sampled(words.hashes, words.firsts, np.uint64((1 << 32) // self.config.one_in), numbers, firsts)
+        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[:count]))
+        return {COUNT: np.diff(words.firsts), SAMPLE: lists}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ So what is drawn does not depend on the order of documents, on workers or on wha
 
 import random
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -12,20 +14,12 @@ import xxhash
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
-PAIRS = (
-    *(("he", "she"), ("himself", "herself"), ("man", "woman"), ("men", "women"), ("boy", "girl"), ("boys", "girls")),
-    *(("father", "mother"), ("fathers", "mothers"), ("son", "daughter"), ("sons", "daughters"), ("king", "queen")),
-    *(("brother", "sister"), ("brothers", "sisters"), ("husband", "wife"), ("husbands", "wives"), ("uncle", "aunt")),
-    *(("nephew", "niece"), ("grandfather", "grandmother"), ("actor", "actress"), ("waiter", "waitress")),
-    *(("gentleman", "lady"), ("gentlemen", "ladies"), ("male", "female"), ("males", "females"), ("mr", "ms")),
-)
+PAIRS: list[tuple[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pairs"]
 _AMBIGUOUS = ("him", "his", "her", "hers")
 _WORD = re.compile(r"[^\W\d_]+")
 _OBJECT_ENDS = re.compile(
     r"\s{0,2}(?:[^\w\s]|$|(?:and|or|but|to|in|on|at|for|with|from|by|as|when|that|the|a|an|is|was|had)\b)"
 )
-
-
 _LEAVE_OUT, _REPEAT, _EXCHANGE = range(3)
 
 

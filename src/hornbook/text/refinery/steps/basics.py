@@ -3,7 +3,6 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -61,29 +60,16 @@ class DropEmpty(Decision):
         return (~columns["text.visible"]).astype(np.uint8)
 
 
-class _Named:
-    """Whether a document is one of those that are named."""
-
-    name = "exclude"
-    columns = {"named": "bool"}  # noqa: RUF012 - read only
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """By id or origin."""
-        return {"named": np.array([not self._names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
-
-
 class Exclude(Decision):
-    """Documents that someone wants left out."""
+    """Documents that the recipe names."""
 
     reasons = ("excluded",)
-    needs = ("exclude.named",)
+    columns = {"named": "bool"}  # noqa: RUF012 - read only
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (_Named(config.documents),)
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Whether id or origin is one of the names."""
+        names = frozenset(self.config.documents)
+        return {"named": np.array([not names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 where it is named."""

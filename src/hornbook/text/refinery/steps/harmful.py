@@ -82,27 +82,6 @@ def _read(path: str) -> list[str]:
     return terms
 
 
-class _Counts:
-    """Terms of each category, and the words among which they stand; those of a language's own lists apart."""
-
-    def __init__(self, name: str, config: Any) -> None:
-        self.name = name
-        self._terms = {column: Terms(paths) for column, paths in _by_column(config).items()}
-        self._exceptions = Terms(config.exceptions) if config.exceptions else None
-        self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in self._terms for end in ("", "_words")}}
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
-        found = {name: np.zeros(len(documents), dtype=np.int64) for name in self.columns}
-        for row, document in enumerate(documents):
-            words = words_of(document.text)
-            spared = self._exceptions.ends(words) if self._exceptions else range(len(words))
-            found["words"][row] = len(words)
-            for column, terms in self._terms.items():
-                found[column][row], found[f"{column}_words"][row] = terms.count(words, spared)
-        return found
-
-
 def _by_column(config: Any) -> dict[str, list[str]]:
     """Column -> its lists: CATEGORY for any language, LANGUAGE_CATEGORY for one."""
     found: dict[str, list[str]] = {}
@@ -119,12 +98,25 @@ class Harmful(Decision):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        self._terms = {column: Terms(paths) for column, paths in _by_column(config).items()}
+        self._exceptions = Terms(config.exceptions) if config.exceptions else None
         self._categories = tuple(each for each in CATEGORIES if each in config.lists)
-        self.reasons = tuple(f"harmful: {each.replace('_', '-')}" for each in self._categories)
-        self.measurers = (_Counts(self.name, config),)
         self._languages = tuple(dict.fromkeys(each for found in config.languages.values() for each in found))
-        own = (f"{self.name}.{column}" for column in self.measurers[0].columns)
-        self.needs = (*own, *((LANGUAGE,) if self._languages else ()))
+        self.reasons = tuple(f"harmful: {each.replace('_', '-')}" for each in self._categories)
+        self.columns = {"words": "int64", **{f"{each}{end}": "int64" for each in self._terms for end in ("", "_words")}}
+        if self._languages:
+            self.needs = (*self.needs, LANGUAGE)
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """The number of words; the terms of each list, and the number of words in them."""
+        found = {name: np.zeros(len(documents), dtype=np.int64) for name in self.columns}
+        for row, document in enumerate(documents):
+            words = words_of(document.text)
+            spared = self._exceptions.ends(words) if self._exceptions else range(len(words))
+            found["words"][row] = len(words)
+            for column, terms in self._terms.items():
+                found[column][row], found[f"{column}_words"][row] = terms.count(words, spared)
+        return found
 
     def check(self, columns: Mapping[str, str]) -> None:
         """Raises UsageError where lists are for languages, and no step measures these."""

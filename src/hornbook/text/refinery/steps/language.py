@@ -59,14 +59,16 @@ def _lingua(among: Sequence[str]) -> Callable[[str], Judgement]:
     return judge
 
 
-class _Languages:
-    """Language, confidence and script."""
+class Language(Decision):
+    """Keeps documents in the languages that are wanted."""
 
+    reasons = ("language",)
     columns = {"language": "str", "confidence": "float64", "script": "str"}  # noqa: RUF012 - read only
+    fixed = ("sample",)
 
-    def __init__(self, name: str, config: Any) -> None:
-        self.name = name
-        self._sample = config.sample
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs = (f"{self.name}.language", f"{self.name}.confidence")
         self._judge = script_of if config.detector == "script" else _lingua(config.among)
 
     def measure(self, documents: Sequence[Document]) -> Columns:
@@ -80,22 +82,10 @@ class _Languages:
         }
 
     def _part(self, text: str) -> str:
-        if len(text) <= self._sample:
+        if len(text) <= self.config.sample:
             return text
-        half, middle = self._sample // 2, len(text) // 2
+        half, middle = self.config.sample // 2, len(text) // 2
         return f"{text[:half]}\n{text[middle : middle + half]}"
-
-
-class Language(Decision):
-    """Keeps documents in the languages that are wanted."""
-
-    reasons = ("language",)
-    fixed = ("sample",)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (_Languages(self.name, config),)
-        self.needs = (f"{self.name}.language", f"{self.name}.confidence")
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 for documents in other languages, or in none for certain."""

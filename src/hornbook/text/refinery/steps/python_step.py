@@ -20,7 +20,7 @@ class PythonStep(Edit):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._call = load_function(config.call)
-        self.reason = config.label if config.name else config.call
+        self.reasons = (config.name or config.call,)
 
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
         """The function's text; None where it drops the document. Raises UsageError naming document and function."""
