@@ -14,7 +14,7 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.bias import SHIPPED, MentionsConfig, RebalanceConfig
 from hornbook.text.refinery.bias.associations import MentionSums, associations
-from hornbook.text.refinery.bias.mention_terms import read_terms
+from hornbook.text.refinery.bias.mentions import read_terms
 from tests.text.refinery.running import columns_of
 
 TERMS = {
@@ -106,17 +106,17 @@ GROUPS = {"a": ["x"], "b": ["y"]}
 WRONG = [
     ({"groups": GROUPS, "attributes": {"c": ["X"]}}, "'X' is in groups.a and in attributes.c: leave it in one"),
     ({"groups": {"a": ["x y"], "b": ["X-y"]}, "attributes": {"c": ["z"]}}, "'X-y' is in groups.a and in groups.b"),
-    ({"groups": GROUPS, "attributes": {"c": []}}, "attributes.c is empty: write a list"),
-    ({"groups": GROUPS, "attributes": {"c": "nurse"}}, "attributes.c is a str: write a list"),
-    ({"groups": GROUPS, "attributes": {"c": ["z", 3]}}, "attributes.c holds 3: terms are strings"),
+    ({"groups": GROUPS, "attributes": {"c": []}}, "attributes.c: List should have at least 1 item"),
+    ({"groups": GROUPS, "attributes": {"c": "nurse"}}, "attributes.c: Input should be a valid list"),
+    ({"groups": GROUPS, "attributes": {"c": ["z", 3]}}, "attributes.c.1: Input should be a valid string, found 3"),
     ({"groups": GROUPS, "attributes": {"c": ["z", "--"]}}, "attributes.c: '--' has no word"),
-    ({"groups": GROUPS, "attributes": {"c.d": ["z"]}}, "attributes.c.d: names are of letters"),
-    ({"groups": {"a": ["x"]}, "attributes": {"c": ["z"]}}, "groups has one entry"),
-    ({"groups": GROUPS}, "attributes is missing"),
-    ({"groups": [], "attributes": {}}, "groups is a list"),
-    ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "'atributes' is not known"),
+    ({"groups": GROUPS, "attributes": {"c.d": ["z"]}}, "attributes.c.d.[key]: String should match pattern"),
+    ({"groups": {"a": ["x"]}, "attributes": {"c": ["z"]}}, "groups: Dictionary should have at least 2 items"),
+    ({"groups": GROUPS}, "attributes: Field required"),
+    ({"groups": [], "attributes": {}}, "groups: Input should be a valid dictionary"),
+    ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "atributes: Extra inputs are not permitted"),
     ({"groups": GROUPS, "attributes": {f"n{n}": [f"z{n}"] for n in range(250)}}, "are 502 counts a document: 500 is"),
-    ([], "holds a list"),
+    ([], "Input should be a valid dictionary"),
 ]
 
 

@@ -5,22 +5,62 @@ and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before
 a blank line, not at the end of a line, for much text is wrapped.
 """
 
+import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
+from hornbook.files.file_records import first_problem
 from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import pack
+from hornbook.settings.fields import Config
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.bias.mention_terms import MentionTerms, read_terms
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
 from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
+MOST_COLUMNS = 500
+"""Counts stored of each document: one for each group, and one for each group with each attribute."""
 _LOW_BITS = np.uint64(0xFFFF)
+
+TermLists = dict[Annotated[str, Field(pattern=r"^\w[\w -]*$")], Annotated[list[str], Field(min_length=1)]]
+
+
+class MentionTerms(Config):
+    """A file of terms: groups of people, and attributes that may occur near them."""
+
+    groups: TermLists = Field(min_length=2)
+    attributes: TermLists = Field(min_length=1)
+
+
+def read_terms(path: Path) -> MentionTerms:
+    """Read and check a file. Raises UsageError that names file and key."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        terms = MentionTerms.model_validate(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; name a file, or en, de, fr or es for ours") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    except ValidationError as error:
+        form = 'NAME = ["term", "two words"]'
+        raise UsageError(
+            f"{path}: {first_problem(error)}: it has tables `groups` and `attributes` of {form}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    if (count := len(terms.groups) * (1 + len(terms.attributes))) > MOST_COLUMNS:
+        raise UsageError(
+            f"{path}: {len(terms.groups)} groups with {len(terms.attributes)} attributes are {count} counts a document: "
+            f"{MOST_COLUMNS} is most, so divide them among files, for steps with names of their own"
+        )
+    return terms
 
 
 def column_names(label: str, groups: Sequence[str], attributes: Sequence[str]) -> list[str]:
@@ -47,7 +87,7 @@ class TermTable:
     """int64 [terms]."""
 
 
-def term_table(terms: MentionTerms, definition: str) -> TermTable:
+def term_table(path: Path, terms: MentionTerms, definition: str) -> TermTable:
     """Raises UsageError where a term has no word, or stands in two lists."""
     owners: dict[tuple[int, ...], tuple[int, str]] = {}
     lists = [
@@ -57,9 +97,9 @@ def term_table(terms: MentionTerms, definition: str) -> TermTable:
     for number, (key, entries) in enumerate(lists):
         for entry, words in zip(entries, _words_of(entries, definition), strict=True):
             if not words:
-                raise UsageError(f"{terms.path}: {key}: {entry!r} has no word to look for")
+                raise UsageError(f"{path}: {key}: {entry!r} has no word to look for")
             if owners.setdefault(words, (number, key))[0] != number:
-                raise UsageError(f"{terms.path}: {entry!r} is in {owners[words][1]} and in {key}: leave it in one")
+                raise UsageError(f"{path}: {entry!r} is in {owners[words][1]} and in {key}: leave it in one")
     ordered = sorted(owners, key=lambda words: (words[0], -len(words), words))
     starters = np.array([words[0] for words in ordered], np.uint64)
     keys, firsts = np.unique(starters, return_index=True)
@@ -91,7 +131,7 @@ class MentionCounts:
         self.name, self._definition, self._window = config.label, config.words, config.window
         terms = read_terms(config.path)
         self.groups, self.attributes = tuple(terms.groups), tuple(terms.attributes)
-        self._table = term_table(terms, config.words)
+        self._table = term_table(config.path, terms, config.words)
         self.full_names = column_names(self.name, self.groups, self.attributes)
         self.columns = {name.removeprefix(f"{self.name}."): "int64" for name in self.full_names}
 
