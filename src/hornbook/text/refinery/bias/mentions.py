@@ -49,15 +49,14 @@ def read_terms(path: Path) -> MentionTerms:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     except ValidationError as error:
-        form = 'NAME = ["term", "two words"]'
-        raise UsageError(
-            f"{path}: {first_problem(error)}: it has tables `groups` and `attributes` of {form}"
-        ) from error
+        remedy = 'write tables `groups` and `attributes` of NAME = ["term", "two words"]'
+        raise UsageError(f"{path}: {first_problem(error)}: {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
-    if (count := len(terms.groups) * (1 + len(terms.attributes))) > MOST_COLUMNS:
+    groups, attributes = len(terms.groups), len(terms.attributes)
+    if (count := groups * (1 + attributes)) > MOST_COLUMNS:
         raise UsageError(
-            f"{path}: {len(terms.groups)} groups with {len(terms.attributes)} attributes are {count} counts a document: "
+            f"{path}: {groups} groups with {attributes} attributes are {count} counts a document: "
             f"{MOST_COLUMNS} is most, so divide them among files, for steps with names of their own"
         )
     return terms
