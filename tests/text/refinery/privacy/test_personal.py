@@ -9,7 +9,7 @@ from hornbook.errors import HornbookError
 from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.personal import Finder, Personal
+from hornbook.text.refinery.privacy.personal import Personal
 
 FLOORS = dict.fromkeys(MAKERS, (1.0, 1.0)) | {"phone": (0.97, 0.97), "address": (0.97, 0.95)}
 """Least precision and recall. Where no check digit decides, forms of numbers may meet."""
@@ -109,7 +109,7 @@ def test_private_keys_go_whole():
      "password=", "ghp_a", "1 Main ", "Via A ", "A B C D ", "12 rue A ", "x" * 50 + "@", "4111 1111 "],
 )  # fmt: skip
 def test_time_is_linear(piece: str):
-    finder = Finder()
+    finder = Personal(PersonalConfig())
     finder.find(b"warm 1")
 
     def seconds(size: int) -> float:

@@ -4,6 +4,9 @@ An anchor is an `@` between the letters of an address, a run of digits of some l
 digits, an assignment to a name such as `password`, or letters that only keys begin with.
 """
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 
 from hornbook.kernels.compiled import compiled, inlined
@@ -23,32 +26,7 @@ GH, HF, NPM, WHSEC, GITHUB_PAT = (_letters(each) for each in (b"gh", b"hf", b"np
 SK, RK, PK, GLPAT, XOX = (_letters(each) for each in (b"sk", b"rk", b"pk", b"glpat", b"xox"))
 
 _BEFORE, _AFTER = np.uint8(1), np.uint8(2)
-STREETS_BEFORE = (
-    *("stra", "str.", "gass", "alle", "plat", "weg ", "damm", "ufer", "Stra", "Alle", "Plat", "Weg ", "laan", "Laan"),
-    *("plei", "grac", "Call", "Aven", "Avda", "Plaz", "Pase", "Via ", "Vial", "Piaz", "Cors", "Rua ", "Pra\u00e7"),
-    *("Trav", "ul. ", "al. ", "\u0443\u043b", "\u043f\u0440"),
-)
-STREETS_AFTER = (
-    *(
-        "Stre",
-        "St.",
-        "St ",
-        "St,",
-        "St\n",
-        "Road",
-        "Rd",
-        "Aven",
-        "Ave",
-        "Lane",
-        "Ln",
-        "Driv",
-        "Dr",
-        "Boul",
-        "Blvd",
-        "Terr",
-    ),
-    *("Cres", "Squa", "Clos"),
-)
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
 def _triple(a, b, c):
@@ -58,7 +36,7 @@ def _triple(a, b, c):
 def _streets() -> np.ndarray:
     """uint8 [8192] by a hash of the first three bytes of words for street: bit 1 before a number, bit 2 after it."""
     table = np.zeros(8192, dtype=np.uint8)
-    for bit, words in ((_BEFORE, STREETS_BEFORE), (_AFTER, STREETS_AFTER)):
+    for bit, words in ((_BEFORE, WORDS["streets"]["before"]), (_AFTER, WORDS["streets"]["after"])):
         for word in words:
             data = word.encode("utf-8")
             for third in [data[2]] if len(data) > 2 else range(128):

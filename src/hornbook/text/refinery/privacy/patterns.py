@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
+from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER, WORDS
 from hornbook.text.refinery.privacy.streets import street
 
 Found = tuple[int, int, str] | None
@@ -80,40 +80,7 @@ def ipv6(data: bytes, place: int, least: int) -> Found:
     return (start, end, "ip") if sum(each != ":" for each in text) >= 3 else None
 
 
-_CONTEXT = {
-    kind: re.compile("|".join(words).encode(), re.IGNORECASE)
-    for kind, words in {
-        "us_ssn": ("ssn", "social security"),
-        "de_tax": ("steuer", "idnr", r"\btin\b"),
-        "nl_bsn": ("bsn", "burgerservice", "sofinummer"),
-        "br_cpf": ("cpf", "contribuinte"),
-        "in_aadhaar": ("aadhaar", "aadhar", "uidai"),
-        "pl_pesel": ("pesel",),
-        "phone": (
-            *(
-                r"\btel",
-                "phone",
-                "telefon",
-                r"\bfax",
-                r"\bmobil",
-                r"\bhandy",
-                r"\bcall\b",
-                "whatsapp",
-                "m\u00f3vil",
-                "celular",
-            ),
-            *(
-                "\u7535\u8bdd",
-                "\u624b\u673a",
-                "\u96fb\u8a71",
-                "\u643a\u5e2f",
-                "\u0442\u0435\u043b",
-                "\u0422\u0435\u043b",
-            ),
-            *("\u0647\u0627\u062a\u0641", "\u062c\u0648\u0627\u0644", "ligue", r"\bsms", "t\u00e9l"),
-        ),
-    }.items()
-}
+_CONTEXT = {kind: re.compile("|".join(words).encode(), re.IGNORECASE) for kind, words in WORDS["context"].items()}
 
 _SHAPES = {  # digits grouped as their country writes them; the rule; the context that is needed without the groups
     "us_ssn": (rb"\d{3}-\d{2}-\d{4}", rb"\d{9}", check_digits.us_ssn),
