@@ -1,8 +1,8 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import OPEN, Config, Count
 from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
@@ -116,6 +116,17 @@ class PythonStepConfig(EditConfig):
         return [str(path) for path in code_of(self.call.partition(":")[0])]
 
 
+ORDER = (EditConfig, DecisionConfig, CutConfig)
+"""The order of steps in a recipe."""
+
+
+def _is_step(step: Any) -> Any:
+    """A class from outside the package is checked when it is used."""
+    if not isinstance(step, ORDER):
+        raise ValueError(f"{type(step).__name__} is no step: it must be an EditConfig, a DecisionConfig or a CutConfig")
+    return step
+
+
 AnyStep = Annotated[
     NormalizeConfig
     | PythonStepConfig
@@ -148,6 +159,7 @@ AnyStep = Annotated[
     | SpanDedupConfig,
     Field(discriminator="kind"),
     *OPEN,
+    AfterValidator(_is_step),
 ]
 KINDS = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyStep)[0]))
 """Kinds of steps that come with hornbook."""
@@ -313,10 +325,7 @@ class TextConfig(Config):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        order = (EditConfig, DecisionConfig, CutConfig)
-        if odd := next((step.label for step in self.steps if not isinstance(step, order)), None):
-            raise ValueError(f"{odd!r} is no step: its class must be an EditConfig, a DecisionConfig or a CutConfig")
-        ranks = [next(rank for rank, kind in enumerate(order) if isinstance(step, kind)) for step in self.steps]
+        ranks = [next(rank for rank, kind in enumerate(ORDER) if isinstance(step, kind)) for step in self.steps]
         for before, after, step in zip(ranks, ranks[1:], self.steps[1:], strict=False):
             if after < before:
                 raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")

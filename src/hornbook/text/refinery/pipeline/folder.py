@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, create_atomic, storage_error, write_atomic
+from hornbook.files.file_records import first_problem
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
@@ -257,4 +259,7 @@ def read_text_config(data: Path) -> TextConfig:
         begun = (data / UNFINISHED).exists()
         state = "is not finished: run `hornbook prepare` again" if begun else "is not prepared"
         raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
-    return TextConfig.model_validate(manifest["text"])
+    try:
+        return TextConfig.model_validate(manifest["text"])
+    except ValidationError as error:  # a step from outside whose module is not there
+        raise UsageError(f"{data / MANIFEST}: {first_problem(error)}") from error
