@@ -5,44 +5,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, load64
+from hornbook.kernels.compiled import borrowed, compiled
 from hornbook.kernels.packed import hash_bytes, pack
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.spans import Copies
+from hornbook.text.refinery.words.characters import find_newline
 
-_NEW_LINE, _BLANK = np.uint8(10), np.uint8(32)
+_SPACE = np.uint8(32)
 _ROW = np.uint64(32)
-_LINE_ENDS = np.uint64(0x0A0A0A0A0A0A0A0A)
-_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-
-
-@compiled
-def _count_lines(data):
-    count = 0
-    for byte in data:
-        count += byte == _NEW_LINE
-    return count
-
-
-@compiled
-def _line_end(data, place):
-    """Where the line at `place` ends: every text has a line feed after it. Eight bytes at a time."""
-    while True:
-        eight = load64(data, place) ^ _LINE_ENDS
-        if (eight - _ONES) & ~eight & _HIGHS:  # one of the eight is 0
-            break
-        place += 8
-    while data[place] != _NEW_LINE:
-        place += 1
-    return place
 
 
 @compiled
 def _trimmed(data, start, end):
-    """A line without controls and blanks (ASCII) at both ends."""
-    while start < end and data[start] <= _BLANK:
+    """A line without controls and spaces (ASCII) at both ends."""
+    while start < end and data[start] <= _SPACE:
         start += 1
-    while start < end and data[end - 1] <= _BLANK:
+    while start < end and data[end - 1] <= _SPACE:
         end -= 1
     return start, end
 
@@ -66,7 +44,7 @@ def _find_lines(data, bounds, first, least, units):
         row = np.uint64(first + document) << _ROW
         place = begin
         while place < stop:
-            end = _line_end(data, place)
+            end = find_newline(data, place, stop)
             after = min(end + 1, stop)
             text = _trimmed(data, place, end)
             count = _write(units, count, data, text, row, (place - begin, after - begin), least)
@@ -83,7 +61,7 @@ def _find_paragraphs(data, bounds, first, least, units):
         start = place = text_start = text_end = begin
         ended = True  # by a blank line, or none has begun
         while place < stop:
-            end = _line_end(data, place)
+            end = find_newline(data, place, stop)
             left, right = _trimmed(data, place, end)
             if left < right:
                 if ended:
@@ -106,7 +84,7 @@ class LineDedup(Copies):
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [units, 3], see `spans`."""
         data, bounds = pack(document.text for document in documents)
-        units = np.empty((_count_lines(data), 3), np.uint64)
+        units = np.empty((np.count_nonzero(data == 10), 3), np.uint64)
         return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
 
 

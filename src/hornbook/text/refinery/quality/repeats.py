@@ -5,11 +5,11 @@ Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most 
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.quality.line_counts import first_visible, last_begin, visible_end
 from hornbook.text.refinery.quality.word_counts import same_bytes, table_bits
-from hornbook.text.refinery.words.characters import decode
+from hornbook.text.refinery.words.characters import decode, find_newline
 
 PART_COLUMNS = (
     "paragraphs",
@@ -27,7 +27,6 @@ PART_COLUMNS = (
 """Paragraphs stand between empty lines, text lines between runs of newlines (with an empty one at an end that is a
 newline), visible lines are those with a character to see. Lengths are in characters."""
 _PARAGRAPHS, _LINES, _VISIBLE, _TERMINAL, _SHORT, _VISIBLE_CHARACTERS, _THIRD = 0, 3, 6, 7, 8, 9, 10
-_NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -67,7 +66,7 @@ def count_parts(data, begin, end, kind, terminal, short, starts, ends, row):
 @compiled
 def _split(data, begin, end, least, starts, ends):
     """Parts between runs of at least so many newlines; the first and the last may be empty."""
-    count, place = 0, _newline(data, begin, end)
+    count, place = 0, find_newline(data, begin, end)
     starts[0] = begin
     while place < end:
         run = place
@@ -77,22 +76,9 @@ def _split(data, begin, end, least, starts, ends):
             ends[count] = run
             count += 1
             starts[count] = place
-        place = _newline(data, place, end)
+        place = find_newline(data, place, end)
     ends[count] = end
     return count + 1
-
-
-@compiled
-def _newline(data, place, end):
-    """The first newline from `place` on, eight bytes at a time: one of them is zero where bits would be borrowed."""
-    while place + 8 <= end:
-        eight = load64(data, place) ^ _NEWLINES
-        if (eight - _LOWEST) & ~eight & _HIGHEST:
-            break
-        place += 8
-    while place < end and data[place] != 0x0A:
-        place += 1
-    return place
 
 
 @compiled

@@ -5,13 +5,14 @@ from functools import cache
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import compiled, load64
 
 SPACE, WORD, DIGIT, LETTER, ALONE, KATAKANA, SYMBOL, MARK = (1 << bit for bit in range(8))
 """Blank as `str.isspace`; part of a word (letters, marks, numbers, `_`, joiners); decimal digit; letter as
 `str.isalpha`; ideograph or Hiragana letter; Katakana; punctuation or control; combining mark."""
 
 CODE_POINTS = 0x110000
+_NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
 _ASSIGNED = 0x40000
 """From here on Unicode has no characters but selectors, tags and those for private use: no letters, digits, blanks."""
 _ALONE = "3005-3007 3041-3096 309d-309f 3400-4dbf 4e00-9fff f900-faff 1b001-1b11f 20000-3fffd"
@@ -78,3 +79,19 @@ def decode(data, place, end):
         middle = (np.int64(data[place + 1]) & 0x3F) << 12 | (np.int64(data[place + 2]) & 0x3F) << 6
         return min((first & 0x07) << 18 | middle | (np.int64(data[place + 3]) & 0x3F), 0x10FFFF), 4
     return 0xFFFD, 1
+
+
+@compiled
+def find_newline(data, start, end):
+    """The first line feed in data[start:end], else `end`.
+
+    Eight bytes at a time: XOR makes line feeds zero, and subtracting 1 from each byte borrows where one is zero.
+    """
+    while start + 8 <= end:
+        eight = load64(data, start) ^ _NEWLINES
+        if (eight - _LOWEST) & ~eight & _HIGHEST:
+            break
+        start += 8
+    while start < end and data[start] != 0x0A:
+        start += 1
+    return start
