@@ -18,9 +18,9 @@ class ClassifierConfig(DecisionConfig):
     model: str
     """The classifier's file."""
     keep: Literal["above", "below"] = "above"
-    """Keep documents whose score is above the threshold (quality), or those below (harm)."""
+    """Keep documents with scores above the threshold (quality), or below (harm)."""
     threshold: Number = Field(default=0.5, ge=0, le=1)
-    """Score: the probability that a document is of the kind the classifier was taught as good."""
+    """Threshold of the score: the probability that a document is like the good samples."""
 
     def reads(self) -> list[str]:
         """The classifier."""
@@ -38,10 +38,10 @@ class PerplexityConfig(DecisionConfig):
     model: str
     """The model's file."""
     maximum: Number = Field(default=8.0, ge=0)
-    """Most bits per byte: what takes more is unlike the model's text. 8 is what knowing nothing takes;
-    a model of little text gives short texts that are odd to it 12 and more."""
+    """Most bits per byte: documents above it are unlike the model's text. A uniform model gives 8; a model of little text
+    may give 12 and more to short, unusual texts."""
     minimum: Number = Field(default=0.0, ge=0)
-    """Least bits per byte: what takes less repeats what everybody writes, such as boilerplate."""
+    """Least bits per byte: documents below it repeat common text, such as boilerplate."""
 
     def reads(self) -> list[str]:
         """The model."""
@@ -49,7 +49,7 @@ class PerplexityConfig(DecisionConfig):
 
 
 class QuantilesConfig(DecisionConfig):
-    """Decision over all documents: only what lies between two quantiles of a column stays.
+    """Decision over all documents: keep what lies between two quantiles of a column.
 
     With `high = 0.33` of perplexity and `by` language it keeps what CCNet (Wenzek et al. 2020) calls the head.
     """
@@ -59,11 +59,11 @@ class QuantilesConfig(DecisionConfig):
     column: str = Field(pattern=_COLUMN)
     """STEP.COLUMN that another step measures, such as `perplexity.bits_per_byte` or `classifier.score`."""
     low: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the documents whose values are lower than any that stays; equal values stay together."""
+    """Share of the documents, from the lowest value on, that is dropped; equal values are treated alike."""
     high: float = Field(default=1.0, gt=0, le=1)
-    """Share of the documents whose values are up to the highest that stays."""
+    """Quantile above which documents are dropped."""
     by: str = Field(default="", pattern=f"{_COLUMN}|^$")
-    """Column such as `language.language`: each of its values has its own quantiles."""
+    """Column such as `language.language`: each of its values has quantiles of its own."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,14 +73,14 @@ class QuantilesConfig(DecisionConfig):
 
 
 class VocabularyConfig(DecisionConfig):
-    """Decision that drops nothing: it notes a sample of each document's words, for `hornbook prepare curve`.
+    """Decision that drops nothing: stores a sample of each document's words, for `hornbook prepare curve`.
 
-    Columns: how many words there are, and those of the sample as numbers, under 2 % of the text.
+    Columns: the number of words, and the words of the sample as numbers, under 2 % of the text.
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
     step = "scores.vocabulary:Vocabulary"
     words: Words = "cjk"
-    """What a word is, capitals and punctuation at its ends aside."""
+    """Definition of a word; case and punctuation at its ends are ignored."""
     one_in: Count = Field(default=16, ge=1)
-    """One in so many different words is in the sample, wherever it stands; fewer is more exact and takes more room."""
+    """One in this many different words is in the sample, wherever it occurs; fewer is more exact and larger."""
