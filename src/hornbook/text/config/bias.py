@@ -17,8 +17,8 @@ class CountedMentions(DecisionConfig):
     """Settings of steps that count mentions of groups of people, and the mentions with an attribute nearby."""
 
     terms: str = "en"
-    """`en`, `de`, `fr` or `es` for the terms that come with hornbook (women and men, occupations, adjectives); or a TOML
-    or JSON file with tables `groups` and `attributes`, each name with its list of terms."""
+    """`en`, `de`, `fr` or `es` for the terms that come with hornbook (women and men, occupations, adjectives), or a
+    TOML or JSON file with tables `groups` and `attributes`, each name with its list of terms."""
     words: Words = "cjk"
     """Definition of a word; case and punctuation at its ends are ignored. Terms are one or several whole words."""
     window: Annotated[Count, Field(ge=1)] | Literal["sentence"] = 10
@@ -29,9 +29,7 @@ class CountedMentions(DecisionConfig):
     def _named(cls, terms: str) -> str:
         """A bare word that names no shipped terms is a typing error, not a file."""
         if terms not in SHIPPED and Path(terms).name == terms and not Path(terms).suffix:
-            raise ValueError(
-                f"{terms!r} is not shipped with hornbook ({', '.join(SHIPPED)}): name one, or a .toml or .json file"
-            )
+            raise ValueError(f"{terms!r} is not one of {', '.join(SHIPPED)}: name one, or a .toml or .json file")
         return terms
 
     @property

@@ -38,8 +38,8 @@ class PerplexityConfig(DecisionConfig):
     model: str
     """The model's file."""
     maximum: Number = Field(default=8.0, ge=0)
-    """Most bits per byte: documents above it are unlike the model's text. A uniform model gives 8; a model of little text
-    may give 12 and more to short, unusual texts."""
+    """Most bits per byte: documents above it are unlike the model's text. A uniform model gives 8; a model of little
+    text may give 12 and more to short, unusual texts."""
     minimum: Number = Field(default=0.0, ge=0)
     """Least bits per byte: documents below it repeat common text, such as boilerplate."""
 
