@@ -5,36 +5,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, ge
 from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import OPEN, Config, Count
-from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
-from hornbook.text.config.content import (
-    BoilerplateConfig,
-    CodeConfig,
-    HarmfulConfig,
-    LanguageConfig,
-    PersonalConfig,
-    RepairConfig,
-    SwapConfig,
-    WordEditsConfig,
-)
+from hornbook.text.config import bias, content, duplicates, rules, scores
 from hornbook.text.config.dates import Later
-from hornbook.text.config.duplicates import (
-    DecontaminateConfig,
-    LineDedupConfig,
-    NearDedupConfig,
-    ParagraphDedupConfig,
-    SpanDedupConfig,
-)
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.modules import code_of
-from hornbook.text.config.rules import (
-    C4Config,
-    C4LinesConfig,
-    FineWebConfig,
-    GopherQualityConfig,
-    GopherRepetitionConfig,
-    MC4Config,
-)
-from hornbook.text.config.scores import ClassifierConfig, PerplexityConfig, QuantilesConfig, VocabularyConfig
 from hornbook.text.config.step import CutConfig, DecisionConfig, EditConfig, StepConfig
 
 
@@ -130,33 +104,33 @@ def _is_step(step: Any) -> Any:
 AnyStep = Annotated[
     NormalizeConfig
     | PythonStepConfig
-    | RepairConfig
-    | PersonalConfig
-    | BoilerplateConfig
-    | SwapConfig
-    | WordEditsConfig
+    | content.RepairConfig
+    | content.PersonalConfig
+    | content.BoilerplateConfig
+    | content.SwapConfig
+    | content.WordEditsConfig
     | DropEmptyConfig
     | ExactDedupConfig
-    | GopherQualityConfig
-    | GopherRepetitionConfig
-    | C4LinesConfig
-    | C4Config
-    | MC4Config
-    | FineWebConfig
-    | ClassifierConfig
-    | PerplexityConfig
-    | QuantilesConfig
-    | VocabularyConfig
-    | HarmfulConfig
-    | LanguageConfig
-    | CodeConfig
-    | MentionsConfig
-    | RebalanceConfig
-    | NearDedupConfig
-    | DecontaminateConfig
-    | LineDedupConfig
-    | ParagraphDedupConfig
-    | SpanDedupConfig,
+    | rules.GopherQualityConfig
+    | rules.GopherRepetitionConfig
+    | rules.C4LinesConfig
+    | rules.C4Config
+    | rules.MC4Config
+    | rules.FineWebConfig
+    | scores.ClassifierConfig
+    | scores.PerplexityConfig
+    | scores.QuantilesConfig
+    | scores.VocabularyConfig
+    | content.HarmfulConfig
+    | content.LanguageConfig
+    | content.CodeConfig
+    | bias.MentionsConfig
+    | bias.RebalanceConfig
+    | duplicates.NearDedupConfig
+    | duplicates.DecontaminateConfig
+    | duplicates.LineDedupConfig
+    | duplicates.ParagraphDedupConfig
+    | duplicates.SpanDedupConfig,
     Field(discriminator="kind"),
     *OPEN,
     AfterValidator(_is_step),

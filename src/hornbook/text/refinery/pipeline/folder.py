@@ -18,16 +18,10 @@ from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
 from hornbook.text.refinery.pipeline.plan import read_by_steps
-from hornbook.text.refinery.report.reviews import REVIEWS
+from hornbook.text.refinery.report.reviews import REVIEWS, SAMPLES
 from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
-MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
-    "manifest.json",
-    "funnel.json",
-    "quarantine.jsonl",
-    "samples.jsonl",
-    "work",
-)
+MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
 MISSING_TEXT = "missing text"
 """Reason of rows without the column or key that holds the text."""
@@ -37,19 +31,8 @@ COLUMN_OPTIONS = {MISSING_TEXT: "--text-field NAME", "missing label": "--text.la
 """Reason of rows without a column -> the option that names another one."""
 PAGE, CARD = "report.html", "DATA_CARD.md"
 OURS = (
-    "documents",
-    "signals",
-    "tokens",
-    "tokenizer",
-    WORK,
-    MANIFEST,
-    FUNNEL,
-    QUARANTINE,
-    SAMPLES,
-    TEXT_TOML,
-    UNFINISHED,
-    PAGE,
-    CARD,
+    *("documents", "signals", "tokens", "tokenizer", WORK),
+    *(MANIFEST, FUNNEL, QUARANTINE, SAMPLES, TEXT_TOML, UNFINISHED, PAGE, CARD),
 )
 
 

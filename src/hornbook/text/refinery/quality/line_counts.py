@@ -10,33 +10,13 @@ from hornbook.kernels.compiled import compiled
 from hornbook.text.refinery.words.characters import SPACE, WORD, decode
 
 COLUMNS = (
-    "characters",
-    "line_characters",
-    "newlines",
-    "hashes",
-    "ellipses",
-    "lines",
-    "bullet_lines",
-    "ellipsis_lines",
-    "sentences",
-    "lorem_ipsum_line",
-    "curly_bracket_line",
+    *("characters", "line_characters", "newlines", "hashes", "ellipses", "lines", "bullet_lines", "ellipsis_lines"),
+    *("sentences", "lorem_ipsum_line", "curly_bracket_line"),
 )
 """`newlines` are U+000A, `line_characters` all others, `lines` those of `str.splitlines`; the last two are the first
 such line, -1 for none."""
-(
-    _CHARACTERS,
-    _LINE_CHARACTERS,
-    _NEWLINES,
-    _HASHES,
-    _ELLIPSES,
-    _LINES,
-    _BULLETS,
-    _TRAILING,
-    _SENTENCES,
-    _LOREM,
-    _CURLY,
-) = range(len(COLUMNS))
+_CHARACTERS, _LINE_CHARACTERS, _NEWLINES, _HASHES, _ELLIPSES, _LINES, _BULLETS, _TRAILING = range(8)
+_SENTENCES, _LOREM, _CURLY = range(8, 11)
 _ASCII = np.uint8(0x80)
 _LOREM_IPSUM = np.frombuffer(b"lorem ipsum", np.uint8)
 

@@ -12,17 +12,9 @@ from hornbook.text.refinery.quality.word_counts import same_bytes, table_bits
 from hornbook.text.refinery.words.characters import decode, find_newline
 
 PART_COLUMNS = (
-    "paragraphs",
-    "duplicate_paragraphs",
-    "duplicate_paragraph_characters",
-    "text_lines",
-    "duplicate_lines",
-    "duplicate_line_characters",
-    "visible_lines",
-    "terminal_lines",
-    "short_lines",
-    "duplicate_visible_characters",
-    "third_longest_line",
+    *("paragraphs", "duplicate_paragraphs", "duplicate_paragraph_characters"),
+    *("text_lines", "duplicate_lines", "duplicate_line_characters", "visible_lines", "terminal_lines", "short_lines"),
+    *("duplicate_visible_characters", "third_longest_line"),
 )
 """Paragraphs stand between empty lines, text lines between runs of newlines (with an empty one at an end that is a
 newline), visible lines are those with a character to see. Lengths are in characters."""

@@ -10,20 +10,9 @@ from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.words.characters import LETTER, SYMBOL, decode
 
 COLUMNS = (
-    "words",
-    "plain_words",
-    "plain_word_characters",
-    "alphabetic_words",
-    "stop_words",
-    "top_2_gram_characters",
-    "top_3_gram_characters",
-    "top_4_gram_characters",
-    "duplicate_5_gram_characters",
-    "duplicate_6_gram_characters",
-    "duplicate_7_gram_characters",
-    "duplicate_8_gram_characters",
-    "duplicate_9_gram_characters",
-    "duplicate_10_gram_characters",
+    *("words", "plain_words", "plain_word_characters", "alphabetic_words", "stop_words"),
+    *(f"top_{n}_gram_characters" for n in (2, 3, 4)),
+    *(f"duplicate_{n}_gram_characters" for n in range(5, 11)),
 )
 """Plain words have more than symbols, alphabetic ones a letter; stop words are the different ones of the language that
 has most of them. An n-gram's characters: in the top ones with a blank between words, in the duplicates without."""
