@@ -22,7 +22,7 @@ from hornbook.kernels.packed import pack
 from hornbook.settings.fields import Config
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
+from hornbook.text.refinery.words.characters import SPACE, decode, kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
 MOST_COLUMNS = 500
@@ -212,10 +212,8 @@ def _count(places, classes, firsts, reach, groups, attributes, rows):
 def _sentences_of(words: HashedWords, texts: Sequence[str]) -> np.ndarray:
     """int64 [words]: the number of the sentence that each word is in."""
     data, _ = pack(texts)
-    terminal = np.zeros(CODE_POINTS, bool)
-    terminal[[ord(character) for character in sentence_terminals()]] = True
     numbers = np.zeros(len(words.starts), np.int64)
-    _number_sentences(data, words.starts, words.ends, kinds(), terminal, numbers)
+    _number_sentences(data, words.starts, words.ends, kinds(), table_of(sentence_terminals()), numbers)
     return numbers
 
 

@@ -1,7 +1,7 @@
 """The funnel: rows in = kept + dropped + quarantined, exactly, by source and reason."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -16,14 +16,6 @@ class Tally:
         """Count more."""
         self.rows += rows
         self.bytes += size
-
-    def to_json(self) -> dict[str, int]:
-        """For funnel.json."""
-        return {"rows": self.rows, "bytes": self.bytes}
-
-
-def _count(table: dict[str, Tally], reason: str, rows: int, size: int) -> None:
-    table.setdefault(reason, Tally()).add(rows, size)
 
 
 @dataclass(slots=True)
@@ -49,12 +41,12 @@ class SourceFunnel:
     def drop(self, reason: str, rows: int, size: int) -> None:
         """Count dropped rows."""
         self.read.add(rows, size)
-        _count(self.dropped, reason, rows, size)
+        self.dropped.setdefault(reason, Tally()).add(rows, size)
 
     def quarantine(self, reason: str, rows: int, size: int) -> None:
         """Count rows that could not be read."""
         self.read.add(rows, size)
-        _count(self.quarantined, reason, rows, size)
+        self.quarantined.setdefault(reason, Tally()).add(rows, size)
 
     def count_changes(self, changed: dict[str, list[int]]) -> None:
         """Add what edits and cuts did; what did nothing is not listed."""
@@ -72,11 +64,11 @@ class SourceFunnel:
         """For funnel.json: reasons sorted by name."""
         return {
             "files": self.files,
-            "changed": {name: self.changed[name] for name in sorted(self.changed)},
-            "in": self.read.to_json(),
-            "kept": {**self.kept.to_json(), "text_bytes": self.text_bytes},
-            "dropped": {reason: self.dropped[reason].to_json() for reason in sorted(self.dropped)},
-            "quarantined": {reason: self.quarantined[reason].to_json() for reason in sorted(self.quarantined)},
+            "changed": dict(sorted(self.changed.items())),
+            "in": asdict(self.read),
+            "kept": {**asdict(self.kept), "text_bytes": self.text_bytes},
+            "dropped": {reason: asdict(tally) for reason, tally in sorted(self.dropped.items())},
+            "quarantined": {reason: asdict(tally) for reason, tally in sorted(self.quarantined.items())},
         }
 
     @classmethod

@@ -20,7 +20,7 @@ from hornbook.text.refinery.quality.line_counts import count_lines
 from hornbook.text.refinery.quality.repeats import count_parts
 from hornbook.text.refinery.quality.word_counts import count_words
 from hornbook.text.refinery.step import Columns
-from hornbook.text.refinery.words.characters import CODE_POINTS, kinds, sentence_terminals
+from hornbook.text.refinery.words.characters import kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
 COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
@@ -77,14 +77,9 @@ class Statistics:
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
         starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)
         keys, languages = self._stop
-        terminal, words = self._terminal_table(), self._definition
+        terminal, words = table_of(self._terminals), self._definition
         _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)
         return {name: rows[:, place] for place, name in enumerate(COLUMNS)}
-
-    def _terminal_table(self) -> np.ndarray:
-        table = np.zeros(CODE_POINTS, np.uint8)
-        table[[ord(character) for character in self._terminals]] = 1
-        return table
 
 
 @cache

@@ -58,10 +58,8 @@ class NgramCounter:
             self._merge_last()
 
     def _merge_last(self) -> None:
-        (keys, counts), (others, more) = self._parts.pop(), self._parts.pop()
-        room = np.empty(len(keys) + len(others), np.uint64), np.empty(len(keys) + len(others), np.int64)
-        size = _merge(keys, counts, others, more, *room)
-        self._parts.append((room[0][:size].copy(), room[1][:size].copy()))
+        keys, counts = (np.concatenate(arrays) for arrays in zip(*self._parts[-2:], strict=True))
+        self._parts[-2:] = [_summed(keys, counts)[:2]]
 
     def levels(self) -> list[NgramCounts]:
         """Counts of all orders, from 1 on."""
@@ -70,17 +68,17 @@ class NgramCounter:
         keys, raw = self._parts[0]
         found = [NgramCounts(keys, raw, raw)]
         for order in range(self._order - 1, 0, -1):
-            found.append(_ends(found[-1], order))
+            longer = found[-1]
+            found.append(NgramCounts(*_summed(last_bytes(longer.keys, order), longer.raw)))
         return found[::-1]
 
 
-def _ends(longer: NgramCounts, order: int) -> NgramCounts:
-    """The n-grams of the order below: the ends of the longer ones."""
-    ends = last_bytes(longer.keys, order)
-    place = np.argsort(ends, kind="stable")  # 256 sorted runs, which this kind of sort merges
-    ends = ends[place]
-    first = np.flatnonzero(np.concatenate([[True], ends[1:] != ends[:-1]]))
-    return NgramCounts(ends[first], np.add.reduceat(longer.raw[place], first), np.diff(first, append=len(ends)))
+def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sorted keys, each once; sum of its counts; number of its counts). Fast where `keys` are a few sorted runs."""
+    order = np.argsort(keys, kind="stable")  # this kind of sort merges runs
+    keys = keys[order]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[first], np.add.reduceat(counts[order], first), np.diff(first, append=len(keys))
 
 
 @compiled
@@ -93,21 +91,3 @@ def _windows(data, bounds, feeds, mask, keys):
             key = key << np.uint64(8) | np.uint64(data[i])
             keys[place] = key & mask
             place += 1
-
-
-@compiled
-def _merge(keys, counts, others, more, out_keys, out_counts):
-    """Join two sorted lists of n-grams with their counts; gives how many there are."""
-    i, j, size = 0, 0, 0
-    while i < len(keys) or j < len(others):
-        if j == len(others) or (i < len(keys) and keys[i] < others[j]):
-            out_keys[size], out_counts[size] = keys[i], counts[i]
-            i += 1
-        elif i == len(keys) or others[j] < keys[i]:
-            out_keys[size], out_counts[size] = others[j], more[j]
-            j += 1
-        else:
-            out_keys[size], out_counts[size] = keys[i], counts[i] + more[j]
-            i, j = i + 1, j + 1
-        size += 1
-    return size

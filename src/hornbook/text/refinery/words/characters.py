@@ -44,6 +44,13 @@ def sentence_terminals() -> str:
     return "".join(map(chr, code_points(_TERMINALS)))
 
 
+def table_of(characters: str) -> np.ndarray:
+    """uint8 [code points]: 1 for the characters."""
+    table = np.zeros(CODE_POINTS, np.uint8)
+    table[[ord(character) for character in characters]] = 1
+    return table
+
+
 @cache
 def kinds() -> np.ndarray:
     """uint8 [code points]: bits of each. Unicode's version is the interpreter's, as everywhere in Python."""
