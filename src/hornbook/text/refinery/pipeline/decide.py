@@ -1,4 +1,4 @@
-"""Phase 2 of prepare: which documents go and why, what is cut out of others; from columns and sketches alone.
+"""Phase 2 of prepare: which documents are dropped and why, what is cut from others; from columns and sketches alone.
 
 Memory grows by 3 bytes a document (its reason, whether it is alive), by the columns that a global step needs while it
 judges, and by 24 bytes for each span that is cut; all else is one task at a time.
@@ -24,23 +24,23 @@ from hornbook.text.store import read_json, write_json, writing
 KEPT, NOTHING_LEFT = "kept", "nothing left"
 _NAMES = "verdicts.json"
 EXAMPLES = 20
-"""Documents shown for each reason: so many that it dropped, and so many that it did not."""
+"""Documents shown for each reason, and for `kept`."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What becomes of the documents of one task."""
+    """The outcome of the documents of one task."""
 
     reasons: np.ndarray
     """uint16 [rows]: index into the names of reasons; 0 is kept."""
     cuts: np.ndarray
-    """int64 [n, 3]: row, start and end of what is cut, bytes of the edited text; sorted, without overlaps."""
+    """int64 [n, 3]: row, start and end (bytes of the edited text) of what is cut; sorted, without overlaps."""
     samples: dict[int, list[str]] = field(default_factory=dict)
     """Row -> the reasons for which it is an example."""
 
 
 def decide(tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> tuple[list[str], list[Verdict]]:
-    """(names of reasons, a verdict per task). A document falls to the first step that drops it."""
+    """(names of reasons, a verdict per task). The first step that drops a document gives the reason."""
     judge = _Judge(tasks, steps, scratch)
     for is_global, group in groupby(steps.decisions, key=lambda step: isinstance(step, GlobalDecision)):
         judge_all = judge.globally if is_global else judge.locally
@@ -51,7 +51,7 @@ def decide(tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> tuple[l
 
 
 class _Judge:
-    """The reasons of all rows in (task, row) order, two bytes each, as steps add to them."""
+    """Collects the reasons of all rows, uint16 in the order (task, row)."""
 
     def __init__(self, tasks: Sequence[MeasureTask], steps: Steps, scratch: Path) -> None:
         self.tasks, self._scratch = tasks, scratch
@@ -94,7 +94,7 @@ class _Judge:
                 self._drop(slice(first, end), step, found[first:end])
 
     def cut(self, steps: Sequence[Cut]) -> list[np.ndarray]:
-        """What all cuts remove together, task by task."""
+        """The spans that all cuts together remove, task by task."""
         found = []
         for step in steps:
             with self._corpus(step) as corpus:
@@ -115,7 +115,7 @@ class _Judge:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _columns(self, names: Sequence[str]) -> Columns:
-        """Columns of all rows, filled in task by task: they are never held twice."""
+        """Columns of all rows, filled in task by task, so that they are held once."""
         found: dict[str, np.ndarray] = {}
         for task, first, end in self._parts() if names else ():
             for name, part in read_columns(task, names).items():
@@ -130,7 +130,7 @@ class _Judge:
             yield read_columns(task, [name])[name]
 
     def examples(self) -> list[dict[int, list[str]]]:
-        """Rows to show for each reason, task by task: those whose hash, keyed by the reason, is least."""
+        """Rows to show for each reason, task by task: those with the least hashes, keyed by the reason."""
         keys = [np.uint64(xxhash.xxh3_64_intdigest(name.encode())) for name in self.names]
         least: list[list[tuple[int, int]]] = [[] for _ in keys]
         for task, first, end in self._parts():
@@ -154,14 +154,14 @@ def _least(keys: np.ndarray, rows: np.ndarray, first: int) -> list[tuple[int, in
 
 
 def _within(spans: Sequence[np.ndarray], first: int, end: int) -> np.ndarray:
-    """int64 [n, 3] of the (row, start, end) whose rows are from `first` to `end`; rows count from `first`."""
+    """int64 [n, 3]: the (row, start, end) with rows from `first` to `end`, counted from `first`."""
     part = slice(*np.searchsorted(spans[0], (first, end)))
     rows, starts, ends = (each[part] for each in spans)
     return np.stack([rows - first, starts, ends], axis=1).astype(np.int64)
 
 
 def _merge(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Spans [n, 3] of one task sorted, those of a row that touch or overlap joined."""
+    """Spans [n, 3] of one task, sorted; those of a row that touch or overlap are joined."""
     spans = np.concatenate([np.zeros((0, 3), np.int64), *parts])
     spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
     begins, ends = (spans[:, :1] << 32 | spans[:, 1:]).T  # of any row after those of the rows before
@@ -178,7 +178,7 @@ def remove(data: bytes, spans: Sequence[Sequence[int]]) -> bytes:
 
 
 def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-    """One file of arrays per task, then the names of reasons and the examples under a key."""
+    """Write one file of arrays per task, then the names of reasons and the examples under a key."""
     (work / _NAMES).unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
     for number, verdict in enumerate(verdicts):
         for name, array in (("reasons", verdict.reasons), ("cuts", verdict.cuts)):
@@ -189,7 +189,7 @@ def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequenc
 
 
 def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | None:
-    """What `write_verdicts` wrote under the same key, else None."""
+    """The names and verdicts that `write_verdicts` wrote under this key, else None."""
     found = read_json(work / _NAMES)
     if not _is_about(found, key):
         return None

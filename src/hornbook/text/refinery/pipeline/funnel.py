@@ -13,14 +13,14 @@ class Tally:
     bytes: int = 0
 
     def add(self, rows: int, size: int) -> None:
-        """Count more."""
+        """Add rows."""
         self.rows += rows
         self.bytes += size
 
 
 @dataclass(slots=True)
 class SourceFunnel:
-    """What became of the rows of one source."""
+    """The outcome of the rows of one source."""
 
     read: Tally = field(default_factory=Tally)
     kept: Tally = field(default_factory=Tally)
@@ -30,7 +30,7 @@ class SourceFunnel:
     """UTF-8 bytes of the kept text after the edits."""
     files: int = 0
     changed: dict[str, list[int]] = field(default_factory=dict)
-    """What edits and cuts did to kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
+    """Changes by edits and cuts in kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
 
     def keep(self, rows: int, size: int, text_bytes: int) -> None:
         """Count kept rows."""
@@ -49,7 +49,7 @@ class SourceFunnel:
         self.quarantined.setdefault(reason, Tally()).add(rows, size)
 
     def count_changes(self, changed: dict[str, list[int]]) -> None:
-        """Add what edits and cuts did; what did nothing is not listed."""
+        """Add the changes by edits and cuts; counters without changes are left out."""
         for name, (documents, changes) in changed.items():
             if documents:
                 before = self.changed.get(name, [0, 0])
@@ -92,7 +92,7 @@ class Funnel:
 
     sources: dict[str, SourceFunnel] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
-    """Of labelled sets: name of a label -> kept texts, or words, that have it; in the order of their numbers."""
+    """Of labelled sets: name of a label -> kept texts, or words, with it; in the order of their numbers."""
 
     def total(self) -> SourceFunnel:
         """The sum over the sources."""

@@ -55,7 +55,7 @@ def prepare(
     progress: Progress | None = None,
     on: Where = "here",
 ) -> Funnel:
-    """Read all sources, refine them and write the folder `out`; a killed run goes on where it was.
+    """Read all sources, refine them and write the folder `out`; a killed run continues.
 
     `workers` 0 takes one process per core. If `out` is already finished for the same configuration and the
     same input bytes, its funnel is returned.
@@ -88,7 +88,7 @@ def prepare_share(
     progress: Progress | None = None,
     on: Where = "here",
 ) -> str:
-    """Do one phase, or one job's share of it; `prepare` then finds it done. Says what was done.
+    """Do one phase, or one job's share of it, which `prepare` then need not do. Returns a line that says what was done.
 
     Raises UsageError where the phase before is not finished, or `out` is another's folder; and what `prepare` raises.
     """
@@ -122,7 +122,7 @@ class _Job:
     ) -> None:
         self.config, self.out, self._progress = config, out, progress
         self._on: Where = on
-        self._steps = build(config.all_steps)  # what is wrong with one is said before anything is written or deleted
+        self._steps = build(config.all_steps)  # raises before anything is written or deleted
         self.tasks = plan(config, inputs, out / folder.WORK)
         self.total = sum(task.size for task in self.tasks)
         self._workers = workers_for(workers, self.tasks, self.total)
@@ -135,7 +135,7 @@ class _Job:
             self._progress(name, done, total)
 
     def measure(self, share: Share = WHOLE) -> list[Measured]:
-        """Phase 1."""
+        """Phase 1 for a share of the tasks."""
         return list(self._run("read and measure", measure, self.tasks[share.index :: share.count]))
 
     def require_measured(self) -> None:
@@ -151,12 +151,12 @@ class _Job:
         return digest_of([task.key() for task in self.tasks])
 
     def require_decided(self) -> None:
-        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it, in one place."""
+        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it."""
         if not decided_before(self.out / folder.WORK, self._key()):
             raise UsageError("nothing is decided about these inputs yet: let `--phase decide` end first")
 
     def decide(self) -> list[ApplyTask]:
-        """Phase 2, unless its verdicts are there."""
+        """Phase 2, unless an earlier run did it."""
         key = self._key()
         found = read_verdicts(self.out / folder.WORK, key)
         if found is None:
@@ -169,7 +169,7 @@ class _Job:
         return [ApplyTask(task, tuple(names), verdict, self.out) for task, verdict in pairs]
 
     def write(self, tasks: Sequence[ApplyTask], share: Share = WHOLE) -> list[Applied]:
-        """Phase 3."""
+        """Phase 3 for a share of the tasks."""
         return list(self._run("write", apply, tasks[share.index :: share.count]))
 
 
@@ -186,7 +186,7 @@ def _finish(job: _Job) -> Funnel:
 
 
 def _list_labels(config: LabelsConfig, applied: list[Applied], funnel: Funnel) -> LabelsConfig:
-    """What the labels of the folder are, with the list of their names; the funnel gets their counts."""
+    """The configuration of labels with the list of their names; the funnel gets their counts."""
     counts = sum((Counter(each.labels) for each in applied), Counter[str]())
     named = with_names(config, counts)
     if isinstance(named, ClassLabels | TagLabels):
