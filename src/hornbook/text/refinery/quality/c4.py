@@ -13,7 +13,7 @@ _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 
 
 class C4Lines(Edit):
-    """Removes lines that are no sentences of prose, and trims the others."""
+    """Removes lines that are not sentences of prose, and trims the others."""
 
     counters = ("citations", "long_word", "no_ending", "few_words", "javascript", "policy")
 
@@ -23,10 +23,10 @@ class C4Lines(Edit):
         self._split_at = max(config.min_words - 1, 0)
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The lines that stay; for each rule how many it removed, after how many citations were."""
+        """The kept lines; the number of citations removed, and of lines removed by each rule."""
         text, counts, kept = document.text, dict.fromkeys(self.counters, 0), []
         citations = self.config.citations and "[" in text
-        phrases = citations or self._has_phrases(text.lower())  # what is cut out may part a phrase
+        phrases = citations or self._has_phrases(text.lower())  # removing citations may join a phrase
         limit = len(text) if self.config.max_word_length is None else self.config.max_word_length
         endings, least, split_at, no_ending = self._endings, self.config.min_words, self._split_at, 0
         for each in text.splitlines():
@@ -52,7 +52,7 @@ class C4Lines(Edit):
         return "javascript" in lower or any(phrase in lower for phrase in self._policies)
 
     def _phrase(self, lower: str) -> str:
-        """The rule that a line in lower case breaks by what it says, or ""."""
+        """The rule on phrases that a line in lower case breaks, or ""."""
         if "lorem ipsum" in lower:
             return ""
         if self.config.javascript and "javascript" in lower:
@@ -71,7 +71,7 @@ class C4(Rules):
         self.reasons = ("C4: lorem ipsum", "C4: curly bracket", *self.reasons)
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """The filler or the bracket, whichever line comes first (a filler within one), then the number of sentences."""
+        """1 for filler, 2 for a bracket, whichever line comes first (in one line the filler); 3 for too few sentences."""
         measured = self.measured(columns)
         lorem, curly = (measured[name] for name in self.also)
         has_lorem, has_curly = self.config.lorem_ipsum & (lorem >= 0), self.config.curly_bracket & (curly >= 0)

@@ -1,6 +1,6 @@
-"""What is said again within one document: lines, paragraphs, and n-grams of words. Equal means equal, not equal hashes.
+"""Repeated lines and paragraphs within one document. Equal means equal bytes, not equal hashes.
 
-Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most half full, so all of this is linear.
+Hash tables (uint32: index + 1, 0 for free) use open addressing and are at most half full, so all of this is linear.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @compiled
 def first_equal(data, starts, ends, i, table, bits):
-    """The first of parts 0..i whose bytes are those of part i; all before it have been asked for."""
+    """Index of the first of the parts 0..i with the bytes of part i; called for each i in turn."""
     start, size = starts[i], ends[i] - starts[i]
     place = np.int64((hash_bytes(data, start, ends[i]) * _GOLDEN) >> np.uint64(64 - bits))
     while table[place]:
@@ -57,7 +57,7 @@ def count_parts(data, begin, end, kind, terminal, short, starts, ends, row):
 
 @compiled
 def _split(data, begin, end, least, starts, ends):
-    """Parts between runs of at least so many newlines; the first and the last may be empty."""
+    """Parts between runs of at least `least` newlines; the first and the last may be empty."""
     count, place = 0, find_newline(data, begin, end)
     starts[0] = begin
     while place < end:
@@ -75,7 +75,7 @@ def _split(data, begin, end, least, starts, ends):
 
 @compiled
 def _count_repeats(data, count, kind, starts, ends, row):
-    """Parts, those that an earlier one equals, and characters of these into `row`; gives those of visible parts."""
+    """Write the number of parts, of repeated parts, and their characters; returns those of visible repeated parts."""
     bits = table_bits(count)
     table = np.zeros(1 << bits, np.uint32)
     visible = 0
@@ -92,7 +92,7 @@ def _count_repeats(data, count, kind, starts, ends, row):
 
 @compiled
 def characters(data, begin, end):
-    """How many characters a stretch of UTF-8 has."""
+    """Number of characters in a span of UTF-8."""
     count = 0
     for place in range(begin, end):
         count += (data[place] & 0xC0) != 0x80

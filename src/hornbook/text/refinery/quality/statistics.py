@@ -1,6 +1,6 @@
-"""All that the published rules look at, measured on each document in one pass and kept as columns.
+"""The columns that the published rules need, measured on each document in one pass.
 
-Ratios are not kept: their two parts are, as whole numbers, so that a rule's decision is exact and its threshold free.
+Of ratios both parts are stored, as integers, so that a decision is exact and its threshold can be moved later.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ _PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(repeat
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the numbers depend on beside the text."""
+    """What the columns depend on beside the text."""
 
     words: str = "whitespace"
     """What a word is (`words.py`)."""
     stop_words: tuple[tuple[str, ...], ...] = (STOP_WORDS,)
-    """Of each language."""
+    """Stop words of each language."""
     terminals: str = ""
     """Characters that end a sentence; "" for those of all scripts."""
     short_line: int = 30
-    """Lines of at most so many characters are short."""
+    """Most characters of a short line."""
 
     @classmethod
     def of(cls, config: Any) -> Self:
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """In the names of columns: `statistics`, and what sets it apart from the default."""
+        """Prefix of the columns: `statistics`, and what differs from the defaults."""
         plain = replace(self, words="whitespace")
         words = "" if self.words == plain.words else f"_{self.words}"
         other = "" if plain == Settings() else f"_{xxhash.xxh32_hexdigest(repr(asdict(plain)).encode())}"
@@ -97,7 +97,7 @@ def _stop_table(languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, np.
 
 @compiled
 def _measure(data, bounds, kind, terminal, short, definition, stop_keys, stop_languages, languages, starts, ends, rows):
-    """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are room for words or lines."""
+    """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are buffers for words or lines."""
     data, kind, terminal, rows = borrowed(data), borrowed(kind), borrowed(terminal), borrowed(rows)
     stop_keys, stop_languages = borrowed(stop_keys), borrowed(stop_languages)
     starts, ends = borrowed(starts), borrowed(ends)

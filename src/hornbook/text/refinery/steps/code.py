@@ -40,7 +40,7 @@ def licence(text: str) -> str:
 
 
 class CodeMeasurer:
-    """Lines, letters, markers and the licence of a file."""
+    """Measures lines, letters, markers and the licence of a file."""
 
     name = "code"
     columns = {  # noqa: RUF012 - read only
@@ -52,7 +52,7 @@ class CodeMeasurer:
     }
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
+        """Every column of every document."""
         rows = [_measured(document) for document in documents]
         return {
             name: np.array([row[place] for row in rows], dtype=object if dtype == "str" else dtype)
@@ -70,7 +70,7 @@ def _measured(document: Document) -> tuple[int, float, float, bool, str]:
 
 
 class Code(Decision):
-    """Drops files that nobody wrote or that may not be used."""
+    """Drops generated and minified files, and files by licence."""
 
     reasons = ("long lines", "few letters", "generated", "licence")
     measurers = (CodeMeasurer(),)
@@ -81,7 +81,7 @@ class Code(Decision):
         self._licences = {each.lower() for each in config.licences}
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """The first rule that a file breaks."""
+        """Number of the first rule that a file breaks."""
         reasons = np.zeros(len(columns["code.mean_line"]), dtype=np.uint8)
         if self._licences:
             reasons[[str(each).lower() not in self._licences for each in columns["code.licence"]]] = 4

@@ -13,7 +13,7 @@ from hornbook.text.refinery.step import Edit
 
 
 class PythonStep(Edit):
-    """Calls `package.module:function` with each document; what it gives back is the document from then on."""
+    """Calls `package.module:function` with each document; the result replaces the document."""
 
     counters = ("changed",)
 
@@ -23,7 +23,7 @@ class PythonStep(Edit):
         self.reasons = (config.name or config.call,)
 
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
-        """The function's text; None where it drops the document. Raises UsageError naming document and function."""
+        """The function's text, None to drop the document. Raises UsageError naming document and function."""
         try:
             found = self._call(document)
         except Exception as error:
@@ -44,7 +44,7 @@ class PythonStep(Edit):
 
 
 def load_function(path: str) -> Callable[[Document], Any]:
-    """The function at `package.module:function`; the current folder counts as a place for modules."""
+    """Import `package.module:function`; modules in the current folder are found too."""
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
