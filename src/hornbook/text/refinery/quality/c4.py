@@ -71,7 +71,7 @@ class C4(Rules):
         self.reasons = ("C4: lorem ipsum", "C4: curly bracket", *self.reasons)
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 for filler, 2 for a bracket, whichever line comes first (in one line the filler); 3 for too few sentences."""
+        """1 for filler or 2 for a bracket, by the first such line (in one line: filler); 3 for too few sentences."""
         measured = self.measured(columns)
         lorem, curly = (measured[name] for name in self.also)
         has_lorem, has_curly = self.config.lorem_ipsum & (lorem >= 0), self.config.curly_bracket & (curly >= 0)
