@@ -1,7 +1,7 @@
-"""Documents that hold items of test sets: n-grams of words that occur in both.
+"""Documents that contain items of test sets: n-grams of words that occur in both.
 
 Exact: any of an item's 13-grams (Brown et al. 2020, appendix C). Fuzzy: a share of one item's 5-grams, which finds
-items that were altered (Chowdhery et al. 2022 take 70 % of 8-grams).
+altered items (Chowdhery et al. 2022 take 70 % of 8-grams).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class EvalSets:
 
     names: list[str]
     exact: list[NgramTable]
-    """Of the full width, then one for each width of shorter items, which are sought as a whole."""
+    """The table of the full width, then one for each width of shorter items, which are looked for as a whole."""
     fuzzy: NgramTable
 
 
@@ -45,7 +45,7 @@ class Decontaminate(Decision):
         self._sets = _load(config.model_dump_json(include=_READ))
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Exact n-grams found; the largest share found of one item; which item that is, preferably an exact one."""
+        """The number of exact n-grams, the largest share of one item, and the item's name (of an exact one first)."""
         found = hashed_words((document.text for document in documents), self.config.words, plain=True)
         hits, exact = np.zeros(len(documents), np.int64), np.full(len(documents), -1, np.int64)
         for table in self._sets.exact:
@@ -56,7 +56,7 @@ class Decontaminate(Decision):
         return {"hits": hits, "share": share, "item": names}
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 for exact hits, 2 for a share."""
+        """1 for exact n-grams, 2 for a share."""
         hits, share = (columns[name] for name in self.needs)
         if self.config.action == "report":
             return np.zeros(len(hits), np.uint8)
@@ -66,7 +66,7 @@ class Decontaminate(Decision):
 
 @lru_cache(maxsize=4)
 def _load(config: str) -> EvalSets:
-    """Read the test sets, and keep them for the tasks of a process."""
+    """Read the test sets; cached for the tasks of a process."""
     step = DecontaminateConfig.model_validate_json(config)
     names, words = _different_items(step)
     by_width: dict[int, list[int]] = {}
@@ -80,7 +80,7 @@ def _load(config: str) -> EvalSets:
 
 
 def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndarray]]:
-    """Names and hashes of words of the items that are long enough, those of the same words once."""
+    """Names and word hashes of the items that are long enough, each different item once."""
     read = list(read_items(step.paths, step.fields))
     found = hashed_words((text for _, text in read), step.words, plain=True)
     items: dict[bytes, str] = {}

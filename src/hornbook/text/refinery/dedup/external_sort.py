@@ -1,7 +1,7 @@
 """Records sorted by a 64-bit key in bounded memory: sorted runs on disk, then one merge of all of them.
 
 A record is a row of a uint64 array, its key the first column. The order is (key, order of arrival), so it does not
-depend on the budget. What is sought are equal keys, and most keys stand alone: `repeated` leaves most of those out.
+depend on the budget. Callers look for equal keys, and most keys are unique: `repeated` leaves most of these out.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,18 +17,18 @@ Chunks = Iterable[np.ndarray]
 
 
 def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarray]:
-    """All records by (key, order of arrival), in chunks that are valid until the next one is asked for.
+    """All records by (key, order of arrival), in chunks.
 
-    `file` is as large as all records where they take more than a third of the budget (bytes); it is gone afterwards.
+    `file` holds all records where they take more than a third of the budget (bytes); it is deleted afterwards.
     """
     runs = _Runs(file)
     held: list[np.ndarray] = []
     size = 0
     for chunk in chunks:
-        if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and an order
+        if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and the order
             runs.add(_sort(held))
             size = 0
-        held.append(chunk.copy())  # a view would keep all of what it is a part of
+        held.append(chunk.copy())  # a view would keep the whole array alive
         size += chunk.nbytes
     if not runs.sizes:
         yield from [_sort(held)] if held else []
@@ -39,10 +39,10 @@ def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarr
 
 
 def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[np.ndarray]:
-    """Those of about `count` records whose keys occur more than once, and a few others; `chunks` is asked twice.
+    """The records whose keys occur more than once, and a few others; `chunks` is called twice.
 
-    Keys are hashes, the last bit aside: their last bits say which of many two-bit counters counts a key. The counters
-    fit into the budget.
+    There are about `count` records. Keys are hashes but for the last bit: their low bits choose one of many two-bit
+    counters, which fit into the budget.
     """
     slots = 1 << 10
     while slots < 4 * count and slots <= 2 * budget:
@@ -79,7 +79,7 @@ def _counted_twice(records: np.ndarray, counters: np.ndarray, found: np.ndarray)
 
 
 def _sort(chunks: list[np.ndarray]) -> np.ndarray:
-    """Makes the list empty, for memory."""
+    """Sort by (key, order of arrival); empties the list, to free memory."""
     records = np.concatenate(chunks)
     chunks.clear()
     order = np.argsort(records[:, 0])
@@ -89,7 +89,7 @@ def _sort(chunks: list[np.ndarray]) -> np.ndarray:
 
 @compiled
 def _in_order_of_arrival(records: np.ndarray, order: np.ndarray) -> None:
-    """Put equal keys into their order: the library's stable sorts take three times as long."""
+    """Put equal keys into order of arrival: the library's stable sorts take three times as long."""
     start = 0
     for i in range(1, len(order) + 1):
         if i == len(order) or records[order[i], 0] != records[order[start], 0]:

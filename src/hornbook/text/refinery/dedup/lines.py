@@ -1,4 +1,4 @@
-"""Lines and paragraphs that stand in the corpus more than once are cut, but for the first of each."""
+"""Repeated lines and paragraphs: all but the first of each in the corpus are cut."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -17,7 +17,7 @@ _ROW = np.uint64(32)
 
 @compiled
 def _trimmed(data, start, end):
-    """A line without controls and spaces (ASCII) at both ends."""
+    """(start, end) of a line without ASCII controls and spaces at both ends."""
     while start < end and data[start] <= _SPACE:
         start += 1
     while start < end and data[end - 1] <= _SPACE:
@@ -27,7 +27,7 @@ def _trimmed(data, start, end):
 
 @compiled
 def _write(units, count, data, text, row, span, least):
-    """Add the unit whose text is data[text[0]:text[1]], to be cut as `span`, if it is long enough; the new count."""
+    """Add a unit with the text data[text[0]:text[1]], cut as `span`, if it is long enough; returns the new count."""
     if text[1] - text[0] < least:
         return count
     units[count, 0] = hash_bytes(data, text[0], text[1])
@@ -59,7 +59,7 @@ def _find_paragraphs(data, bounds, first, least, units):
         begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW
         start = place = text_start = text_end = begin
-        ended = True  # by a blank line, or none has begun
+        ended = True  # by an empty line, or no paragraph has begun
         while place < stop:
             end = find_newline(data, place, stop)
             left, right = _trimmed(data, place, end)
@@ -77,18 +77,18 @@ def _find_paragraphs(data, bounds, first, least, units):
 
 
 class LineDedup(Copies):
-    """A line goes with its line feed; blanks at its ends make no difference."""
+    """Cuts lines with their line feeds; whitespace at their ends makes no difference."""
 
     find: ClassVar[Callable[..., int]] = staticmethod(_find_lines)
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
-        """uint64 [units, 3], see `spans`."""
+        """uint64 [units, 3], as `spans` describes."""
         data, bounds = pack(document.text for document in documents)
         units = np.empty((np.count_nonzero(data == 10), 3), np.uint64)
         return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
 
 
 class ParagraphDedup(LineDedup):
-    """Paragraphs are lines between blank ones; one goes with the blank lines that follow it."""
+    """Cuts paragraphs (lines between empty ones) with the empty lines after them."""
 
     find: ClassVar[Callable[..., int]] = staticmethod(_find_paragraphs)

@@ -10,7 +10,7 @@ from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import hash_windows, mix
 
 _TILE = 2048
-"""Shingles that stay in the first-level cache while all permutations go over them."""
+"""Shingles that fit into the first-level cache while all permutations run over them."""
 
 _PRIME = np.uint64(0xBF58476D1CE4E5B9)
 

@@ -1,9 +1,8 @@
-"""A classifier of documents that learns from a user's own samples: logistic regression on hashed words and pairs.
+"""A classifier of documents trained on a user's samples: logistic regression on hashed words and pairs of words.
 
 The features are those of fastText's classifier (Joulin et al. 2016, arXiv 1607.01759), words and pairs of adjacent
 words hashed into a table, without its hidden layer: two classes need none. A document's vector is the square roots of
-its counts at length 1. AdaGrad over the samples in an order that their hashes give, so the same samples make the same
-file.
+its counts, normalised. AdaGrad takes the samples in the order of their hashes, so the same samples give the same file.
 """
 
 import json
@@ -26,9 +25,9 @@ from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
 BUCKETS = 1 << 18
 _LEAST = 10
-"""Samples of each kind, or nothing can be learned and nothing held out."""
+"""Fewest samples of each kind."""
 _HELD_OUT = 5
-"""Every fifth sample is not learned from, but judged."""
+"""Every fifth sample is held out for evaluation."""
 _BATCH = 512
 
 
@@ -54,7 +53,7 @@ def _features(hashes, first, last, counts, used):
 
 @compiled
 def _score(weights, bias, counts, used, total):
-    """The document's log odds, its vector being at length 1 in `counts` afterwards."""
+    """The document's log odds; leaves its normalised vector in `counts`."""
     norm = 0.0
     for j in range(total):
         norm += counts[used[j]]
@@ -117,7 +116,7 @@ class TrainedClassifier:
     """The definition of a word."""
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """float64 [texts]: how probably each is of the good kind."""
+        """float64 [texts]: probability that each is of the good kind."""
         out = np.empty(len(texts))
         for first in range(0, len(texts), _BATCH):
             words = hashed_words(texts[first : first + _BATCH], self.words, plain=True)
@@ -131,7 +130,7 @@ class TrainedClassifier:
 
     @staticmethod
     def load(path: Path) -> "TrainedClassifier":
-        """Read the file. Raises UsageError where it is absent, IntegrityError where it is no classifier."""
+        """Read the file. Raises UsageError where it is missing, IntegrityError where it is not a classifier."""
         try:
             with safe_open(path, framework="numpy") as file:
                 facts = json.loads(file.metadata()["classifier"])
@@ -144,13 +143,13 @@ class TrainedClassifier:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierReport:
-    """How a classifier does on the samples that it did not learn from."""
+    """Results of a classifier on the samples held out."""
 
     good: int
     bad: int
     """Samples held out."""
     accuracy: float
-    """At a threshold of 0.5; the mean of both kinds'."""
+    """Mean of the accuracies on both kinds, at a threshold of 0.5."""
     auc: float
     """Probability that a good sample scores higher than a bad one."""
 
@@ -158,7 +157,7 @@ class ClassifierReport:
 def train(
     good: Sequence[str], bad: Sequence[str], words: str, *, epochs: int = 8
 ) -> tuple[TrainedClassifier, ClassifierReport]:
-    """Learn to tell samples apart; texts that stand on one side several times count once. Raises UsageError."""
+    """Train on two kinds of samples; a repeated text counts once. Raises UsageError where they are too few."""
     sides = [sorted(dict.fromkeys(texts), key=_hash) for texts in (good, bad)]
     for name, texts in zip(("good", "bad"), sides, strict=True):
         if len(texts) < _LEAST:

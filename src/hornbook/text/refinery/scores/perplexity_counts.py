@@ -1,7 +1,7 @@
-"""How often runs of up to eight bytes occur in texts: each run is one 64-bit number, so no two are taken for one.
+"""Counts of n-grams of up to eight bytes: each n-gram is one 64-bit number, so there are no collisions.
 
-A text is read as if line feeds stood before it. Every run of a lower order is then the end of one of the highest, and
-the beginning of one unless it is all line feeds.
+A text is read as if line feeds preceded it. Every n-gram of a lower order is then a suffix of one of the highest
+order, and a prefix of one unless it is all line feeds.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hornbook.kernels.packed import pack
 MOST_ORDER = 8
 """Bytes in a 64-bit number."""
 FEED = 0x0A
-"""What stands before a text, as often as an n-gram needs."""
+"""Padding before a text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class NgramCounts:
     raw: np.ndarray
     """int64: how often each occurs."""
     adjusted: np.ndarray
-    """int64: as `raw` at the highest order, else how many different bytes stand before it (Kneser and Ney 1995)."""
+    """int64: as `raw` at the highest order, else the number of different bytes before it (Kneser and Ney 1995)."""
 
 
 def run_of_feeds(order: int) -> np.uint64:
@@ -36,12 +36,12 @@ def run_of_feeds(order: int) -> np.uint64:
 
 
 def last_bytes(keys: np.ndarray, count: int) -> np.ndarray:
-    """The n-grams that the last `count` bytes of each are."""
+    """The n-grams of the last `count` bytes of each."""
     return keys & np.uint64((1 << 8 * count) - 1)
 
 
 class NgramCounter:
-    """Counts n-grams of one order over batches of texts; memory goes by how many different ones there are."""
+    """Counts n-grams of one order over batches of texts; memory grows with the number of different n-grams."""
 
     def __init__(self, order: int) -> None:
         self._order = order

@@ -1,11 +1,11 @@
-"""A language model over bytes as an automaton: one step for each byte of a text, no hashing, nothing to build.
+"""A language model over bytes as an automaton (one step per byte, no hashing), and the step that scores by it.
 
-A state is an n-gram that the model holds: the longest end of what was read. The next byte leads to one of the n-grams
-that go on from it, whose surprise is stored; where there is none, the state gives way to its own end at a price, the
-back-off weight, and asks again (Aho and Corasick 1975, with the probabilities of a back-off model).
+A state is the longest suffix of the text so far that is an n-gram of the model. The next byte leads to one of the
+n-grams that extend it, whose surprise is stored; where there is none, the state becomes its own longest suffix, for
+the back-off weight, and tries again (Aho and Corasick 1975, with the probabilities of a back-off model).
 
-Bytes, because then nothing is unknown: names, formulas, code and scripts without blanks are scored like prose,
-punctuation and blanks too, and no definition of a word decides.
+It reads bytes, so that nothing is unknown: names, formulas, code and scripts without spaces are scored like prose,
+and no definition of a word matters. CCNet (Wenzek et al. 2020) filters by such a score.
 """
 
 import json
@@ -36,16 +36,16 @@ _BATCH = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanguageModel:
-    """N-grams in the order of their length, and of their bytes; number 0 is that of no bytes."""
+    """N-grams in the order of their lengths, then of their bytes; number 0 is the empty n-gram."""
 
     byte: np.ndarray
     """uint8 [n-grams]: the last byte of each."""
     bits: np.ndarray
-    """float32 [n-grams]: -log2 of its probability behind the bytes before it."""
+    """float32 [n-grams]: -log2 of the probability of the last byte given those before it."""
     rest_bits: np.ndarray
     """float32 [contexts]: -log2 of the back-off weight, of n-grams shorter than the order."""
     first: np.ndarray
-    """uint32 [contexts + 1]: the first of the n-grams that go on from a context; the next one's ends them."""
+    """uint32 [contexts + 1]: the first of the n-grams that extend a context; those of the next context follow."""
     end: np.ndarray
     """uint32 [n-grams]: the n-gram without its first byte."""
     order: int
@@ -61,7 +61,7 @@ class LanguageModel:
         return found
 
     def start(self) -> int:
-        """The state before a text: line feeds were read."""
+        """The state before a text, which is as after line feeds."""
         state = 0
         for _ in range(self.order - 1):
             below = slice(int(self.first[state]), int(self.first[state + 1]))
@@ -83,7 +83,7 @@ class LanguageModel:
 
     @staticmethod
     def load(path: Path) -> "LanguageModel":
-        """Read the file. Raises what `read_facts` raises, and IntegrityError where it is not as it was written."""
+        """Read the file. Raises what `read_facts` raises, and IntegrityError where it is damaged."""
         facts = read_facts(path)
         with safe_open(path, framework="numpy") as file:
             model = LanguageModel(**{name: file.get_tensor(name) for name in _ARRAYS}, order=facts["order"])
@@ -92,7 +92,7 @@ class LanguageModel:
         return model
 
     def _is_sound(self) -> bool:
-        """Whether every step of the automaton stays inside the arrays and comes to an end."""
+        """Whether every step of the automaton stays inside the arrays and terminates."""
         count, contexts = len(self.byte), len(self.rest_bits)
         if not (len(self.bits) == len(self.end) == count and len(self.first) == contexts + 1 and count > 256):
             return False
@@ -105,7 +105,7 @@ class LanguageModel:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Version, order and digest of a model. Raises UsageError where it is absent, IntegrityError where it is none."""
+    """Version, order and digest of a model. Raises UsageError where it is missing, IntegrityError where it is no model."""
     try:
         with safe_open(path, framework="numpy") as file:
             known = file.metadata() or {}
@@ -126,7 +126,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 @compiled
 def _follow(byte, begin, end, wanted):
-    """The n-gram among begin..end whose last byte is wanted, or -1."""
+    """The n-gram among begin..end whose last byte is `wanted`, or -1."""
     while end - begin > 8:
         middle = (begin + end) >> 1
         if byte[middle] <= wanted:

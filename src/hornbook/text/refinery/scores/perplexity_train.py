@@ -2,8 +2,8 @@
 
     p(b | h) = max(a(hb) - D(a(hb)), 0) / sum over c of a(hc) + g(h) p(b | h without its first byte)
 
-with adjusted counts a and discounts D for counts of 1, 2, and 3 or more. g(h) is what the n-grams that are kept leave
-over, so that probabilities add up to 1 whichever n-grams are left out; without an n-gram of one byte it is 1/256.
+with adjusted counts a and discounts D for counts of 1, 2, and 3 or more. g(h) is the mass that the kept n-grams leave,
+so that probabilities sum to 1 whichever n-grams are left out; without an n-gram of one byte it is 1/256.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,21 +24,21 @@ from hornbook.text.refinery.scores.perplexity_model import LanguageModel
 
 PERCENTILES = (5, 33, 50, 67, 95)
 _FEWEST = 20
-"""Documents, or there is none to hold out."""
+"""Fewest documents: one is held out."""
 _HELD_OUT = 20
-"""Every twentieth document is not learned from, but judged."""
+"""Every twentieth document is held out for evaluation."""
 _BATCH_LENGTH = 8 * 2**20
 _NO_ESTIMATE = (0.5, 1.0, 1.5)
-"""Discounts where counts of counts give none, as in text of few different n-grams."""
+"""Discounts where counts of counts give no estimate, as in text with few different n-grams."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerplexityReport:
-    """What a model was made of, and how it does on documents that it did not learn from."""
+    """The training data of a model, and its results on the documents held out."""
 
     documents: int
     bytes: int
-    """Learned from."""
+    """Of the training data."""
     held_out: int
     """Documents."""
     ngrams: int
@@ -49,7 +49,7 @@ class PerplexityReport:
 
 
 class Sample:
-    """Different texts of some bytes in all, drawn evenly from any number by their hashes."""
+    """A uniform sample of different texts, of at most `most_bytes` in all, drawn by their hashes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes, self._bound = most_bytes, 0, 1 << 64
@@ -57,7 +57,7 @@ class Sample:
         self._sizes: dict[int, int] = {}
 
     def add(self, text: str) -> None:
-        """Take a text, unless it is one that goes."""
+        """Add a text, if its hash is in the sample."""
         data = text.encode()
         key = xxhash.xxh3_64_intdigest(data)
         if not data or key >= self._bound or key in self._texts:
@@ -74,14 +74,14 @@ class Sample:
             self._bytes -= self._sizes.pop(key)
 
     def texts(self) -> list[str]:
-        """In the order of their hashes: that in which they came does not matter."""
+        """The sample in the order of the hashes, which does not depend on the order of adding."""
         return [self._texts[key] for key in sorted(self._texts)]
 
 
 def train(
     texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int
 ) -> tuple[LanguageModel, PerplexityReport]:
-    """Learn from texts, of which equal ones count once. Raises UsageError."""
+    """Train on texts; equal ones count once. Raises UsageError where they are too few."""
     if not 2 <= order <= MOST_ORDER:
         raise UsageError(f"an order of {order}: it is from 2 to {MOST_ORDER} bytes")
     sample = Sample(most_bytes)
@@ -115,7 +115,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _least(levels: Sequence[NgramCounts], most: int) -> int:
-    """How often an n-gram must occur so that no more than `most` are kept; all of one and two bytes are."""
+    """Least count of an n-gram so that at most `most` are kept; all of one and two bytes are."""
     raw = np.concatenate([level.raw for level in levels[2:]] or [np.zeros(0, np.int64)])
     room = max(most - 256 - len(levels[1].keys) - len(levels), 0)
     if len(raw) <= room:
@@ -155,7 +155,7 @@ def estimate(levels: Sequence[NgramCounts], least: int = 1) -> LanguageModel:
 
 
 def _kept(level: NgramCounts, order: int, highest: bool, least: int) -> NgramCounts:
-    """What the model holds of one order: all bytes, and whatever every text begins with; both may count nothing."""
+    """The n-grams of one order in the model, among them all bytes and the start of every text, even with count 0."""
     chosen = np.flatnonzero((level.raw >= least) | (order < 3))
     needed = np.arange(256, dtype=np.uint64) if order == 1 else np.array([run_of_feeds(order)] * (not highest))
     keys = np.unique(np.concatenate([level.keys[chosen], needed.astype(np.uint64)]))
@@ -165,7 +165,7 @@ def _kept(level: NgramCounts, order: int, highest: bool, least: int) -> NgramCou
 
 
 def _totals(level: NgramCounts, contexts: np.ndarray) -> np.ndarray:
-    """Sum of the adjusted counts behind each context, of what is left out too; 1 where nothing stood behind it."""
+    """Sum of the adjusted counts after each context, of n-grams left out too; 1 where nothing followed it."""
     before = level.keys >> np.uint64(8)
     first = np.flatnonzero(np.concatenate([[True], before[1:] != before[:-1]]))
     place = np.minimum(np.searchsorted(before[first], contexts), len(first) - 1)
@@ -174,7 +174,7 @@ def _totals(level: NgramCounts, contexts: np.ndarray) -> np.ndarray:
 
 
 def _model(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rests: Sequence[np.ndarray]) -> LanguageModel:
-    """Number the n-grams, order after order: those that go on from one context are neighbours."""
+    """Number the n-grams by order and bytes: those that extend one context are neighbours."""
     firsts = np.cumsum([0, *(len(keys) for keys, _, _ in parts)])
     pairs = zip(parts, parts[1:], firsts[:-2], strict=False)
     parents = np.concatenate([np.searchsorted(short[0], keys[0] >> np.uint64(8)) + at for short, keys, at in pairs])

@@ -1,4 +1,4 @@
-"""Keeping documents by the rank of one of their numbers among all of them, or among those of their language."""
+"""Quantiles of a measured column, over all documents or within groups such as languages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from hornbook.text.refinery.step import CorpusView, GlobalDecision
 
 
 class Quantiles(GlobalDecision):
-    """Drops what is below the low quantile or above the high one, of those that no earlier step dropped."""
+    """Drops documents below the low quantile or above the high one, of those that no earlier step dropped."""
 
     sketches = False
 
@@ -39,7 +39,7 @@ class Quantiles(GlobalDecision):
 
 
 def _groups(corpus: CorpusView, by: str) -> list[np.ndarray]:
-    """Rows that are alive, int64 [rows] for each value of the column; all in one without a column."""
+    """Rows that are alive, int64 [rows] for each value of the column; one group without a column."""
     rows = np.flatnonzero(corpus.alive)
     if not by or not len(rows):
         return [rows] if len(rows) else []
@@ -49,7 +49,7 @@ def _groups(corpus: CorpusView, by: str) -> list[np.ndarray]:
 
 
 def _numbers(corpus: CorpusView, by: str) -> np.ndarray:
-    """int32 [rows]: a number for the value of each document; no more than the values of a task are held as text."""
+    """int32 [rows]: a number for the value of each document; only one task's values are held as text."""
     found, known = np.zeros(len(corpus.alive), np.int32), {}
     for first, part in zip(corpus.firsts, corpus.stream(by), strict=True):
         names, places = np.unique(part.astype(str), return_inverse=True)
