@@ -25,13 +25,13 @@ class SourceMentions:
 
     name: str
     documents: int
-    """Those that are kept."""
+    """Kept documents."""
     mentions: dict[str, int]
-    """Of each group, in documents that are kept."""
+    """Mentions of each group in kept documents."""
     pairs: list[Association]
-    """In documents that are kept, the strongest first; only what is frequent enough to be judged."""
+    """Pairs in kept documents that are frequent enough to be judged, the strongest first."""
     before: dict[tuple[str, str], Association]
-    """The same in what was read; where the step thins, in what is kept and what it dropped."""
+    """The same pairs in all documents read; of a step that thins, in kept documents and those that it dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class MentionReport:
-    """What one step counted."""
+    """The counts of one step."""
 
     step: str
     terms: str
     near: str
-    """What its window is, in words."""
+    """A description of its window."""
     before: str
-    """What documents `SourceMentions.before` is of, in words."""
+    """A description of the documents of `SourceMentions.before`."""
     sources: list[SourceMentions]
-    """The last is all of them, if there are several."""
+    """Where there are several, the last is their sum."""
 
 
 def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
@@ -88,7 +88,7 @@ def _report(data: Path, config: CountedMentions) -> MentionReport:
 
 
 def standing_out(source: SourceMentions) -> list[Shift]:
-    """Pairs that are, or were before, certainly more frequent than by the group's share; the strongest first."""
+    """Pairs that are or were before certainly over-represented, the strongest first."""
     now = {(each.group, each.attribute): each for each in source.pairs}
     keys = dict.fromkeys([*now, *source.before])
     shifts = [Shift(*key, now.get(key), source.before.get(key)) for key in keys]
@@ -96,14 +96,14 @@ def standing_out(source: SourceMentions) -> list[Shift]:
 
 
 def nothing_stands_out(source: SourceMentions) -> str:
-    """Why no pair is shown, in words."""
+    """A sentence that says why no pair is shown."""
     if source.pairs:
         return f"none of the {len(source.pairs)} pairs that are frequent enough to be judged stands out"
     return f"no pair is frequent enough to be judged: {LEAST_EXPECTED:.0f} must be expected, of the other groups too"
 
 
 def shares(source: SourceMentions) -> str:
-    """How often each group is mentioned, in words."""
+    """A phrase that says how often each group is mentioned."""
     total = max(sum(source.mentions.values()), 1)
     return ", ".join(f"{name} {count:,} times ({count / total:.0%})" for name, count in source.mentions.items())
 
@@ -115,7 +115,7 @@ def _added(
 
 
 def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Groups and attributes, from the names of columns: a file of terms may have changed or gone since."""
+    """Groups and attributes from the names of columns: the file of terms may have changed since."""
     parts = [name.removeprefix(f"{label}.").split(".") for name in names]
     groups = [part[0] for part in parts if len(part) == 1]
     return groups, [part[1] for part in parts if len(part) == 2 and part[0] == groups[0]]
@@ -124,7 +124,7 @@ def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 def _counted(
     path: Path, config: CountedMentions, names: Sequence[str]
 ) -> Iterator[tuple[str, MentionSums, MentionSums]]:
-    """(source, counts before, counts of what is kept) of parts of a file."""
+    """(source, sums before, sums of kept documents) of each row group of a file."""
     thinned = f"{config.name}: {REASON}" if config.name else REASON
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):

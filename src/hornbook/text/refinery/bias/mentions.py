@@ -1,8 +1,8 @@
 """Who is mentioned with what: mentions of groups of people, and those that have an attribute nearby.
 
-Terms are whole words, the longest at each place and none over another. Apostrophes part words: `nurse's` is `nurse`
-and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before a blank (beyond ASCII, at any) and at
-a blank line, not at the end of a line, for much text is wrapped.
+Terms are whole words; the longest match wins, and matches do not overlap. Apostrophes separate words: `nurse's` is
+`nurse` and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before whitespace (beyond ASCII, at
+any) and at an empty line, not at the end of a line, because much text is wrapped.
 """
 
 import json
@@ -63,23 +63,23 @@ def read_terms(path: Path) -> MentionTerms:
 
 
 def column_names(label: str, groups: Sequence[str], attributes: Sequence[str]) -> list[str]:
-    """Full names: mentions of each group, then those of each group with each attribute nearby."""
+    """Full names of the columns: mentions of each group, then those with each attribute nearby."""
     pairs = [f"{label}.{group}.{attribute}" for group in groups for attribute in attributes]
     return [*(f"{label}.{group}" for group in groups), *pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermTable:
-    """All terms by their first word, the longest first. A class is a group, or (behind these) an attribute."""
+    """All terms by their first word, the longest first. Classes are the groups, then the attributes."""
 
     maybe: np.ndarray
-    """bool [65536]: whether a first word has these low bits, which most words have not."""
+    """bool [65536]: whether a first word's hash has these low bits; most words are rejected here."""
     keys: np.ndarray
     """uint64: hashes of first words, sorted, each once."""
     firsts: np.ndarray
     """int64 [keys + 1]: the first term of each."""
     bounds: np.ndarray
-    """int64 [terms + 1]: where the words of each term begin in `words`."""
+    """int64 [terms + 1]: the first word of each term in `words`."""
     words: np.ndarray
     """uint64: words of all terms."""
     classes: np.ndarray
@@ -87,7 +87,7 @@ class TermTable:
 
 
 def term_table(path: Path, terms: MentionTerms, definition: str) -> TermTable:
-    """Raises UsageError where a term has no word, or stands in two lists."""
+    """The table of terms. Raises UsageError where a term has no word, or is in two lists."""
     owners: dict[tuple[int, ...], tuple[int, str]] = {}
     lists = [
         *((f"groups.{n}", t) for n, t in terms.groups.items()),
@@ -124,7 +124,7 @@ def _parted(text: str) -> str:
 
 
 class MentionCounts:
-    """Measures, of each document, the counts that `column_names` names."""
+    """Measures the columns in `column_names`."""
 
     def __init__(self, config: Any) -> None:
         self.name, self._definition, self._window = config.label, config.words, config.window
@@ -135,7 +135,7 @@ class MentionCounts:
         self.columns = {name.removeprefix(f"{self.name}."): "int64" for name in self.full_names}
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
+        """Every count of every document."""
         texts = [_parted(document.text).lower() for document in documents]
         words = hashed_words(texts, self._definition, plain=True)
         mentions, classes = np.empty((2, len(words.hashes)), np.int64)
@@ -154,7 +154,7 @@ class MentionCounts:
 
 @compiled
 def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, places, classes, found):
-    """Of each text the mentions: the place of the first word among all words, and the class; `found` bounds them."""
+    """Write the mentions of each text: the index of the first word among all words, and the class; fills `found`."""
     count = 0
     for text in range(len(texts) - 1):
         place, end = texts[text], texts[text + 1]
@@ -174,7 +174,7 @@ def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, p
 
 @compiled
 def _longest(words, place, end, first, last, bounds, term_words):
-    """The first of some terms whose words stand at a place, or -1."""
+    """The first of the terms `first`..`last` that matches at `place`, or -1."""
     for term in range(first, last):
         size = bounds[term + 1] - bounds[term]
         same = place + size <= end
@@ -189,7 +189,7 @@ def _longest(words, place, end, first, last, bounds, term_words):
 
 @compiled
 def _count(places, classes, firsts, reach, groups, attributes, rows):
-    """Fill rows [texts, groups + groups * attributes]: a mention counts for an attribute if one is within reach."""
+    """Fill rows [texts, groups + groups * attributes]: a mention counts for each attribute within reach."""
     for text in range(len(rows)):
         begin, end = firsts[text], firsts[text + 1]
         near = np.zeros(attributes, np.int64)
@@ -210,7 +210,7 @@ def _count(places, classes, firsts, reach, groups, attributes, rows):
 
 
 def _sentences_of(words: HashedWords, texts: Sequence[str]) -> np.ndarray:
-    """int64 [words]: the number of the sentence that each word is in."""
+    """int64 [words]: the number of each word's sentence."""
     data, _ = pack(texts)
     numbers = np.zeros(len(words.starts), np.int64)
     _number_sentences(data, words.starts, words.ends, kinds(), table_of(sentence_terminals()), numbers)
@@ -225,7 +225,7 @@ def _number_sentences(data, starts, ends, kind, terminal, numbers):
 
 @compiled
 def _ends_sentence(data, place, end, kind, terminal):
-    """Whether what stands between two words ends a sentence."""
+    """Whether the text between two words ends a sentence."""
     marked, feeds = False, 0
     while place < end:
         code, width = decode(data, place, end)

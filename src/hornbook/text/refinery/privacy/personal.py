@@ -1,4 +1,4 @@
-"""Personal data: one pass finds anchors, patterns and check digits judge what stands there."""
+"""Personal data: one pass finds anchors, patterns and check digits decide about the text there."""
 
 import ipaddress
 from typing import Any
@@ -15,7 +15,7 @@ Spans = list[tuple[int, int, str]]
 
 
 class Personal(Edit):
-    """Finds personal data and redacts, counts or drops."""
+    """Finds personal data; redacts it, counts it, or drops the document."""
 
     counters = PERSONAL
     reasons = ("personal data",)
@@ -29,7 +29,7 @@ class Personal(Edit):
         }
 
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
-        """The text without what was found, and how often each kind was."""
+        """The text with placeholders, and how often each kind was found."""
         data = document.text.encode("utf-8")
         spans = self.find(data)
         counts = tuple(sum(kind == each for _, _, kind in spans) for each in PERSONAL)

@@ -1,4 +1,4 @@
-"""The receipt of prepare for people: a page with the funnel, every rule's examples and precision, and a data card."""
+"""The receipt of prepare: a page with the funnel, every rule's examples and precision; and a data card."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """All that the page and the card say."""
+    """The data of the page and the card."""
 
     data: Path
     config: TextConfig
@@ -47,13 +47,13 @@ class Receipt:
     examples: list[Example]
     precisions: dict[str, Precision]
     known: dict[str, dict[str, int]]
-    """licence, url (with or without) -> kept documents."""
+    """Licence and date: value -> kept documents."""
     inputs: list[dict[str, Any]]
     bias: list[MentionReport]
 
 
 def read_receipt(data: Path) -> Receipt:
-    """Gather it. Raises UsageError where prepare has not finished, IntegrityError where its files are damaged."""
+    """Read the data. Raises UsageError where prepare has not finished, IntegrityError where its files are damaged."""
     config, manifest, funnel = read_text_config(data), read_manifest(data), read_json(data / FUNNEL)
     if manifest is None or not isinstance(funnel, dict):
         raise IntegrityError(f"{data / FUNNEL} is damaged; prepare again with --overwrite")
@@ -70,7 +70,7 @@ def read_receipt(data: Path) -> Receipt:
 
 
 def _counts(data: Path, column: str) -> dict[str, int]:
-    """Value -> kept documents; "unknown" where the reader knew none. Of dates the years."""
+    """Value -> kept documents; "unknown" where there is none. Of dates the years."""
     found: dict[str, int] = {}
     for path in sorted((data / "documents").rglob("*.parquet")):
         values = pq.read_table(path, columns=[column])[column]
@@ -82,7 +82,7 @@ def _counts(data: Path, column: str) -> dict[str, int]:
 
 
 def page(receipt: Receipt) -> str:
-    """The receipt as one HTML file that needs nothing else."""
+    """The receipt as one self-contained HTML file."""
     total = receipt.funnel.total()
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -157,7 +157,7 @@ def _rule(reason: str, receipt: Receipt) -> str:
 
 
 def card(receipt: Receipt) -> str:
-    """A data card in Markdown: what a reader of the trained model's card wants to know about its text."""
+    """A data card in Markdown, for the readers of the trained model's card."""
     total, config = receipt.funnel.total(), receipt.config
     lines = [
         f"# Data card: {receipt.data.name}",
@@ -217,6 +217,6 @@ def _facts(title: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """What a document says of itself, as one cell: no line of it begins a table, no sign of it is Markdown or HTML."""
+    """Metadata of a document as one cell: one line, with all marks of Markdown and HTML escaped."""
     line = "".join(char if char.isprintable() else " " for char in value[:_CELL])
     return "".join(f"&#{ord(char)};" if char in _MARKS else char for char in line)

@@ -105,7 +105,7 @@ class LanguageModel:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Version, order and digest of a model. Raises UsageError where it is missing, IntegrityError where it is no model."""
+    """Version, order and digest of a model. Raises UsageError where it is missing, IntegrityError where damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
             known = file.metadata() or {}
