@@ -1,5 +1,4 @@
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from hornbook.text.config.duplicates import LineDedupConfig, ParagraphDedupConfig
 from hornbook.text.refinery.dedup.lines import LineDedup, ParagraphDedup
 from tests.text.refinery.duplicates import applied, corpus_of, documents_of
+from tests.text.refinery.running import least_seconds
 
 BLANKS = "".join(map(chr, range(33)))
 
@@ -118,12 +118,7 @@ def test_time_is_linear(name: str, pattern: str) -> None:
 
     def seconds(size: int) -> float:
         documents = documents_of([pattern * (size // len(pattern))])
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            step.sketch(documents, 0)
-            times.append(time.process_time() - begin)
-        return min(times)
+        return least_seconds(lambda: step.sketch(documents, 0))
 
     seconds(1000)
     small, large = seconds(1_000_000), seconds(8_000_000)

@@ -1,4 +1,3 @@
-import time
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ from hornbook.text.config.duplicates import NearDedupConfig
 from hornbook.text.refinery.dedup.near_dedup import NearDedup
 from hornbook.text.refinery.step import CorpusView
 from tests.text.refinery.duplicates import corpus_of, documents_of
+from tests.text.refinery.running import least_seconds
 
 VOCABULARY = np.array([f"w{number}" for number in range(5000)])
 BANDS = [(0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.0)]
@@ -153,12 +153,7 @@ def test_time_is_linear(pattern: str) -> None:
 
     def seconds(size: int) -> float:
         documents = documents_of([pattern * (size // len(pattern.encode()))])
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            step.sketch(documents, 0)
-            times.append(time.process_time() - begin)
-        return min(times)
+        return least_seconds(lambda: step.sketch(documents, 0))
 
     seconds(1000)
     small, large = seconds(500_000), seconds(4_000_000)

@@ -1,7 +1,5 @@
 """Personal data: planted truth in six languages, check digits one digit off, and text made to be slow."""
 
-import time
-
 import pytest
 
 from benchmarks.planted_personal import MAKERS, planted, scores
@@ -10,6 +8,7 @@ from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import check_digits
 from hornbook.text.refinery.privacy.personal import Personal
+from tests.text.refinery.running import least_seconds
 
 FLOORS = dict.fromkeys(MAKERS, (1.0, 1.0)) | {"phone": (0.97, 0.97), "address": (0.97, 0.95)}
 """Least precision and recall. Where no check digit decides, forms of numbers may meet."""
@@ -114,11 +113,6 @@ def test_time_is_linear(piece: str):
 
     def seconds(size: int) -> float:
         data = (piece * (size // len(piece) + 1))[:size].encode()
-        best = float("inf")
-        for _ in range(3):
-            begin = time.process_time()
-            finder.find(data)
-            best = min(best, time.process_time() - begin)
-        return best
+        return least_seconds(lambda: finder.find(data))
 
     assert seconds(160_000) < 64 * seconds(10_000) + 0.02  # linear: 16 times, quadratic: 256

@@ -1,7 +1,6 @@
 """Rules against their slow spelling, on drawn documents and under drawn thresholds: the same reason for every one."""
 
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.words import characters
 from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
+from tests.text.refinery.running import least_seconds
 
 SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()
 SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" javascript { [1] [edit] \u2026 \u2022
@@ -203,12 +203,7 @@ def test_time_is_linear(unit: str) -> None:
     measurer = Statistics(Settings())
 
     def seconds(size: int) -> float:
-        best = 1e9
-        for _ in range(3):
-            begin = time.process_time()
-            measurer.measure([Document(unit * size, "", "s")])
-            best = min(best, time.process_time() - begin)
-        return best
+        return least_seconds(lambda: measurer.measure([Document(unit * size, "", "s")]))
 
     seconds(10)
     assert seconds(80_000) < 24 * seconds(10_000) + 0.02
