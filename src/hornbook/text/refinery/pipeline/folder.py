@@ -182,7 +182,9 @@ def require_documents(funnel: Funnel, out: Path) -> None:
     reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
     damage = f"; skipped rows are listed in {out / QUARANTINE}" if total.quarantined else ""
     remedy = "".join(_column_remedy(out, reason) for reason in COLUMN_OPTIONS if reason in total.quarantined)
-    remedy += _label_remedy(out) if UNKNOWN_LABEL in total.quarantined else ""
+    if UNKNOWN_LABEL in total.quarantined:
+        labels = "leave text.labels.labels out, and the labels are those of the rows"
+        remedy += f"{_first_row(out, UNKNOWN_LABEL)}\n{labels}"
     raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}{remedy}")
 
 
@@ -210,10 +212,6 @@ def _column_remedy(out: Path, reason: str) -> str:
     what, option = reason.removeprefix("missing "), COLUMN_OPTIONS[reason]
     recipe = " (text.sources.SOURCE.text_field in a recipe)" if reason == MISSING_TEXT else ""
     return f"{_first_row(out, reason)}\nname the column that has the {what}: {option}{recipe}"
-
-
-def _label_remedy(out: Path) -> str:
-    return f"{_first_row(out, UNKNOWN_LABEL)}\nleave text.labels.labels out, and the labels are those of the rows"
 
 
 def _first_row(out: Path, reason: str) -> str:

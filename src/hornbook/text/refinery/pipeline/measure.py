@@ -130,7 +130,10 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
         [each.data for each in batch],
         [document.id for document in documents],
         [document.origin for document in documents],
-        *([_text_or_none(document.metadata.get(name)) for document in documents] for name in FIELDS),
+        *(
+            [None if (value := each.metadata.get(name)) is None else str(value) for each in documents]
+            for name in FIELDS
+        ),
         [None if document.labels is None else document.labels.to_json() for document in documents],
         [each.row for each in batch],
         [each.bytes_read for each in batch],
@@ -155,10 +158,6 @@ def _as_text(texts: list[bytes]) -> pa.Array:
     """UTF-8 as strings, without a copy: `cast` would check it, and import all functions on tables."""
     found = pa.array(texts, type=pa.large_binary())
     return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers())
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:

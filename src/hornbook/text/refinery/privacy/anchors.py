@@ -59,16 +59,6 @@ CLASSES = _classes()
 
 
 @inlined
-def _is_digit(byte):
-    return np.uint8(48) <= byte <= np.uint8(57)
-
-
-@inlined
-def _is_upper(byte):
-    return np.uint8(65) <= byte <= np.uint8(90)
-
-
-@inlined
 def _is_word(byte):
     return 48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122 or byte == 95
 

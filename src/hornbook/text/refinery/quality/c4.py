@@ -26,7 +26,8 @@ class C4Lines(Edit):
         """The kept lines; the number of citations removed, and of lines removed by each rule."""
         text, counts, kept = document.text, dict.fromkeys(self.counters, 0), []
         citations = self.config.citations and "[" in text
-        phrases = citations or self._has_phrases(text.lower())  # removing citations may join a phrase
+        lower = text.lower()
+        phrases = citations or any(phrase in lower for phrase in ("javascript", *self._policies))  # [1] may part one
         limit = len(text) if self.config.max_word_length is None else self.config.max_word_length
         endings, least, split_at, no_ending = self._endings, self.config.min_words, self._split_at, 0
         for each in text.splitlines():
@@ -47,9 +48,6 @@ class C4Lines(Edit):
                 kept.append(line)
         counts["no_ending"] = no_ending
         return "\n".join(kept).strip(), tuple(counts.values())
-
-    def _has_phrases(self, lower: str) -> bool:
-        return "javascript" in lower or any(phrase in lower for phrase in self._policies)
 
     def _phrase(self, lower: str) -> str:
         """The rule on phrases that a line in lower case breaks, or ""."""

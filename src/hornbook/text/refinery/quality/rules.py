@@ -27,11 +27,6 @@ class Rule:
     whole: str = ""
     """Column that the part is divided by; 0/0 counts as 0."""
 
-    @property
-    def is_most(self) -> bool:
-        """Whether the threshold is an upper bound."""
-        return self.key.startswith("max_")
-
     def values(self, columns: Columns) -> np.ndarray:
         """float64 [rows]: what is compared with the threshold; `columns` without the measurer's name."""
         part = columns[self.part].astype(np.float64)
@@ -42,7 +37,7 @@ class Rule:
 
     def breaks(self, values: np.ndarray, threshold: float) -> np.ndarray:
         """bool [rows]: which documents break the rule."""
-        return values > threshold if self.is_most else values < threshold
+        return values > threshold if self.key.startswith("max_") else values < threshold
 
 
 class Rules(Decision):

@@ -84,6 +84,7 @@ def _counts(data: Path, column: str) -> dict[str, int]:
 def page(receipt: Receipt) -> str:
     """The receipt as one self-contained HTML file."""
     total = receipt.funnel.total()
+    reasons = sorted({each.reason for each in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     parts = [
@@ -96,7 +97,7 @@ def page(receipt: Receipt) -> str:
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
         "precision appears here once they are judged.</p>",
-        *(_rule(reason, receipt) for reason in _reasons(receipt)),
+        *(_rule(reason, receipt) for reason in reasons),
         curves_page(receipt.data, receipt.config.steps),
         *bias_page(receipt.bias),
         "<h2>Licences and dates</h2>",
@@ -135,10 +136,6 @@ def _lines(source: SourceFunnel) -> Iterator[tuple[str, ...]]:
 def _by_rows(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
     """The reasons with most rows first."""
     return sorted(tallies.items(), key=lambda item: -item[1].rows)
-
-
-def _reasons(receipt: Receipt) -> list[str]:
-    return sorted({example.reason for example in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
 
 
 def _rule(reason: str, receipt: Receipt) -> str:
