@@ -10,7 +10,7 @@ from hornbook.cli.main import VERBS, load_verb
 from hornbook.errors import UsageError
 from hornbook.settings.schema import settings
 from hornbook.settings.show import find_setting, spelled
-from hornbook.text.refinery.table import STEPS
+from hornbook.text.config.text import KINDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hornbook"
@@ -107,7 +107,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 def test_every_step_of_the_refinery_has_its_line() -> None:
     text = (ROOT / "docs" / "refinery.md").read_text()
-    assert [kind for kind in STEPS if f"`{kind}`" not in text] == []
+    assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
 
 
 def test_what_is_missing_is_found() -> None:

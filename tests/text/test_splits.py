@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.later import Newest, Since
+from hornbook.text.config.dates import Newest, Since
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.prepare import prepare

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
+from hornbook.text.config.dates import Since
 from hornbook.text.config.labels import ClassLabels
-from hornbook.text.config.later import Since
-from hornbook.text.config.text import BPE, DropEmpty, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
+from hornbook.text.config.text import BPE, DropEmptyConfig, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import config_key
 from hornbook.text.refinery.pipeline.prepare import prepare
@@ -46,7 +46,7 @@ def make_data(
     sources["dated"] = SourceConfig(paths=[str(tmp_path / "dated.jsonl")], later=Since(date="2021"))
 
     def make(name: str) -> Path:
-        prepare(TextConfig(sources=sources, steps=[DropEmpty()]), tmp_path / name, workers=1)
+        prepare(TextConfig(sources=sources, steps=[DropEmptyConfig()]), tmp_path / name, workers=1)
         return tmp_path / name
 
     return make

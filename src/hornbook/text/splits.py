@@ -15,8 +15,7 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import IntegrityError
-from hornbook.text.config.dates import interval, spell
-from hornbook.text.config.later import Since
+from hornbook.text.config.dates import Since, interval, spell
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.store import read_rows
 

@@ -25,9 +25,8 @@ def curve(
     """
     from hornbook.cli.train.runs import columns
     from hornbook.text.refinery.pipeline.folder import read_text_config
-    from hornbook.text.refinery.scores.curve import around, numbers, read_signals
+    from hornbook.text.refinery.scores.curve import around, curve_table, numbers, read_signals
     from hornbook.text.refinery.scores.curve import curve as points_of
-    from hornbook.text.refinery.scores.curve_table import curve_table
 
     name, dot, key = threshold.rpartition(".")
     if not dot:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.config.text import Normalize
+from hornbook.text.config.text import NormalizeConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.ingest.labels.labelling import Labelling, edited
 from hornbook.text.ingest.labels.rows import UnfitRow, label_row, names_of, with_names
@@ -158,7 +158,7 @@ def test_labels_follow_an_edit(letters: list[str], data: st.DataObject) -> None:
     end = data.draw(st.integers(begin + 1, len(text)))
 
     def edit(text: str) -> str:
-        return basics.Normalize(Normalize()).edit(Document(text, "", ""))[0]
+        return basics.Normalize(NormalizeConfig()).edit(Document(text, "", ""))[0]
 
     after, labels = edited(text, Labelling(((0, len(text)),), ((begin, end, 1.0),)), edit)
     ((first, last, _),) = labels.spans

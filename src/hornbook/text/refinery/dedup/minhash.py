@@ -10,7 +10,7 @@ from hornbook.kernels.compiled import MIX_FIRST, compiled, mix
 from hornbook.kernels.packed import hash_windows
 
 _TILE = 2048
-"""Shingles that stay in the first-level cache while all permutations go over them."""
+"""Shingles that fit into the first-level cache while all permutations run over them."""
 
 
 def permutations(count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""From a configuration to tasks: which files each source has, and how they are cut into shards."""
+"""The tasks of a configuration: the files of each source, and how they are cut into shards."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
 
 
 def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:
-    """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
+    """Cut the inputs into tasks of about equal size, one per shard. The result depends on the inputs alone."""
     total = sum(file.size for files in inputs.values() for file in files)
     size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
     steps, read = tuple(config.all_steps), digest_of(read_code(config))
@@ -58,11 +58,11 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
 
 
 def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
-    """Digests of the files that steps read, versions of the packages. Raises UsageError where a file is missing."""
+    """Digests of the files that steps read, versions of their packages. Raises UsageError where a file is missing."""
     found: list[str] = []
     for step in steps:
         found += map(_version, step.packages())
-        for path in step.reads():
+        for path in step.files():
             try:
                 found.append(digest_file(Path(path)))
             except OSError as error:
@@ -77,7 +77,7 @@ def read_code(config: TextConfig) -> list[str]:
 
 
 def _version(package: str) -> str:
-    """Name and version; without one the step says how to install it."""
+    """Name and version; where the package is missing the step says how to install it."""
     try:
         return f"{package} {metadata.version(package)}"
     except metadata.PackageNotFoundError:
@@ -85,7 +85,7 @@ def _version(package: str) -> str:
 
 
 def workers_for(asked: int, tasks: list[MeasureTask], total: int) -> int:
-    """One process where others would not see the input (memory://) or are not worth their start."""
+    """Number of processes: one where others would not see the input (memory://), or where it is too small."""
     if any(file.path.startswith("memory://") for task in tasks for file in task.files):
         return 1
     return 1 if not asked and total < _SMALL_BYTES else choose_workers(asked, len(tasks))

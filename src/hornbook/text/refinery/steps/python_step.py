@@ -9,17 +9,17 @@ from hornbook.text.refinery.step import Edit
 
 
 class PythonStep(Edit):
-    """Calls `package.module:function` with each document; what it gives back is the document from then on."""
+    """Calls `package.module:function` with each document; the result replaces the document."""
 
     counters = ("changed",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._call = load_function(config.call)
-        self.reason = config.label if config.name else config.call
+        self.reasons = (config.name or config.call,)
 
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
-        """The function's text; None where it drops the document. Raises UsageError naming document and function."""
+        """The function's text, None to drop the document. Raises UsageError naming document and function."""
         try:
             found = self._call(document)
         except Exception as error:

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.text.config.duplicates import SpanDedup as SpanConfig
-from hornbook.text.refinery.dedup.span_dedup import SpanDedup
+from hornbook.text.config.duplicates import SpanDedupConfig
+from hornbook.text.refinery.dedup.spans import SpanDedup
 from tests.text.refinery.duplicates import applied, corpus_of
 
 
@@ -52,7 +52,7 @@ def made_texts(seed: int) -> list[str]:
 @pytest.mark.parametrize("window", [5, 12, 30])
 def test_what_is_left_equals_the_slow_reference(window: int, tmp_path: Path) -> None:
     texts = made_texts(window)
-    step = SpanDedup(SpanConfig(window=window, words="whitespace"))
+    step = SpanDedup(SpanDedupConfig(window=window, words="whitespace"))
     left = applied(texts, step.cuts(corpus_of(step, texts, tmp_path)))
     assert left == slow_cuts(texts, window)
     assert sum(map(len, left)) < 0.9 * sum(map(len, texts))
@@ -61,7 +61,7 @@ def test_what_is_left_equals_the_slow_reference(window: int, tmp_path: Path) -> 
 def test_tasks_batches_and_memory_change_nothing(tmp_path: Path) -> None:
     texts, found = made_texts(3), []
     for number, (tasks, batch, budget) in enumerate([(1, 1000, 2**30), (7, 3, 2**30), (150, 1, 20_000)]):
-        step = SpanDedup(SpanConfig(window=10))
+        step = SpanDedup(SpanDedupConfig(window=10))
         step.budget = budget
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -71,7 +71,7 @@ def test_tasks_batches_and_memory_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_repeated_word_leaves_one_window(tmp_path: Path) -> None:
-    step = SpanDedup(SpanConfig(window=50))
+    step = SpanDedup(SpanDedupConfig(window=50))
     text = "na " * 100_000
     assert applied([text], step.cuts(corpus_of(step, [text], tmp_path)))[0].split() == ["na"] * 50
 
@@ -79,5 +79,5 @@ def test_a_repeated_word_leaves_one_window(tmp_path: Path) -> None:
 def test_a_passage_is_found_whatever_stands_between_its_words(tmp_path: Path) -> None:
     words = [f"w{number}" for number in range(60)]
     texts = ["before " + " ".join(words), "other " + "\n".join(words) + " after"]
-    step = SpanDedup(SpanConfig())
+    step = SpanDedup(SpanDedupConfig())
     assert applied(texts, step.cuts(corpus_of(step, texts, tmp_path)))[1].split() == ["other", "after"]

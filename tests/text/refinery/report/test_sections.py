@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text.config.classifier import Classifier
-from hornbook.text.config.rules import MC4, FineWeb
-from hornbook.text.config.text import DropEmpty
-from hornbook.text.config.vocabulary import Vocabulary
-from hornbook.text.refinery.report import curves as report_curves
-from hornbook.text.refinery.report.curves import curves_page
+from hornbook.text.config.rules import FineWebConfig, MC4Config
+from hornbook.text.config.scores import ClassifierConfig, VocabularyConfig
+from hornbook.text.config.text import DropEmptyConfig
+from hornbook.text.refinery.report import sections
 from hornbook.text.refinery.report.report import page, read_receipt
+from hornbook.text.refinery.report.sections import curves_page
 from hornbook.text.refinery.scores.classifier import train
 from tests.text.refinery.running import prepare
 
@@ -18,8 +17,8 @@ TEXTS = [f"careful proof {number} of the theorem.\n" * 6 + "word " * number for 
 
 
 def test_every_threshold_has_its_table(tmp_path: Path) -> None:
-    rules = FineWeb(max_duplicate_characters=None, max_short_lines=None)
-    steps = [Vocabulary(one_in=1), MC4(min_line_length=30), rules]
+    rules = FineWebConfig(max_duplicate_characters=None, max_short_lines=None)
+    steps = [VocabularyConfig(one_in=1), MC4Config(min_line_length=30), rules]
     prepare(tmp_path, steps, TEXTS)
     text = curves_page(tmp_path / "data", steps)
     assert text.count("<details>") == text.count("<th>different words</th>") == 3
@@ -30,14 +29,14 @@ def test_every_threshold_has_its_table(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_thresholds_has_no_such_part(tmp_path: Path) -> None:
-    prepare(tmp_path, [DropEmpty(), Vocabulary()], TEXTS)
-    assert curves_page(tmp_path / "data", [DropEmpty(), Vocabulary()]) == ""
+    prepare(tmp_path, [DropEmptyConfig(), VocabularyConfig()], TEXTS)
+    assert curves_page(tmp_path / "data", [DropEmptyConfig(), VocabularyConfig()]) == ""
 
 
 def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
     model = tmp_path / "quality"
     train(TEXTS, [f"buy pills {number} <now>" for number in range(40)], "whitespace")[0].save(model)
-    step = Classifier(model=str(model))
+    step = ClassifierConfig(model=str(model))
     prepare(tmp_path, [step], TEXTS)
     model.unlink()
     assert "cannot be shown:" in curves_page(tmp_path / "data", [step])
@@ -45,7 +44,7 @@ def test_a_model_that_is_gone_is_said(tmp_path: Path) -> None:
 
 
 def test_a_large_folder_is_left_to_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(tmp_path, [MC4(min_line_length=30)], TEXTS)
-    assert curves_page(tmp_path / "data", [MC4(min_line_length=30)])
-    monkeypatch.setattr(report_curves, "_MOST_ROWS", 39)
-    assert curves_page(tmp_path / "data", [MC4(min_line_length=30)]) == ""
+    prepare(tmp_path, [MC4Config(min_line_length=30)], TEXTS)
+    assert curves_page(tmp_path / "data", [MC4Config(min_line_length=30)])
+    monkeypatch.setattr(sections, "_MOST_ROWS", 39)
+    assert curves_page(tmp_path / "data", [MC4Config(min_line_length=30)]) == ""
