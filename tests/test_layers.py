@@ -83,7 +83,7 @@ def test_imported_modules_exist() -> None:
         ("hornbook.run.train", "hornbook.data.loader.loader", True),
         ("hornbook.data.loader.loader", "hornbook.run.train", False),
         ("hornbook.data.loader.loader", "hornbook.model.build", False),
-        ("hornbook.data.loader.loader", "hornbook.data.order.order", True),
+        ("hornbook.data.loader.loader", "hornbook.data.order.sampler", True),
         ("hornbook.settings.resolve", "hornbook.model.config.model", True),
         ("hornbook.model.config.model", "hornbook.model.build", False),
         ("hornbook.settings.resolve", "hornbook.cli.settings.config", False),

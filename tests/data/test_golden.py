@@ -12,7 +12,7 @@ from hornbook.data.config import DataConfig, ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.order.mixture import Stage
-from hornbook.data.order.order import Kind, Order
+from hornbook.data.order.sampler import Kind, Order
 from hornbook.data.validation import held_out
 from tests.conftest import SPECIALS, write_corpus
 from tests.golden import digest

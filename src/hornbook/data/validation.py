@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from hornbook.data.batch import Batch
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Labels, Masked, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.objectives.making import Draws, Maker, Setting
+from hornbook.data.batch_builder import Draws, Maker, Setting
 from hornbook.data.objectives.objective import build_maker
 from hornbook.data.order.permutation import key_of, permute
 from hornbook.data.packing.plan import Plan

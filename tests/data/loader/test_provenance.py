@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hornbook.data.config import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
-from hornbook.data.loader.tracing import (
+from hornbook.data.loader.provenance import (
     Learned,
     all_streams,
     end_of,

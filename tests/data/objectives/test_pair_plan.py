@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.infill import LONGEST_SPAN
-from hornbook.data.objectives.making import Draws
+from hornbook.data.batch_builder import Draws
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
-from hornbook.data.order.keyed import choose, key_of_row
+from hornbook.data.order.random_keys import choose, key_of_row
 
 Sizes = Callable[[int, int], tuple[int, int]]
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hornbook.data.config import DataConfig, StageConfig
 from hornbook.data.order.mixture import BLOCK, Stage, block_counts, block_pattern, build_stages, cap_epochs
-from hornbook.data.order.order import Order
+from hornbook.data.order.sampler import Order
 from hornbook.errors import UsageError
 
 weight_lists = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hornbook.data.order.mixture import Stage
-from hornbook.data.order.order import Order
+from hornbook.data.order.sampler import Order
 
 NAMES, SIZES = ["a", "b", "c"], [37, 1, 400]
 

@@ -13,7 +13,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.labelled.label_table import LabelTable
 from hornbook.data.labelled.plan import Documents, document_plan
-from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.batch_builder import Draws, Made
 from hornbook.data.objectives.pair_rows import pair_batch
 from hornbook.data.objectives.pairs import Pairs
 from hornbook.data.packing.plan import Plan, PlanSet, Segments, TablePlan, stream_ends

@@ -6,7 +6,7 @@ from hornbook.data.config import Labels, OnLabels, Seq2Seq
 from hornbook.data.labelled.answer_pairs import AnswerPairs, answer_plan
 from hornbook.data.labelled.plan import row_plan
 from hornbook.data.labelled.rows import LabelledRows
-from hornbook.data.objectives.making import Maker, Setting
+from hornbook.data.batch_builder import Maker, Setting
 from hornbook.data.order.permutation import key_of
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError

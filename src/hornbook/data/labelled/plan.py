@@ -12,7 +12,7 @@ from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
 from hornbook.data.labelled.label_table import LabelTable
-from hornbook.data.order.keyed import shuffle
+from hornbook.data.order.random_keys import shuffle
 from hornbook.data.packing.packing import VERSION, best_fit
 from hornbook.data.packing.plan import TablePlan, stream_ends
 

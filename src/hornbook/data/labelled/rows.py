@@ -16,7 +16,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Labels
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.labelled.label_table import LabelTable
-from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.batch_builder import Draws, Made
 from hornbook.data.packing.plan import Plan, PlanSet, Segments, stream_ends
 from hornbook.data.packing.row_arrays import RowArrays, row_arrays
 from hornbook.data.packing.rows import RowReader

@@ -14,10 +14,10 @@ from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.fim import rearranged
-from hornbook.data.objectives.making import Draws, Setting
+from hornbook.data.batch_builder import Draws, Setting
 from hornbook.data.objectives.objective import build_maker
 from hornbook.data.order.mixture import build_stages, cap_epochs
-from hornbook.data.order.order import Order
+from hornbook.data.order.sampler import Order
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.errors import UsageError

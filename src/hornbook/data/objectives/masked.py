@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from hornbook.data.config import Masked
-from hornbook.data.order.keyed import STEP, below, fraction, mark_subset, shuffle
+from hornbook.data.order.random_keys import STEP, below, fraction, mark_subset, shuffle
 from hornbook.data.order.permutation import mix
 from hornbook.data.packing.row_arrays import RowArrays
 from hornbook.data.vocabulary import Vocabulary

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from hornbook.data.config import Causal, FillInTheMiddle, Masked, OnLabels, Prefix
 from hornbook.data.corpus import Stream
 from hornbook.data.labelled.labelled import build_labelled
-from hornbook.data.objectives.making import Maker, Setting
+from hornbook.data.batch_builder import Maker, Setting
 from hornbook.data.objectives.masked import Masking
 from hornbook.data.objectives.objective_parts import Part, cumulated, family_of, objective_parts
 from hornbook.data.objectives.pair_parts import check_rows, check_sequence, check_spans, pair_tables
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.objectives.pair_rows import PairRows
 from hornbook.data.objectives.prefix import Prefixing
-from hornbook.data.order.keyed import epoch_key, stream_keys
+from hornbook.data.order.random_keys import epoch_key, stream_keys
 from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
 from hornbook.data.packing.text_rows import Change, Changes, TextRows
 from hornbook.data.vocabulary import load_vocabulary

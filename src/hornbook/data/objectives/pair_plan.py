@@ -14,9 +14,9 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.objectives.making import Draws
+from hornbook.data.batch_builder import Draws
 from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
-from hornbook.data.order.keyed import choose, key_of_row
+from hornbook.data.order.random_keys import choose, key_of_row
 from hornbook.data.packing.plan import PlanSet, Segments, TablePlan, kept_table, stream_ends
 from hornbook.kernels.compiled import compiled, inlined
 

@@ -13,10 +13,10 @@ from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.objectives.making import Draws, Made
+from hornbook.data.batch_builder import Draws, Made
 from hornbook.data.objectives.pair_plan import PairPlans
 from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
-from hornbook.data.order.keyed import Keys, choices, row_keys
+from hornbook.data.order.random_keys import Keys, choices, row_keys
 from hornbook.data.packing.plan import Plan, Segments
 from hornbook.data.packing.rows import tuples
 from hornbook.data.shards.shard_table import ShardTable

@@ -10,8 +10,8 @@ from jaxtyping import Float64, Int64, UInt64
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.objectives.making import Draws, Made
-from hornbook.data.order.keyed import Keys, choices, row_keys
+from hornbook.data.batch_builder import Draws, Made
+from hornbook.data.order.random_keys import Keys, choices, row_keys
 from hornbook.data.packing.plan import Plan, PlanSet, Segments
 from hornbook.data.packing.row_arrays import RowArrays, row_arrays
 from hornbook.data.packing.rows import RowReader, Rows, tuples

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from hornbook.data.loader.loader import Loader, build_loader
-from hornbook.data.loader.tracing import (
+from hornbook.data.loader.provenance import (
     Found,
     Learned,
     all_streams,
