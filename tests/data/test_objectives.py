@@ -74,11 +74,11 @@ def row(batch: Batch, number: int) -> tuple[list[Any], ...]:
     ids = [int(batch.samples[number]), int(batch.sources[number])]
     prefixes = None if batch.prefixes is None else batch.prefixes[number]
     if batch.source is None:
-        return (*columns, [*batch.lengths[number]], ids, prefixes)  # pyright: ignore[reportReturnType]
-    pieces = [length for length in batch.lengths[number] if length]
+        return (*columns, [*batch.document_lengths[number]], ids, prefixes)  # pyright: ignore[reportReturnType]
+    pieces = [length for length in batch.document_lengths[number] if length]
     full = len(pieces) - (sum(pieces) > end)
     assert sum(pieces[:full]) == end
-    lengths = batch.source.lengths[number][:full]
+    lengths = batch.source.document_lengths[number][:full]
     used = sum(lengths)
     source = [tensor[number, :used].tolist() for tensor in (batch.source.tokens, batch.source.positions)]
     return (*columns, pieces[:full], [*lengths], *source, ids)
@@ -134,7 +134,7 @@ def test_pairs_are_well_formed(raw: Raw, name: str, document_mask: bool) -> None
         assert {tensor.dtype for tensor in (source.tokens, source.positions, batch.tokens, batch.targets)} == {
             torch.int64
         }
-        for number, (lengths, inputs) in enumerate(zip(batch.lengths, source.lengths, strict=True)):
+        for number, (lengths, inputs) in enumerate(zip(batch.document_lengths, source.document_lengths, strict=True)):
             assert len(lengths) == len(inputs)
             assert min(*lengths, *inputs) > 0
             assert sum(lengths) == batch.tokens.shape[1]
@@ -160,7 +160,7 @@ def text_of(batch: Batch, number: int) -> list[list[int]]:
     assert batch.source is not None
     sentinels = range(VOCAB + 5, VOCAB + 5 + SENTINELS)
     found, s, t = [], 0, 0
-    for inputs, outputs in zip(batch.source.lengths[number], batch.lengths[number], strict=True):
+    for inputs, outputs in zip(batch.source.document_lengths[number], batch.document_lengths[number], strict=True):
         source = batch.source.tokens[number, s : s + inputs].tolist()
         target = batch.targets[number, t : t + outputs].tolist()
         counted = bool(batch.weights[number, t])
@@ -338,5 +338,5 @@ def test_little_of_a_batch_is_padding(make_corpus: Callable, name: str) -> None:
         assert batch.source is not None
         held += batch.tokens.numel() + batch.source.tokens.numel()
         for number in np.flatnonzero(batch.weights[:, -1] == 0):
-            padding += batch.lengths[number][-1] + batch.source.lengths[number][-1]
+            padding += batch.document_lengths[number][-1] + batch.source.document_lengths[number][-1]
     assert padding < 0.05 * held

@@ -75,7 +75,7 @@ class Table:
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = torch.zeros(*batch.tokens.shape, 2)
-        for row, lengths in enumerate(batch.lengths):
+        for row, lengths in enumerate(batch.document_lengths):
             for part in np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]):
                 key = tuple(batch.tokens[row, part].tolist())
                 outputs[row, part[0], 1] = self._scores.get(key, 0.0)

@@ -18,7 +18,7 @@ class Source:
 
     tokens: Int64[Tensor, "rows inputs"]
     positions: Int64[Tensor, "rows inputs"]
-    lengths: list[tuple[int, ...]]
+    document_lengths: list[tuple[int, ...]]
     """Per row as many as the target has, none of them 0: piece k of the target attends to piece k of the source.
 
     A row that is not full on both sides ends with a piece of padding on both.
@@ -42,7 +42,7 @@ class Batch:
     """
     positions: Int64[Tensor, "rows sequence"]
     """Place of each token in its document's piece; in its row when attention is not confined to documents."""
-    lengths: list[tuple[int, ...]]
+    document_lengths: list[tuple[int, ...]]
     """Per row, the lengths of the pieces that attend only to themselves; they sum to `sequence`."""
     samples: Int64[Tensor, " rows"]
     """Global positions in the order of the data."""

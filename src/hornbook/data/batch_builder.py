@@ -12,7 +12,7 @@ from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Plan, Segments
 
 
-class Setting(NamedTuple):
+class BuildContext(NamedTuple):
     """What batches are made from."""
 
     corpus: Corpus
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
     """Other draws than in training, masks at their evaluation rate, always `concat`."""
 
 
-class Draws(NamedTuple):
+class SampleRefs(NamedTuple):
     """The samples of a global batch."""
 
     positions: Int64[np.ndarray, " n"]
@@ -37,7 +37,7 @@ class Draws(NamedTuple):
     """How often the plan was gone through before."""
 
 
-class Made(NamedTuple):
+class BuiltBatch(NamedTuple):
     """A global batch, from which each rank takes its microbatches."""
 
     total_weight: float
@@ -46,16 +46,16 @@ class Made(NamedTuple):
     """Microbatch of a number."""
 
 
-class Maker(Protocol):
+class BatchBuilder(Protocol):
     """Makes batches from some streams."""
 
     plans: Sequence[Plan]
     """How each stream is cut into rows, the first time it is gone through."""
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from."""
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Which spans of the streams each sample is made from."""
         ...
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch, in microbatches of `micro_batch` rows."""
         ...

@@ -16,8 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hornbook.data.shards.shard import REMEDY, Shard
-from hornbook.data.shards.truncation import watch
+from hornbook.data.shards.shard import REMEDY, Shard, watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config.labels import LabelsConfig, outputs_of

@@ -14,10 +14,10 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, SampleRefs
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Labels, Masked, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.batch_builder import Draws, Maker, Setting
-from hornbook.data.objectives.objective import build_maker
+from hornbook.data.objectives.objective import batch_builder
 from hornbook.data.order.permutation import key_of, permute
 from hornbook.data.packing.plan import Plan
 from hornbook.errors import UsageError
@@ -30,7 +30,7 @@ class HeldOut:
     """Validation rows of one source; `held_out` makes one."""
 
     source: str
-    maker: Maker
+    builder: BatchBuilder
     sizes: Int64[np.ndarray, " all"]
     """Tokens of text in each row there is."""
     rows: Int64[np.ndarray, " rows"]
@@ -43,7 +43,7 @@ class HeldOut:
     @property
     def plan(self) -> Plan:
         """Which documents the rows hold; `Batch.samples` are its rows."""
-        return self.maker.plans[0]
+        return self.builder.plans[0]
 
     @property
     def read(self) -> int:
@@ -71,7 +71,7 @@ class HeldOut:
         for first in range(0, len(self.rows), micro_batch):
             numbers = self.rows[first : first + micro_batch]
             none = np.zeros_like(numbers)
-            yield self.maker.make(Draws(numbers, none, numbers, none), micro_batch).microbatch(0)
+            yield self.builder.build(SampleRefs(numbers, none, numbers, none), micro_batch).microbatch(0)
 
 
 def held_out(
@@ -96,10 +96,10 @@ def held_out(
         known = ", ".join(corpus.validation) or "none"
         raise UsageError(f"there is no validation data for source {source!r} (there is for: {known})")
     config = DataConfig(document_mask=document_mask, objective=objective)
-    maker = build_maker(Setting(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True))
-    sizes = _sizes(maker.plans[0])
+    builder = batch_builder(BuildContext(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True))
+    sizes = _sizes(builder.plans[0])
     rows = np.arange(len(sizes)) if max_tokens is None else _drawn(source, sizes, max_tokens)
-    return HeldOut(source, maker, sizes, rows, f"{document_mask} {_asked(objective)}", isinstance(objective, Labels))
+    return HeldOut(source, builder, sizes, rows, f"{document_mask} {_asked(objective)}", isinstance(objective, Labels))
 
 
 def _sizes(plan: Plan) -> Int64[np.ndarray, " rows"]:

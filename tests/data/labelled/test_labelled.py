@@ -12,7 +12,7 @@ import pytest
 from hornbook.data.batch import Batch
 from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
-from hornbook.data.labelled.label_table import only_label
+from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.data.vocabulary import load_vocabulary
@@ -74,7 +74,7 @@ def stored(corpus: Corpus, split: str = "train") -> list[tuple[list[int], np.nda
 def pieces(batches: list[Batch]) -> Iterator[dict[str, list]]:
     """The documents of batches, each with the columns of its tokens; padding is left out."""
     for batch in batches:
-        for row, lengths in enumerate(batch.lengths):
+        for row, lengths in enumerate(batch.document_lengths):
             begin = 0
             for length in lengths:
                 mine = slice(begin, begin + length)
@@ -262,7 +262,9 @@ def test_prompts_and_answers_as_pairs(tmp_path: Path, tokenizer: TokenizerConfig
     padding = load_vocabulary(corpus).pad_id
     for batch in one_pass(corpus, Seq2Seq()):
         assert batch.source is not None
-        for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
+        for row, (sources, targets) in enumerate(
+            zip(batch.source.document_lengths, batch.document_lengths, strict=True)
+        ):
             s = t = 0
             for source, target in zip(sources, targets, strict=True):
                 if batch.weights[row, t]:
@@ -293,7 +295,9 @@ def test_rows_of_pairs_hold_as_many_as_fit_with_begin_and_end(tmp_path: Path, to
     found = []
     for batch in held.batches(4):
         assert batch.source is not None
-        for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
+        for row, (sources, targets) in enumerate(
+            zip(batch.source.document_lengths, batch.document_lengths, strict=True)
+        ):
             begins = np.cumsum([0, *targets[:-1]])
             found.append([source for source, t in zip(sources, begins, strict=True) if batch.weights[row, t]])
     assert found == wanted

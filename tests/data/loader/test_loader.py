@@ -1,3 +1,4 @@
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,14 @@ from hypothesis import strategies as st
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.config import DataConfig, StageConfig
-from hornbook.data.loader.loader import Loader, build_loader, repetition_warnings, seen_text
-from hornbook.data.loader.windows import position_of
+from hornbook.data.loader.loader import (
+    Loader,
+    build_loader,
+    merge_ranges,
+    positions_of,
+    repetition_warnings,
+    seen_text,
+)
 from hornbook.errors import IntegrityError, UsageError
 from tests.data.conftest import restate
 
@@ -68,8 +75,8 @@ def test_micro_batch_changes_only_the_cut(raw: Any, micro_batch: int) -> None:
     assert [len(batch.tokens) for batch in one.batches] == [4, 4, 2]
     assert sum(len(batch.tokens) for batch in other.batches) == 10
     assert max(len(batch.tokens) for batch in other.batches) == min(micro_batch, 10)
-    assert [row for batch in one.batches for row in batch.lengths] == [
-        row for batch in other.batches for row in batch.lengths
+    assert [row for batch in one.batches for row in batch.document_lengths] == [
+        row for batch in other.batches for row in batch.document_lengths
     ]
 
 
@@ -91,30 +98,36 @@ def test_any_number_of_ranks_shares_the_same_global_batch(raw: Any, world: int) 
         for j, batch in enumerate(whole.batches):
             theirs = shares[j % world].batches[j // world]
             assert all(torch.equal(getattr(batch, name), getattr(theirs, name)) for name in TENSORS)
-            assert batch.lengths == theirs.lengths
+            assert batch.document_lengths == theirs.document_lengths
         assert len({len(share.batches) for share in shares}) == 1  # ranks go through the model together
         theirs = [batch for share in shares for batch in share.batches]
         assert sum(not batch.is_empty for batch in theirs) == len(whole.batches)
         assert not any(batch.weights.any() for batch in theirs if batch.is_empty)
 
 
-def test_skipped_windows_are_left_out_exactly(raw: Any) -> None:
+def left(skipped: list[tuple[int, int]], count: int) -> list[int]:
+    """The first `count` positions that are in no skipped range, found by looking at each."""
+    all_positions = itertools.count()
+    return list(itertools.islice((p for p in all_positions if not any(a <= p < b for a, b in skipped)), count))
+
+
+def test_skipped_ranges_are_left_out_exactly(raw: Any) -> None:
     plain, skipping = loader(raw), loader(raw)
     positions = rows(plain.take(200))
-    windows = [(20, 50), (45, 60), (130, 131)]
+    skipped = [(20, 50), (45, 60), (130, 131)]
     first = skipping.take(10)
-    skipping.skip(windows[:2])
-    skipping.skip(windows[2:])
-    skipping.skip(windows)
-    kept = [p for p in range(200) if not any(a <= p < b for a, b in windows)]
+    skipping.skip(skipped[:2])
+    skipping.skip(skipped[2:])
+    skipping.skip(skipped)
+    kept = left(skipped, 150)
     taken = [first, *(skipping.take(10) for _ in range(14))]
     samples = torch.cat([rows(batch)["samples"] for batch in taken]).tolist()
-    assert samples == kept[:150] == [position_of(clock, windows) for clock in range(150)]
-    assert torch.equal(torch.cat([rows(batch)["tokens"] for batch in taken]), positions["tokens"][kept[:150]])
+    assert samples == kept
+    assert torch.equal(torch.cat([rows(batch)["tokens"] for batch in taken]), positions["tokens"][kept])
     assert skipping.clock == 150
-    assert skipping.windows == ((20, 60), (130, 131))
+    assert skipping.skipped == ((20, 60), (130, 131))
     again = loader(raw)
-    again.skip(windows)
+    again.skip(skipped)
     again.seek(100)
     assert rows(again.take(10))["samples"].tolist() == kept[100:110]
 
@@ -129,28 +142,56 @@ steps = st.one_of(
 @settings(max_examples=25)
 @given(st.lists(steps, max_size=12))
 def test_any_use_gives_what_the_index_says(raw: Any, walk: list[tuple[str, Any]]) -> None:
-    data, clock, windows = loader(raw), 0, []
+    data, clock, skipped = loader(raw), 0, []
     for verb, value in walk:
         if verb == "take":
             batch = data.take(value)
-            positions = np.array([position_of(clock + k, windows) for k in range(value)], np.int64)
+            positions = np.array(left(skipped, clock + value)[clock:], np.int64)
             assert same(batch, data.index.batch(positions, 4))
             clock += value
         elif verb == "seek":
             data.seek(value)
             clock = value
         else:
-            windows.append((value[0], value[0] + value[1]))
-            data.skip(windows[-1:])
+            skipped.append((value[0], value[0] + value[1]))
+            data.skip(skipped[-1:])
         assert data.clock == clock
     data.close()
+
+
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda w: (w[0], w[0] + w[1])), max_size=6)
+
+
+@given(ranges)
+def test_positions_equal_walking_over_all(skipped: list[tuple[int, int]]) -> None:
+    assert positions_of(0, 100, merge_ranges(skipped)).tolist() == left(skipped, 100)
+    assert positions_of(37, 21, merge_ranges(skipped)).tolist() == left(skipped, 58)[37:]
+
+
+@given(ranges, ranges)
+def test_merging_is_idempotent_and_needs_no_order(some: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    merged = merge_ranges([*some, *more])
+    assert merge_ranges([*merged, *some]) == merged == merge_ranges([*more, *some])
+    assert all(a < b for a, b in merged)
+    assert all(b < c for (_, b), (c, _) in itertools.pairwise(merged))
+
+
+def test_far_clock_and_nothing_skipped() -> None:
+    assert positions_of(10**15, 1, ((3, 10),)).tolist() == [10**15 + 7]
+    assert positions_of(5, 0, ((1, 2),)).tolist() == []
+    assert positions_of(10**15, 2, ()).dtype == np.int64
+
+
+def test_a_range_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 <= a <= b"):
+        merge_ranges([(5, 3)])
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_documents_names_exactly_what_is_in_the_row(raw: Any, packing: Any) -> None:
     data = loader(raw, packing=packing)
     batch = rows(data.take(120))
-    lengths = [row for part in loader(raw, packing=packing).take(120).batches for row in part.lengths]
+    lengths = [row for part in loader(raw, packing=packing).take(120).batches for row in part.document_lengths]
     for k in range(120):
         documents = data.documents(k)
         found: list[int] = []
@@ -249,7 +290,7 @@ def test_describe_is_a_tree_with_fingerprints(raw: Any) -> None:
 def test_document_mask_off_gives_one_length_and_running_positions(raw: Any) -> None:
     masked, plain = loader(raw).take(20), loader(raw, document_mask=False).take(20)
     assert masked.token_hash == plain.token_hash
-    assert all(row == (SEQUENCE,) for batch in plain.batches for row in batch.lengths)
+    assert all(row == (SEQUENCE,) for batch in plain.batches for row in batch.document_lengths)
     assert torch.equal(rows(plain)["positions"], torch.arange(SEQUENCE).expand(20, -1))
     assert torch.equal(rows(plain)["targets"], rows(masked)["targets"])
 

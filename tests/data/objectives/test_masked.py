@@ -107,7 +107,7 @@ def test_each_epoch_has_masks_of_its_own_unless_they_are_static(raw: Raw) -> Non
         data = loader(raw, dynamic=dynamic)
         rows = data.epoch_tokens(1) // SEQUENCE
         seen = [whole(data, rows) for _ in range(2)]
-        order = [data.index.order.locate(np.arange(epoch * rows, (epoch + 1) * rows))[1] for epoch in (0, 1)]
+        order = [data.index.sampler.locate(np.arange(epoch * rows, (epoch + 1) * rows))[1] for epoch in (0, 1)]
         first, second = (each["tokens"][np.argsort(where)] for each, where in zip(seen, order, strict=True))
         targets = [each["targets"][np.argsort(where)] for each, where in zip(seen, order, strict=True)]
         assert (targets[0] == targets[1]).all()

@@ -30,9 +30,9 @@ def test_the_prefix_is_seen_and_only_what_follows_is_predicted(raw: Raw, documen
     total = 0.0
     for batch, causal in zip(made.batches, plain.batches, strict=True):
         assert torch.equal(batch.targets, causal.targets)
-        assert batch.lengths == causal.lengths
+        assert batch.document_lengths == causal.document_lengths
         assert batch.prefixes is not None
-        for row, (lengths, prefixes) in enumerate(zip(batch.lengths, batch.prefixes, strict=True)):
+        for row, (lengths, prefixes) in enumerate(zip(batch.document_lengths, batch.prefixes, strict=True)):
             begin = 0
             for length, prefix in zip(lengths, prefixes, strict=True):
                 before = causal.weights[row, begin : begin + length]

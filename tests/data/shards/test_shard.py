@@ -17,9 +17,8 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.loader.provenance import find_documents
-from hornbook.data.shards.shard import Shard, _map_error
+from hornbook.data.shards.shard import Shard, _map_error, truncated
 from hornbook.data.shards.shard_table import ShardTable
-from hornbook.data.shards.truncation import truncated
 from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
 from hornbook.evals.corpus import baselines

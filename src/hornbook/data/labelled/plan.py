@@ -11,10 +11,10 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.labelled.label_table import LabelTable
 from hornbook.data.order.random_keys import shuffle
 from hornbook.data.packing.packing import VERSION, best_fit
 from hornbook.data.packing.plan import TablePlan, stream_ends
+from hornbook.data.shards.shard_table import LabelTable
 
 Documents = Int64[np.ndarray, " documents"]
 Pack = Callable[[Documents], Int64[np.ndarray, "2 pieces"]]

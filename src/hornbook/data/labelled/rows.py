@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
+from hornbook.data.batch_builder import BuiltBatch, SampleRefs
 from hornbook.data.config import Answer, Labels
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.labelled.label_table import LabelTable
-from hornbook.data.batch_builder import Draws, Made
 from hornbook.data.packing.plan import Plan, PlanSet, Segments, stream_ends
-from hornbook.data.packing.row_arrays import RowArrays, row_arrays
-from hornbook.data.packing.rows import RowReader
+from hornbook.data.packing.rows import RowArrays, RowReader, row_arrays
 from hornbook.data.packing.text_rows import in_microbatches
+from hornbook.data.shards.shard_table import LabelTable
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
 from hornbook.text.tokenizer.label_tokens import END, START
 
@@ -79,35 +78,35 @@ class LabelledRows:
         self._objective, self._sequence, self._ends_between = objective, sequence, ends_between
         self._end, self._own_end = corpus.end_id, corpus.end_id != corpus.delimiter_id
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from."""
-        return self._plan_set.segments(draws.sources, draws.rows)
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Which spans of the streams each sample is made from."""
+        return self._plan_set.segments(refs.sources, refs.rows)
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        segments = self.segments(draws)
-        rows = self._reader.read(draws.sources, segments)
-        pieces = self._pieces(draws, segments)
+        segments = self.segments(refs)
+        rows = self._reader.read(refs.sources, segments)
+        pieces = self._pieces(refs, segments)
         arrays = row_arrays(rows, np.add.reduceat(pieces.sizes, segments[0][:-1]))
         values = self._label(arrays, pieces)
         types = self._types(arrays, pieces)
         rows = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
-        made = in_microbatches(rows, None, draws, micro_batch)
+        built = in_microbatches(rows, None, refs, micro_batch)
 
         def microbatch(j: int) -> Batch:
             mine = slice(j * micro_batch, (j + 1) * micro_batch)
             return replace(
-                made.microbatch(j),
+                built.microbatch(j),
                 values=None if values is None else torch.from_numpy(values[mine]),
                 types=None if types is None else torch.from_numpy(types[mine]),
             )
 
-        return made._replace(microbatch=microbatch)
+        return built._replace(microbatch=microbatch)
 
-    def _pieces(self, draws: Draws, segments: Segments) -> Pieces:
+    def _pieces(self, refs: SampleRefs, segments: Segments) -> Pieces:
         offsets, begins, sizes = segments
         counts = np.diff(offsets)
-        rows, streams = np.repeat(np.arange(len(counts)), counts), np.repeat(draws.sources, counts)
+        rows, streams = np.repeat(np.arange(len(counts)), counts), np.repeat(refs.sources, counts)
         before = np.cumsum(sizes) - sizes
         columns = before - np.repeat(before[offsets[:-1]], counts)
         whole = np.empty(len(begins), bool)

@@ -1,7 +1,7 @@
 """The global index: which source, row and documents stand behind each position, and their tensors.
 
 Everything here is a pure function of (data, config, sequence, seed) and a position; nothing has a history. The
-loader adds the two numbers that move: the clock and the skipped windows.
+loader adds the two numbers that move: the clock and the skipped ranges.
 """
 
 import math
@@ -11,13 +11,13 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
+from hornbook.data.batch_builder import BuildContext, SampleRefs
 from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.fim import rearranged
-from hornbook.data.batch_builder import Draws, Setting
-from hornbook.data.objectives.objective import build_maker
+from hornbook.data.objectives.objective import batch_builder
 from hornbook.data.order.mixture import build_stages, cap_epochs
-from hornbook.data.order.sampler import Order
+from hornbook.data.order.sampler import Sampler
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.errors import UsageError
@@ -42,8 +42,8 @@ class GlobalIndex:
         self.source_tokens = {name: sizes[name] for name in self.sources}
         _check_length(self.source_tokens, sequence)
         self.streams = [training[name] for name in self.sources]
-        self._maker = build_maker(Setting(corpus, self.streams, config, sequence, seed))
-        self.plans = self._maker.plans
+        self._builder = batch_builder(BuildContext(corpus, self.streams, config, sequence, seed))
+        self.plans = self._builder.plans
         rows = [plan.rows for plan in self.plans]
         if config.max_epochs is not None:
             self.stages, end = cap_epochs(self.stages, rows, config.max_epochs)
@@ -52,36 +52,36 @@ class GlobalIndex:
                     f"data.max_epochs {config.max_epochs:g}: all sources are used up after {end * sequence:,} tokens; "
                     "from there on they are read again"
                 )
-        self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
+        self.sampler = Sampler(self.sources, rows, self.stages, seed=seed, kind=config.order)
         self._shards = ShardTable(corpus, self.streams)
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
-        made = self._maker.make(self.draws(positions), micro_batch)
+        built = self._builder.build(self.refs(positions), micro_batch)
         count = len(positions)
         microbatches = -(-count // micro_batch)
-        batches = [made.microbatch(j) for j in rank_share(microbatches, rank, world)]
+        batches = [built.microbatch(j) for j in rank_share(microbatches, rank, world)]
         if len(batches) < -(-microbatches // world):  # only where the last step of a run is shorter than the others
-            batches.append(empty_microbatch(made.microbatch(0)))
+            batches.append(empty_microbatch(built.microbatch(0)))
         first = int(positions[0])
-        return GlobalBatch(batches, made.total_weight, made.token_hash, first, count, count * self.sequence)
+        return GlobalBatch(batches, built.total_weight, built.token_hash, first, count, count * self.sequence)
 
-    def draws(self, positions: Int64[np.ndarray, " n"]) -> Draws:
+    def refs(self, positions: Int64[np.ndarray, " n"]) -> SampleRefs:
         """Source, row and epoch of each position."""
-        return Draws(positions, *self.order.locate(positions))
+        return SampleRefs(positions, *self.sampler.locate(positions))
 
     def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
-        """Which stretches of the streams the rows at `positions` are made from."""
-        return self._maker.segments(self.draws(positions))
+        """Which spans of the streams the rows at `positions` are made from."""
+        return self._builder.segments(self.refs(positions))
 
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
-        draws = self.draws(np.array([sample], np.int64))
-        source = int(draws.sources[0])
+        refs = self.refs(np.array([sample], np.int64))
+        source = int(refs.sources[0])
         name = self.sources[source]
         shards = self.streams[source].shards
         found = []
-        _, begins, sizes = self._maker.segments(draws)
+        _, begins, sizes = self._builder.segments(refs)
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
             for number, document, start, length in self._shards.documents(source, begin, size):
                 shard = shards[number]
@@ -91,8 +91,8 @@ class GlobalIndex:
 
     def epochs(self, tokens: int) -> dict[str, float]:
         """How often each source is read in the first `tokens` tokens of training."""
-        draws = self.order.draws(tokens // self.sequence)
-        return {name: int(drawn) / plan.rows for name, drawn, plan in zip(self.sources, draws, self.plans, strict=True)}
+        drawn = self.sampler.draws(tokens // self.sequence)
+        return {name: int(count) / plan.rows for name, count, plan in zip(self.sources, drawn, self.plans, strict=True)}
 
     def epoch_tokens(self, epochs: float) -> int:
         """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""

@@ -1,4 +1,4 @@
-"""The join of data and training backwards: at which positions of the order a document, or a source, was read."""
+"""Where a document, or a source, was read in training: from its tokens back to positions of the sample order."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDocument:
     """A document in token shards."""
 
     source: str
@@ -27,7 +27,7 @@ class Found:
     origin: str
 
 
-def find_documents(streams: Iterable[tuple[str, Stream]], name: str) -> list[Found]:
+def find_documents(streams: Iterable[tuple[str, Stream]], name: str) -> list[FoundDocument]:
     """Documents whose id or origin is `name`, in (split, stream)s."""
     found = []
     for split, stream in streams:
@@ -36,7 +36,7 @@ def find_documents(streams: Iterable[tuple[str, Stream]], name: str) -> list[Fou
             mask = (_strings(table, "id") == name) | (_strings(table, "origin") == name)
             for row in np.flatnonzero(mask).tolist():
                 each = table.slice(row, 1).to_pylist()[0]
-                found.append(Found(stream.source, split, shard.name, row, str(each["id"]), str(each["origin"])))
+                found.append(FoundDocument(stream.source, split, shard.name, row, str(each["id"]), str(each["origin"])))
     return found
 
 
@@ -61,7 +61,7 @@ class Learned:
     """Of each step the first position."""
     ends: Int64[np.ndarray, " n"]
     """The position after its last."""
-    windows: Sequence[tuple[int, int]]
+    skipped: Sequence[tuple[int, int]]
     """Skipped positions (first, end), which no step learned from."""
 
     @property
@@ -75,15 +75,15 @@ class Learned:
             return np.full(len(positions), -1)
         place = np.maximum(np.searchsorted(self.firsts, positions, side="right") - 1, 0)
         inside = (self.firsts[place] <= positions) & (positions < self.ends[place])
-        for first, end in self.windows:
+        for first, end in self.skipped:
             inside &= (positions < first) | (positions >= end)
         return np.where(inside, self.steps[place], -1)
 
 
-def end_of(windows: Sequence[tuple[int, int]], first: int, count: int) -> int:
-    """The position after the last of `count` positions from `first` on that lie in no window."""
+def end_of(skipped: Sequence[tuple[int, int]], first: int, count: int) -> int:
+    """The position after the last of `count` positions from `first` on that lie in no skipped range."""
     place = first
-    for begin, end in sorted(windows):
+    for begin, end in sorted(skipped):
         if place + count <= begin:
             break
         if end > place:
@@ -92,27 +92,27 @@ def end_of(windows: Sequence[tuple[int, int]], first: int, count: int) -> int:
     return place + count
 
 
-def positions_of_documents(index: GlobalIndex, found: Sequence[Found], samples: int) -> Int64[np.ndarray, " n"]:
+def positions_of_documents(index: GlobalIndex, found: Sequence[FoundDocument], samples: int) -> Int64[np.ndarray, " n"]:
     """Positions below `samples` whose rows hold a token of one of the documents (of the training split)."""
-    stretches = {number: _stretches(stream, found) for number, stream in enumerate(index.streams)}
-    wanted = np.array([number for number, each in stretches.items() if len(each)], np.int64)
+    spans = {number: _spans(stream, found) for number, stream in enumerate(index.streams)}
+    wanted = np.array([number for number, each in spans.items() if len(each)], np.int64)
     parts = [np.zeros(0, np.int64)]
     for first in range(0, samples if len(wanted) else 0, _BLOCK):
         positions = np.arange(first, min(first + _BLOCK, samples))
-        draws = index.draws(positions)
-        chosen = np.flatnonzero(np.isin(draws.sources, wanted))
+        refs = index.refs(positions)
+        chosen = np.flatnonzero(np.isin(refs.sources, wanted))
         bounds, begins, sizes = index.segments(positions[chosen])
         owners = np.repeat(np.arange(len(chosen)), np.diff(bounds))
         for number in wanted.tolist():
-            mine = draws.sources[chosen][owners] == number
+            mine = refs.sources[chosen][owners] == number
             hit = np.zeros(len(owners), bool)
-            for begin, end in stretches[number].tolist():
+            for begin, end in spans[number].tolist():
                 hit |= mine & (begins < end) & (begins + sizes > begin)
             parts.append(positions[chosen[np.unique(owners[hit])]])
     return np.unique(np.concatenate(parts))
 
 
-def _stretches(stream: Stream, found: Sequence[Found]) -> Int64[np.ndarray, "n 2"]:
+def _spans(stream: Stream, found: Sequence[FoundDocument]) -> Int64[np.ndarray, "n 2"]:
     """Where in the stream the documents are: first token and end."""
     places = []
     for start, shard in zip(stream.starts.tolist(), stream.shards, strict=False):
@@ -130,7 +130,7 @@ def first_step(index: GlobalIndex, source: str, learned: Learned) -> int | None:
     number = index.sources.index(source)
     for first in range(0, learned.end, _BLOCK):
         positions = np.arange(first, min(first + _BLOCK, learned.end))
-        steps = learned.step_of(positions[index.draws(positions).sources == number])
+        steps = learned.step_of(positions[index.refs(positions).sources == number])
         if len(steps := steps[steps >= 0]):
             return int(steps[0])
     return None

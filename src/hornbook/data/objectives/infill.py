@@ -10,8 +10,8 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from hornbook.data.order.random_keys import STEP, choose, mark_subset, shuffle
 from hornbook.data.order.permutation import mix
+from hornbook.data.order.random_keys import STEP, choose, mark_subset, shuffle
 from hornbook.kernels.compiled import compiled
 
 LONGEST_SPAN = 128

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from hornbook.data.config import Masked
-from hornbook.data.order.random_keys import STEP, below, fraction, mark_subset, shuffle
 from hornbook.data.order.permutation import mix
-from hornbook.data.packing.row_arrays import RowArrays
+from hornbook.data.order.random_keys import STEP, below, fraction, mark_subset, shuffle
+from hornbook.data.packing.rows import RowArrays
 from hornbook.data.vocabulary import Vocabulary
 from hornbook.kernels.compiled import compiled, inlined
 

@@ -6,10 +6,10 @@ of one of the two. Whatever is drawn follows from (seed, source, row, epoch).
 
 from collections.abc import Sequence
 
+from hornbook.data.batch_builder import BatchBuilder, BuildContext
 from hornbook.data.config import Causal, FillInTheMiddle, Masked, OnLabels, Prefix
 from hornbook.data.corpus import Stream
 from hornbook.data.labelled.labelled import build_labelled
-from hornbook.data.batch_builder import Maker, Setting
 from hornbook.data.objectives.masked import Masking
 from hornbook.data.objectives.objective_parts import Part, cumulated, family_of, objective_parts
 from hornbook.data.objectives.pair_parts import check_rows, check_sequence, check_spans, pair_tables
@@ -18,50 +18,52 @@ from hornbook.data.objectives.pair_rows import PairRows
 from hornbook.data.objectives.prefix import Prefixing
 from hornbook.data.order.random_keys import epoch_key, stream_keys
 from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
-from hornbook.data.packing.text_rows import Change, Changes, TextRows
+from hornbook.data.packing.text_rows import ObjectiveTransform, TextRows, TransformMixture
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
 
-def build_maker(setting: Setting) -> Maker:
+def batch_builder(context: BuildContext) -> BatchBuilder:
     """What makes batches.
 
     Raises:
         UsageError: the tokenizer lacks tokens that the objective needs, rows are too short, spans too long.
     """
-    objective = setting.config.objective
+    objective = context.config.objective
     if isinstance(objective, OnLabels):
-        return build_labelled(setting, objective)
+        return build_labelled(context, objective)
     if isinstance(objective, Causal | FillInTheMiddle):
-        return _text_rows(setting, None)
+        return _text_rows(context, None)
     parts = list(objective_parts(objective))
     if family_of(parts) == "encoder-decoder":
-        return _pair_rows(setting, parts)
-    keys = stream_keys(setting.seed, [stream.source for stream in setting.streams], evaluation=setting.evaluation)
-    return _text_rows(setting, Changes([_change(part, setting) for part in parts], cumulated(parts), keys))
+        return _pair_rows(context, parts)
+    keys = stream_keys(context.seed, [stream.source for stream in context.streams], evaluation=context.evaluation)
+    return _text_rows(context, TransformMixture([_transform(part, context) for part in parts], cumulated(parts), keys))
 
 
-def _text_rows(setting: Setting, changes: Changes | None) -> TextRows:
-    config, sequence = setting.config, setting.sequence
-    plans = [_text_plan(setting, stream) for stream in setting.streams]
+def _text_rows(context: BuildContext, transforms: TransformMixture | None) -> TextRows:
+    config, sequence = context.config, context.sequence
+    plans = [_text_plan(context, stream) for stream in context.streams]
     mask = config.document_mask
-    return TextRows(setting.corpus, setting.streams, plans, sequence=sequence, document_mask=mask, changes=changes)
+    return TextRows(
+        context.corpus, context.streams, plans, sequence=sequence, document_mask=mask, transforms=transforms
+    )
 
 
-def _text_plan(setting: Setting, stream: Stream) -> Plan:
-    if setting.evaluation:
-        return ConcatPlan(stream, setting.sequence)
-    return build_plan(stream, setting.sequence, setting.config.packing, setting.corpus.root / "plans")
+def _text_plan(context: BuildContext, stream: Stream) -> Plan:
+    if context.evaluation:
+        return ConcatPlan(stream, context.sequence)
+    return build_plan(stream, context.sequence, context.config.packing, context.corpus.root / "plans")
 
 
-def _change(part: Part, setting: Setting) -> Change | None:
+def _transform(part: Part, context: BuildContext) -> ObjectiveTransform | None:
     if isinstance(part.objective, Masked):
-        return Masking(part.objective, load_vocabulary(setting.corpus), evaluation=setting.evaluation, key=part.key)
+        return Masking(part.objective, load_vocabulary(context.corpus), evaluation=context.evaluation, key=part.key)
     return Prefixing() if isinstance(part.objective, Prefix) else None
 
 
-def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
-    corpus, streams, config, sequence, seed, evaluation = setting
+def _pair_rows(context: BuildContext, parts: Sequence[Part]) -> PairRows:
+    corpus, streams, config, sequence, seed, evaluation = context
     if config.packing != "concat":
         raise UsageError(
             f'data.packing: "{config.packing}" packs plain text, and {parts[0].key} fills rows by what text becomes: '

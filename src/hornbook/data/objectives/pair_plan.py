@@ -1,4 +1,4 @@
-"""Which stretches of a stream make up the rows of an encoder-decoder: rows whose source and target fit.
+"""Which spans of a stream make up the rows of an encoder-decoder: rows whose source and target fit.
 
 A piece of text grows by sentinels and an end token, so rows are filled by what their pieces become: one pass over
 the documents in order cuts from each as much as the row still holds on both sides. A row's place in a mixture
@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64
 
+from hornbook.data.batch_builder import SampleRefs
 from hornbook.data.corpus import Stream
-from hornbook.data.batch_builder import Draws
 from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
 from hornbook.data.order.random_keys import choose, key_of_row
 from hornbook.data.packing.plan import PlanSet, Segments, TablePlan, kept_table, stream_ends
@@ -100,14 +100,14 @@ def build_pair_plan(
     tail = int(document_mask and roles.begin >= 0)
     name = _name(stream, sequence, parts, roles, key, head, tail, None)  # None: names of kept tables stay
 
-    def make() -> Int64[np.ndarray, "3 pieces"]:
+    def build() -> Int64[np.ndarray, "3 pieces"]:
         counting = np.empty((3, 0), np.int64)
         table = np.empty((3, _pack(parts, roles, key, ends, head, tail, sequence, counting)), np.int64)
         if table.size:
             _pack(parts, roles, key, ends, head, tail, sequence, table)
         return table
 
-    table, content = kept_table(cache, f"pairs-{name}", make)
+    table, content = kept_table(cache, f"pairs-{name}", build)
     return TablePlan(table, sequence, int(_source_tokens(parts, roles, key, table)), f"{name}{content}")
 
 
@@ -125,20 +125,20 @@ class PairPlans:
     it makes less is filled with the first rows once more.
     """
 
-    def __init__(self, make: Callable[[int, int], TablePlan], streams: int, *, vary: bool) -> None:
-        """`make` gives the plan of (number of a stream, epoch); `vary`: it depends on the epoch."""
-        self.first: Sequence[TablePlan] = [make(stream, 0) for stream in range(streams)]
+    def __init__(self, build: Callable[[int, int], TablePlan], streams: int, *, vary: bool) -> None:
+        """`build` gives the plan of (number of a stream, epoch); `vary`: it depends on the epoch."""
+        self.first: Sequence[TablePlan] = [build(stream, 0) for stream in range(streams)]
         self._plan_set = None if vary else PlanSet(self.first)
-        self._make = lru_cache(maxsize=2 * streams)(make)
+        self._build = lru_cache(maxsize=2 * streams)(build)
 
-    def segments(self, draws: Draws) -> tuple[Segments, Int64[np.ndarray, " n"]]:
+    def segments(self, refs: SampleRefs) -> tuple[Segments, Int64[np.ndarray, " n"]]:
         """Segments of each row, and its number in the plan of its epoch."""
         if self._plan_set is not None:
-            return self._plan_set.segments(draws.sources, draws.rows), draws.rows
-        names, which = np.unique(draws.epochs * len(self.first) + draws.sources, return_inverse=True)
+            return self._plan_set.segments(refs.sources, refs.rows), refs.rows
+        names, which = np.unique(refs.epochs * len(self.first) + refs.sources, return_inverse=True)
         plans = [self._plan(*divmod(name, len(self.first))) for name in names.tolist()]
-        rows = draws.rows % np.array([plan.rows for plan in plans])[which]
+        rows = refs.rows % np.array([plan.rows for plan in plans])[which]
         return PlanSet(plans).segments(which, rows), rows
 
     def _plan(self, epoch: int, stream: int) -> TablePlan:
-        return self._make(stream, epoch) if epoch else self.first[stream]
+        return self._build(stream, epoch) if epoch else self.first[stream]

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
+from hornbook.data.batch_builder import BuiltBatch, SampleRefs
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.batch_builder import Draws, Made
 from hornbook.data.objectives.pair_plan import PairPlans
 from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
 from hornbook.data.order.random_keys import Keys, choices, row_keys
@@ -36,32 +36,32 @@ class PairRows:
         self._plans, self._shards = plans, ShardTable(corpus, streams)
         self._parts, self._roles, self._keys = parts, roles, keys
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from: a piece each, of at least 2 tokens."""
-        return self._plans.segments(draws)[0]
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Which spans of the streams each sample is made from: a piece each, of at least 2 tokens."""
+        return self._plans.segments(refs)[0]
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        draws, chosen = self._by_part(draws)
-        bounds, begins, sizes = self.segments(draws)
-        raw = self._shards.gather(np.repeat(draws.sources, np.diff(bounds)), begins, sizes)
-        keys = row_keys(self._keys, draws.sources, draws.rows, draws.epochs)
+        refs, chosen = self._by_part(refs)
+        bounds, begins, sizes = self.segments(refs)
+        raw = self._shards.gather(np.repeat(refs.sources, np.diff(bounds)), begins, sizes)
+        keys = row_keys(self._keys, refs.sources, refs.rows, refs.epochs)
         pairs = write_pairs(self._parts, self._roles, raw, bounds, sizes, chosen, keys)
 
         def microbatch(j: int) -> Batch:
             first = j * micro_batch
-            return pair_batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
+            return pair_batch(pairs, refs, first, min(first + micro_batch, len(chosen)), self._roles.pad)
 
-        return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+        return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
 
-    def _by_part(self, draws: Draws) -> tuple[Draws, Int64[np.ndarray, " n"]]:
+    def _by_part(self, refs: SampleRefs) -> tuple[SampleRefs, Int64[np.ndarray, " n"]]:
         """The samples sorted by their part of the mixture, and the parts."""
         if len(self._parts.bounds) == 1:
-            return draws, np.zeros_like(draws.rows)
-        _, rows = self._plans.segments(draws)
-        chosen = choices(self._keys, self._parts.bounds, draws.sources, rows, draws.epochs)
+            return refs, np.zeros_like(refs.rows)
+        _, rows = self._plans.segments(refs)
+        chosen = choices(self._keys, self._parts.bounds, refs.sources, rows, refs.epochs)
         order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
-        return Draws(*(column[order] for column in draws)), chosen[order]
+        return SampleRefs(*(column[order] for column in refs)), chosen[order]
 
 
 @compiled
@@ -92,7 +92,7 @@ def _widths(sums: Int64[np.ndarray, "2 rows"]) -> tuple[int, int]:
     return int(widths[0]), int(widths[1])
 
 
-def pair_batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Batch:
+def pair_batch(pairs: Pairs, refs: SampleRefs, first: int, end: int, pad: int) -> Batch:
     """Rows [first, end) as a microbatch."""
     bounds = pairs.bounds
     pieces = slice(bounds[first], bounds[end])
@@ -113,8 +113,8 @@ def pair_batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Ba
         torch.from_numpy(weights),
         torch.from_numpy(positions),
         _lengths(pairs.lengths[1], bounds, first, outputs - sums[1]),
-        torch.from_numpy(draws.positions[first:end]),
-        torch.from_numpy(draws.sources[first:end]),
+        torch.from_numpy(refs.positions[first:end]),
+        torch.from_numpy(refs.sources[first:end]),
         source=Source(
             torch.from_numpy(source),
             torch.from_numpy(source_positions),

@@ -7,9 +7,9 @@ in the prefix predicts nothing: it sees its successor (Raffel et al. 2020, arXiv
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from hornbook.data.order.random_keys import STEP, below
 from hornbook.data.order.permutation import mix
-from hornbook.data.packing.row_arrays import RowArrays
+from hornbook.data.order.random_keys import STEP, below
+from hornbook.data.packing.rows import RowArrays
 from hornbook.kernels.compiled import compiled
 
 

@@ -48,7 +48,7 @@ def _locate(table, kind, positions, out):
         out[0, i], out[1, i], out[2, i] = source, row, epoch
 
 
-class Order:
+class Sampler:
     """Order of the rows of several sources."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pack plans: which stretches of a stream make up row i, for one source, sequence length and policy.
+"""Pack plans: which spans of a stream make up row i, for one source, sequence length and policy.
 
 `concat` is arithmetic: row i is the window [i * sequence, (i + 1) * sequence) of the stream. `best_fit` is a
 table computed once and kept next to the shards under the digest of what it was computed from.
@@ -82,9 +82,9 @@ class PlanSet:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = list(plans)
-        windows = [plan for plan in plans if isinstance(plan, ConcatPlan)]
-        self._tokens = np.array([plan.tokens for plan in windows]) if len(windows) == len(plans) else None
-        self._sequence = windows[0].sequence if windows else 0
+        concat = [plan for plan in plans if isinstance(plan, ConcatPlan)]
+        self._tokens = np.array([plan.tokens for plan in concat]) if len(concat) == len(plans) else None
+        self._sequence = concat[0].sequence if concat else 0
 
     def segments(self, sources: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]) -> Segments:
         """Segments of each row, a row of the plan with number `sources[row]`."""

@@ -5,8 +5,13 @@ documents as a whole, when they are first read. So data that was damaged after i
 a start reads no more than it needs. What was found sound is not looked at again by this process.
 """
 
+import ctypes
 import errno
 import json
+import os
+import signal
+import weakref
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.errors import DoesNotFitError, IntegrityError, UsageError
+from hornbook.errors import DoesNotFitError, Exit, IntegrityError, UsageError
 from hornbook.files.filesystem import is_file
 from hornbook.text.store import digest_file
 from hornbook.text.tokenizer.shards import BLOCK_BYTES, DTYPES, LABELS
 
 REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 _EXAMPLES = 3
+_MOST_NAMED = 3
 
 
 class Shard:
@@ -225,3 +231,45 @@ def _map_error(path: Path, error: OSError) -> Exception:
             " larger shards"
         )
     return IntegrityError(f"{path}: cannot be opened ({error.strerror}): check its permissions, or {REMEDY}")
+
+
+_watched: "weakref.WeakSet[Shard]" = weakref.WeakSet()
+_installed: list[object] = []
+
+
+def truncated(shards: Iterable[Shard]) -> IntegrityError | None:
+    """The error that names the shards whose files are shorter than what was mapped of them, if there are any."""
+    problems = []
+    for shard in shards:
+        try:
+            shard.check_sizes()
+        except IntegrityError as error:
+            problems.append(str(error))
+    if not problems:
+        return None
+    more = f"\nand {len(problems) - _MOST_NAMED} more shards" if len(problems) > _MOST_NAMED else ""
+    return IntegrityError("a file was changed while it was read:\n" + "\n".join(problems[:_MOST_NAMED]) + more)
+
+
+def watch(shards: Iterable[Shard]) -> None:
+    """Have this process end with exit code 3 and a message, not by SIGBUS, when one of the shards is truncated.
+
+    Without it the system ends whoever reads a page that is gone, without a word. The handler runs in the thread that
+    touched the page, so it may only look at the sizes of files and leave.
+    """
+    _watched.update(shards)
+    if _installed:
+        return
+    library = ctypes.CDLL(None)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+    @kind
+    def tell(number: int) -> None:
+        if (error := truncated(list(_watched))) is not None:
+            os.write(2, f"error {error}\n".encode(errors="backslashreplace"))
+            os._exit(Exit.INTEGRITY)
+        library.signal(number, previous)  # something else: touched again, the page ends the process as before
+
+    library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    previous = library.signal(signal.SIGBUS, ctypes.cast(tell, ctypes.c_void_p))
+    _installed.append(tell)

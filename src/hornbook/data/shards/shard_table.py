@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.corpus import Corpus, Stream
@@ -52,7 +52,7 @@ def first_unchecked(table, wide, entry, local, count):
 
 @compiled
 def _find_unchecked(table, wide, streams, begins, sizes, out):
-    """Write (entry, block) of what the stretches touch and nobody compared into `out` [2, most]; returns how many."""
+    """Write (entry, block) of what the spans touch and nobody compared into `out` [2, most]; returns how many."""
     used = 0
     shift = _SHIFT - 2 if wide else _SHIFT - 1
     for s in range(begins.size):
@@ -76,7 +76,7 @@ def _find_unchecked(table, wide, streams, begins, sizes, out):
 
 @compiled
 def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
-    """Copy stretches of streams one after the other; returns whether all ids were sound."""
+    """Copy spans of streams one after the other; returns whether all ids were sound."""
     column = np.int64(0)
     for s in range(begins.size):
         position, left = begins[s], sizes[s]
@@ -125,7 +125,7 @@ class ShardTable:
     def gather(
         self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
     ) -> Int32[np.ndarray, " tokens"]:
-        """Token ids of stretches, each of the stream with number `streams[i]`, one after the other.
+        """Token ids of spans, each of the stream with number `streams[i]`, one after the other.
 
         Raises IntegrityError for a damaged block, or a token id outside the vocabulary.
         """
@@ -140,7 +140,7 @@ class ShardTable:
     def check(
         self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
     ) -> None:
-        """Compare blocks that the stretches touch with their checksums. IntegrityError if one differs.
+        """Compare blocks that the spans touch with their checksums. IntegrityError if one differs.
 
         A shard's document ends are compared with its first block.
         """
@@ -157,7 +157,7 @@ class ShardTable:
         return np.array([array(shard).ctypes.data if shard else 0 for shard in self._shards], np.uint64)
 
     def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
-        """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
+        """Documents in a span of a stream: (number of the shard, document in it, first token in it, length)."""
         starts, shards, found = self._streams[stream].starts, self._streams[stream].shards, []
         number = int(np.searchsorted(starts[:-1], begin, side="right")) - 1
         while size > 0:
@@ -183,3 +183,24 @@ class ShardTable:
         return IntegrityError(
             f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {shard.remedy}"
         )
+
+
+class LabelTable:
+    """Labels beside the tokens of some streams of a labelled set."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = list(streams)
+        self._outputs = max((shard.outputs for stream in streams for shard in stream.shards), default=1)
+
+    def at(self, streams: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, "n outputs"]:
+        """Label of the token at place `places[i]` of the stream with number `streams[i]`; NaN where it has none."""
+        found = np.empty((len(places), self._outputs), np.float32)
+        for number, stream in enumerate(self._streams):
+            of_stream = np.flatnonzero(streams == number)
+            shards = np.searchsorted(stream.starts, places[of_stream], side="right") - 1
+            for shard in np.unique(shards):
+                labels = stream.shards[shard].labels
+                assert labels is not None
+                some = of_stream[shards == shard]
+                found[some] = labels[places[some] - stream.starts[shard]]
+        return found

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hornbook.data.labelled.label_table import only_label
+from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
