@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hornbook.data.config import Denoiser, Infill, Span
+from hornbook.data.config.objectives import Denoiser, Infill, Span
 from hornbook.data.corpus import Stream
 from hornbook.data.objectives.infill import LONGEST_SPAN, poisson_bounds
 from hornbook.data.objectives.objective_parts import Part, cumulated
