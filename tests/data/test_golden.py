@@ -8,7 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig, ObjectiveConfig
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.order.mixture import Stage

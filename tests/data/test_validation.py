@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Causal, FillInTheMiddle, Masked
+from hornbook.data.config.objectives import Causal, FillInTheMiddle, Masked
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out
 from hornbook.errors import UsageError

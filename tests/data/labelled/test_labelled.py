@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Answer, Causal, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, build_loader
@@ -56,7 +57,7 @@ def loader_of(corpus: Corpus, objective: ObjectiveConfig, seed: int = 1) -> Load
 
 def one_pass(corpus: Corpus, objective: ObjectiveConfig, seed: int = 1) -> list[Batch]:
     loader = loader_of(corpus, objective, seed)
-    return loader.take(loader.epoch_tokens(1.0) // SEQUENCE).batches
+    return loader.take(loader.index.epoch_tokens(1.0) // SEQUENCE).batches
 
 
 def stored(corpus: Corpus, split: str = "train") -> list[tuple[list[int], np.ndarray]]:
@@ -134,9 +135,9 @@ def test_batches_depend_on_neither_world_nor_history(classes: Corpus) -> None:
 
 
 def test_another_seed_packs_otherwise(classes: Corpus) -> None:
-    first, second = (loader_of(classes, Labels(), seed).fingerprint for seed in (1, 2))
+    first, second = (loader_of(classes, Labels(), seed).index.fingerprint for seed in (1, 2))
     assert first != second
-    assert first == loader_of(classes, Labels(), 1).fingerprint
+    assert first == loader_of(classes, Labels(), 1).index.fingerprint
 
 
 def test_balance_shows_rare_labels_as_often(classes: Corpus) -> None:

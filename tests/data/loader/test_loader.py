@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.data.batch import GlobalBatch
-from hornbook.data.config import DataConfig, StageConfig
+from hornbook.data.config.data import DataConfig, StageConfig
 from hornbook.data.loader.loader import (
     Loader,
     build_loader,
@@ -193,7 +193,7 @@ def test_documents_names_exactly_what_is_in_the_row(raw: Any, packing: Any) -> N
     batch = rows(data.take(120))
     lengths = [row for part in loader(raw, packing=packing).take(120).batches for row in part.document_lengths]
     for k in range(120):
-        documents = data.documents(k)
+        documents = data.index.documents(k)
         found: list[int] = []
         for ref in documents:
             shard = raw.shards[f"train/{ref.source}"][int(ref.shard[-5:])]
@@ -201,7 +201,7 @@ def test_documents_names_exactly_what_is_in_the_row(raw: Any, packing: Any) -> N
             assert ref.shard.startswith(f"tokens/train/{ref.source}/")
             assert ref.id == f"{ref.shard}#{ref.document}"
             assert ref.origin == f"{ref.shard}.txt:{ref.document}"
-            assert ref.source == data.sources[int(batch["sources"][k])]
+            assert ref.source == data.index.sources[int(batch["sources"][k])]
         assert batch["tokens"][k].tolist()[: len(found)] == found
         padding = SEQUENCE - len(found)
         assert lengths[k] == tuple(ref.length for ref in documents) + ((padding,) if padding else ())
@@ -210,8 +210,8 @@ def test_documents_names_exactly_what_is_in_the_row(raw: Any, packing: Any) -> N
 def test_an_epoch_holds_every_token_once(raw: Any) -> None:
     for packing in ("concat", "best_fit"):
         data = loader(raw, weights={"a": 1.0}, packing=packing)
-        tokens = data.epoch_tokens(1)
-        assert data.epochs(tokens) == {"a": 1.0}
+        tokens = data.index.epoch_tokens(1)
+        assert data.index.epochs(tokens) == {"a": 1.0}
         batch = data.take(tokens // SEQUENCE)
         documents = raw.documents["train"]["a"]
         assert batch.total_weight == sum(map(len, documents))
@@ -225,22 +225,22 @@ def test_epochs_tell_how_often_sources_are_read(raw: Any) -> None:
     samples = 4096
     seen = rows(data.take(samples))["sources"].bincount().tolist()
     assert seen == [2048, 2048]
-    epochs = data.epochs(samples * SEQUENCE)
-    for name, count in zip(data.sources, seen, strict=True):
-        assert epochs[name] == count / -(-data.source_tokens[name] // SEQUENCE)
+    epochs = data.index.epochs(samples * SEQUENCE)
+    for name, count in zip(data.index.sources, seen, strict=True):
+        assert epochs[name] == count / -(-data.index.source_tokens[name] // SEQUENCE)
     (warning,) = [text for text in repetition_warnings(epochs) if "source c" in text]
     assert f"read {epochs['c']:.1f} times" in warning
     assert repetition_warnings({"a": 4.0}) == []
-    assert data.epoch_tokens(0.5) == -(-data.epoch_tokens(1) // SEQUENCE // 2) * SEQUENCE
+    assert data.index.epoch_tokens(0.5) == -(-data.index.epoch_tokens(1) // SEQUENCE // 2) * SEQUENCE
 
 
 def test_stages_change_the_mixture_at_their_position(raw: Any) -> None:
     stage = StageConfig(from_tokens=100 * SEQUENCE - 3, weights={"b": 1.0})
     data = loader(raw, weights={"a": 1.0}, stages=[stage])
     sources = rows(data.take(300))["sources"]
-    assert data.sources == ["a", "b"]
+    assert data.index.sources == ["a", "b"]
     assert sources.tolist() == [0] * 100 + [1] * 200
-    assert any(f"begins at {100 * SEQUENCE}" in note for note in data.notes)
+    assert any(f"begins at {100 * SEQUENCE}" in note for note in data.index.notes)
 
 
 def test_seek_to_sample_one_billion_takes_less_than_ten_milliseconds(raw: Any) -> None:
@@ -258,7 +258,7 @@ def test_seek_to_sample_one_billion_takes_less_than_ten_milliseconds(raw: Any) -
 
 def test_fingerprint_names_everything_that_changes_the_samples(raw: Any, make_corpus: Callable) -> None:
     def of(raw: Any, **options: Any) -> str:
-        return loader(raw, **options).fingerprint
+        return loader(raw, **options).index.fingerprint
 
     base = of(raw)
     assert of(raw) == of(raw, micro_batch=9, prefetch=False) == base
@@ -271,18 +271,18 @@ def test_fingerprint_names_everything_that_changes_the_samples(raw: Any, make_co
         of(raw, weights={"a": 0.5, "b": 0.4, "c": 0.1}),
         of(raw, stages=[StageConfig(from_tokens=SEQUENCE, weights={"a": 1.0})]),
         of(make_corpus({"a": [20, 30]})),
-        build_loader(DataConfig(), raw.path, sequence=8, micro_batch=4, seed=1).fingerprint,
+        build_loader(DataConfig(), raw.path, sequence=8, micro_batch=4, seed=1).index.fingerprint,
     ]
     assert len({base, *changed}) == 1 + len(changed)
 
 
 def test_describe_is_a_tree_with_fingerprints(raw: Any) -> None:
     data = loader(raw, weights={"a": 0.75, "b": 0.25}, stages=[StageConfig(from_tokens=1600, weights={"b": 1.0})])
-    text = data.describe()
+    text = data.index.describe()
     assert text.isascii()
-    assert data.fingerprint in text
+    assert data.index.fingerprint in text
     assert "from token 1,600: b 1" in text
-    assert f"weight 0.75, {data.source_tokens['a']:,} tokens, 300 documents" in text
+    assert f"weight 0.75, {data.index.source_tokens['a']:,} tokens, 300 documents" in text
     assert "`-- b [" in text
     assert "concat: " in text
 
@@ -333,11 +333,11 @@ def test_impossible_requests_are_refused_with_the_remedy(raw: Any, make_corpus: 
 
 def test_the_share_of_the_data_that_is_seen(tiny_corpus: Path) -> None:
     loader = build_loader(DataConfig(), tiny_corpus, sequence=32, micro_batch=2, seed=1, prefetch=False)
-    total = sum(loader.source_tokens.values())
+    total = sum(loader.index.source_tokens.values())
     of = f"your {total / 1000:.1f}k tokens"
     assert seen_text(loader, total // 4, 10) == f"10 steps see 25 % of {of}; --train.epochs 1 for all"
     assert seen_text(loader, 32, 1) == f"1 step sees {100 * 32 / total:.2g} % of {of}; --train.epochs 1 for all"
-    assert seen_text(loader, loader.epoch_tokens(1.0), 2000) == f"2,000 steps see all of {of}"
+    assert seen_text(loader, loader.index.epoch_tokens(1.0), 2000) == f"2,000 steps see all of {of}"
     assert seen_text(loader, 3 * total, 9) == f"9 steps see all of {of}, 3.0 times"
     notes = build_loader(
         DataConfig(weights={"notes": 1.0, "prose": 0.0}),
@@ -347,4 +347,4 @@ def test_the_share_of_the_data_that_is_seen(tiny_corpus: Path) -> None:
         seed=1,
         prefetch=False,
     )
-    assert seen_text(notes, notes.epoch_tokens(0.5), 9).startswith("9 steps see 50 % of ")
+    assert seen_text(notes, notes.index.epoch_tokens(0.5), 9).startswith("9 steps see 50 % of ")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.provenance import (

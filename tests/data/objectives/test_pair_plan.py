@@ -10,16 +10,16 @@ from hornbook.data.batch_builder import SampleRefs
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.infill import LONGEST_SPAN
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
-from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
+from hornbook.data.objectives.pairs import NoiseTable, Roles, pair_sizes
 from hornbook.data.order.random_keys import choose, key_of_row
 
 Sizes = Callable[[int, int], tuple[int, int]]
 
 
-def tables(shapes: list[tuple[str, float, float]], begin: int = -1) -> tuple[Parts, Roles]:
+def tables(shapes: list[tuple[str, float, float]], begin: int = -1) -> tuple[NoiseTable, Roles]:
     """Parts with equal shares: (kind, rate, mean length of a span)."""
     count = len(shapes)
-    parts = Parts(
+    parts = NoiseTable(
         np.arange(1, count + 1) / count,
         np.array([kind == "infill" for kind, _, _ in shapes]),
         np.array([rate for _, rate, _ in shapes]),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.config import DataConfig, StageConfig
+from hornbook.data.config.data import DataConfig, StageConfig
 from hornbook.data.order.mixture import BLOCK, Stage, block_counts, block_pattern, build_stages, cap_epochs
 from hornbook.data.order.sampler import Sampler
 from hornbook.errors import UsageError

@@ -43,13 +43,13 @@ def answer_plan(stream: Stream, sequence: int, around: int, key: np.uint64 | Non
 
 
 def _answer_place(stream: Stream, begin: int, end: int) -> int:
-    """Number of the first token of a document that is to be written."""
+    """Index in its document of the first token of the answer."""
     places = np.arange(begin, end)
     return int(np.argmax(~np.isnan(LabelTable([stream]).at(np.zeros_like(places), places)[:, 0])))
 
 
 class AnswerPairs:
-    """Makes batches of prompts and answers; `plans` are of `answer_plan`."""
+    """Builds batches of prompts and answers; `plans` are of `answer_plan`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AnswerPairs:
         self._end, self._pad, self._start, self._sequence = vocabulary.end_id, vocabulary.pad_id, start, sequence
 
     def segments(self, refs: SampleRefs) -> Segments:
-        """Which spans of the streams each sample is made from: whole documents."""
+        """Spans of the streams that each sample is made from: whole documents."""
         return self._plan_set.segments(refs.sources, refs.rows)
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
@@ -89,7 +89,7 @@ class AnswerPairs:
         return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
 
     def _pair(self, document: np.ndarray, stream: int, begin: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source of a document, and its start token with the targets behind it."""
+        """Source of a document, and the start token followed by the targets."""
         places = begin + np.arange(len(document))
         place = int(np.argmax(~np.isnan(self._labels.at(np.full_like(places, stream), places)[:, 0])))
         answer = document[place : len(document) - self._own_end]

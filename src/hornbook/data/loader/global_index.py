@@ -1,7 +1,7 @@
-"""The global index: which source, row and documents stand behind each position, and their tensors.
+"""The global index: source, row and documents of each position, and their tensors.
 
-Everything here is a pure function of (data, config, sequence, seed) and a position; nothing has a history. The
-loader adds the two numbers that move: the clock and the skipped ranges.
+Everything here is a pure function of (data, config, sequence, seed) and a position. The loader adds the state: the
+clock and the skipped ranges.
 """
 
 import math
@@ -12,10 +12,9 @@ from jaxtyping import Int64
 
 from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
 from hornbook.data.batch_builder import BuildContext, SampleRefs
-from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Causal
 from hornbook.data.corpus import Corpus
-from hornbook.data.objectives.fim import rearranged
-from hornbook.data.objectives.objective import batch_builder
 from hornbook.data.order.mixture import build_stages, cap_epochs
 from hornbook.data.order.sampler import Sampler
 from hornbook.data.packing.plan import Segments
@@ -33,16 +32,16 @@ class GlobalIndex:
             UsageError: unknown sources, weights that cannot be met, or less text than one row.
         """
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
-        objective = config.objective
-        fim = isinstance(objective, FillInTheMiddle)
-        training = (rearranged(corpus, objective, seed) if fim else corpus).train
+        training = config.objective.training_corpus(corpus, seed).train
         sizes = {name: stream.tokens for name, stream in training.items()}
         _check_length(sizes, sequence)
         self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
+        """Names of the sources in use; their stages; where settings were taken otherwise than written."""
         self.source_tokens = {name: sizes[name] for name in self.sources}
+        """Training tokens of each source in use."""
         _check_length(self.source_tokens, sequence)
         self.streams = [training[name] for name in self.sources]
-        self._builder = batch_builder(BuildContext(corpus, self.streams, config, sequence, seed))
+        self._builder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
         self.plans = self._builder.plans
         rows = [plan.rows for plan in self.plans]
         if config.max_epochs is not None:
@@ -71,7 +70,7 @@ class GlobalIndex:
         return SampleRefs(positions, *self.sampler.locate(positions))
 
     def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
-        """Which spans of the streams the rows at `positions` are made from."""
+        """Spans of the streams that the rows at `positions` are made from."""
         return self._builder.segments(self.refs(positions))
 
     def documents(self, sample: int) -> list[DocumentRef]:
@@ -90,7 +89,7 @@ class GlobalIndex:
         return found
 
     def epochs(self, tokens: int) -> dict[str, float]:
-        """How often each source is read in the first `tokens` tokens of training."""
+        """How often each source is read in the first `tokens` tokens of training, skipped ranges left aside."""
         drawn = self.sampler.draws(tokens // self.sequence)
         return {name: int(count) / plan.rows for name, count, plan in zip(self.sources, drawn, self.plans, strict=True)}
 
@@ -100,12 +99,12 @@ class GlobalIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
+        """Hash of all that the sequence of samples depends on: data, mixture, order, packing, mask, objective, seed."""
         objective = self.config.objective
-        asked = [] if isinstance(objective, Causal) else [objective.model_dump_json()]
+        settings = [] if isinstance(objective, Causal) else [objective.model_dump_json()]
         parts = [
             f"{self.seed} {self.sequence} {self.config.order} {self.config.document_mask}",
-            *asked,
+            *settings,
             *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
             *(f"{stage.first} {stage.counts.tolist()}" for stage in self.stages),
         ]

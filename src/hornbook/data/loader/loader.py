@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.batch import DocumentRef, GlobalBatch
-from hornbook.data.config import DataConfig
+from hornbook.data.batch import GlobalBatch
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.prefetch import Prefetcher
@@ -23,7 +23,7 @@ SkippedRanges = tuple[tuple[int, int], ...]
 
 
 class _Request(NamedTuple):
-    """What a global batch depends on besides the index."""
+    """Everything that a global batch depends on besides the index."""
 
     clock: int
     num_samples: int
@@ -61,42 +61,6 @@ class Loader:
         """The shards read from."""
         return self.index.corpus
 
-    @property
-    def sources(self) -> list[str]:
-        """Names of the sources in use; `Batch.sources` are indices into it."""
-        return self.index.sources
-
-    @property
-    def source_tokens(self) -> dict[str, int]:
-        """Training tokens of each source in use."""
-        return self.index.source_tokens
-
-    @property
-    def notes(self) -> list[str]:
-        """What was understood otherwise than written: rounded stages, sources left out."""
-        return self.index.notes
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
-        return self.index.fingerprint
-
-    def describe(self) -> str:
-        """The data as a tree of lines: mixture, sources, packing, with fingerprints."""
-        return self.index.describe()
-
-    def documents(self, sample: int) -> list[DocumentRef]:
-        """The documents whose tokens are in the row at global position `sample`, in the order of the row."""
-        return self.index.documents(sample)
-
-    def epochs(self, tokens: int) -> dict[str, float]:
-        """How often each source is read in the first `tokens` tokens of training (skipped ranges left aside)."""
-        return self.index.epochs(tokens)
-
-    def epoch_tokens(self, epochs: float) -> int:
-        """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
-        return self.index.epoch_tokens(epochs)
-
     def seek(self, clock: int) -> None:
         """Continue as if `clock` samples had been consumed; takes the same time for any clock."""
         if clock < 0:
@@ -116,7 +80,7 @@ class Loader:
         `following` samples are made ahead for the next call, by default as many again; a wrong guess costs time only.
 
         Raises:
-            IntegrityError: the tokens or document ends in a shard cannot be right. The clock has not moved.
+            IntegrityError: a shard is damaged. The clock has not moved.
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
@@ -154,8 +118,8 @@ def build_loader(
 
 
 def seen_text(loader: Loader, tokens: int, steps: int) -> str:
-    """Which share of the training data a run of so many tokens, in so many steps, reads."""
-    epochs, sizes = loader.epochs(tokens), loader.source_tokens
+    """The share of the training data that a run of `tokens` tokens in `steps` steps reads, as a sentence."""
+    epochs, sizes = loader.index.epochs(tokens), loader.index.source_tokens
     total = sum(sizes.values())
     share = sum(min(epochs[name], 1.0) * size for name, size in sizes.items()) / total
     of, see = f"your {short_count(total)} tokens", "1 step sees" if steps == 1 else f"{steps:,} steps see"
@@ -175,7 +139,7 @@ def short_count(number: int) -> str:
 
 
 def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[str]:
-    """Texts about sources that are read more than `limit` times.
+    """A warning for each source that is read more than `limit` times.
 
     Up to four passes are about as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
     """

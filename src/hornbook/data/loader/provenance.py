@@ -11,7 +11,7 @@ from hornbook.data.corpus import Stream
 from hornbook.data.loader.global_index import GlobalIndex
 
 _BLOCK = 1 << 18
-"""Positions looked at together."""
+"""Positions examined at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _strings(table: pa.Table, name: str) -> np.ndarray:
 
 
 def all_streams(index: GlobalIndex) -> list[tuple[str, Stream]]:
-    """(split, stream) of everything in the data: what training reads, in the form it reads, and the rest."""
+    """(split, stream) of all data: the streams of training as training reads them, then the rest."""
     rest = [stream for name, stream in index.corpus.train.items() if name not in index.sources]
     held_out = [("validation", stream) for stream in index.corpus.validation.values()]
     return [*(("train", stream) for stream in [*index.streams, *rest]), *held_out]
@@ -53,16 +53,16 @@ def all_streams(index: GlobalIndex) -> list[tuple[str, Stream]]:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Which positions a run learned from, and in which steps: 24 bytes a step, however many samples it has."""
+    """The positions that a run learned from, by step: 24 bytes a step, however many samples it has."""
 
     steps: Int64[np.ndarray, " n"]
-    """Those that count, in their order."""
+    """Numbers of the steps that count, in order."""
     firsts: Int64[np.ndarray, " n"]
-    """Of each step the first position."""
+    """First position of each step."""
     ends: Int64[np.ndarray, " n"]
-    """The position after its last."""
+    """Position after the last of each step."""
     skipped: Sequence[tuple[int, int]]
-    """Skipped positions (first, end), which no step learned from."""
+    """Ranges (first, end) of positions that no step learned from."""
 
     @property
     def end(self) -> int:
@@ -113,7 +113,7 @@ def positions_of_documents(index: GlobalIndex, found: Sequence[FoundDocument], s
 
 
 def _spans(stream: Stream, found: Sequence[FoundDocument]) -> Int64[np.ndarray, "n 2"]:
-    """Where in the stream the documents are: first token and end."""
+    """First token and end, in the stream, of each of the documents."""
     places = []
     for start, shard in zip(stream.starts.tolist(), stream.shards, strict=False):
         for each in found:

@@ -1,8 +1,8 @@
 """Batches of pairs: the source that an encoder reads, the target that a decoder writes.
 
 A microbatch is as wide as its longest row on each side, rounded up to `MULTIPLE` where rows differ; so its shape
-follows from its rows alone. Parts of a mixture have targets of different lengths, so the rows of a global batch are
-sorted by part: nearly every microbatch then has rows of one length.
+follows from its rows alone. Components of a mixture have targets of different lengths, so the rows of a global batch
+are sorted by component: nearly every microbatch then has rows of one length.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hornbook.data.batch import Batch, Source
 from hornbook.data.batch_builder import BuiltBatch, SampleRefs
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.objectives.pair_plan import PairPlans
-from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
+from hornbook.data.objectives.pairs import NoiseTable, Pairs, Roles, write_pairs
 from hornbook.data.order.random_keys import Keys, choices, row_keys
 from hornbook.data.packing.plan import Plan, Segments
 from hornbook.data.packing.rows import tuples
@@ -27,26 +27,26 @@ MULTIPLE = 8
 
 
 class PairRows:
-    """Makes batches of pairs."""
+    """Builds batches of pairs."""
 
     def __init__(
-        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, parts: Parts, roles: Roles, keys: Keys
+        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, noises: NoiseTable, roles: Roles, keys: Keys
     ) -> None:
         self.plans: Sequence[Plan] = plans.first
         self._plans, self._shards = plans, ShardTable(corpus, streams)
-        self._parts, self._roles, self._keys = parts, roles, keys
+        self._noises, self._roles, self._keys = noises, roles, keys
 
     def segments(self, refs: SampleRefs) -> Segments:
-        """Which spans of the streams each sample is made from: a piece each, of at least 2 tokens."""
+        """Spans of the streams that each sample is made from: pieces of at least 2 tokens."""
         return self._plans.segments(refs)[0]
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        refs, chosen = self._by_part(refs)
+        refs, chosen = self._by_component(refs)
         bounds, begins, sizes = self.segments(refs)
         raw = self._shards.gather(np.repeat(refs.sources, np.diff(bounds)), begins, sizes)
         keys = row_keys(self._keys, refs.sources, refs.rows, refs.epochs)
-        pairs = write_pairs(self._parts, self._roles, raw, bounds, sizes, chosen, keys)
+        pairs = write_pairs(self._noises, self._roles, raw, bounds, sizes, chosen, keys)
 
         def microbatch(j: int) -> Batch:
             first = j * micro_batch
@@ -54,19 +54,22 @@ class PairRows:
 
         return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
 
-    def _by_part(self, refs: SampleRefs) -> tuple[SampleRefs, Int64[np.ndarray, " n"]]:
-        """The samples sorted by their part of the mixture, and the parts."""
-        if len(self._parts.bounds) == 1:
+    def _by_component(self, refs: SampleRefs) -> tuple[SampleRefs, Int64[np.ndarray, " n"]]:
+        """The samples sorted by their component of the mixture, and the components."""
+        if len(self._noises.bounds) == 1:
             return refs, np.zeros_like(refs.rows)
         _, rows = self._plans.segments(refs)
-        chosen = choices(self._keys, self._parts.bounds, refs.sources, rows, refs.epochs)
-        order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
+        chosen = choices(self._keys, self._noises.bounds, refs.sources, rows, refs.epochs)
+        order = np.argsort(np.where(self._noises.infills, 1.0, self._noises.rates)[chosen], kind="stable")
         return SampleRefs(*(column[order] for column in refs)), chosen[order]
 
 
 @compiled
 def _spread(flat, begin, lengths, gap, first, bounds, tokens, positions):
-    """Rows of pieces that stand in `flat` from `begin` on, `gap` ids apart; what is left of a row stays as it is."""
+    """Copy pieces, which follow each other in `flat` from `begin` on with `gap` ids between, into rows.
+
+    The rest of a row keeps its tokens; its positions count on from 0.
+    """
     at = begin
     for row in range(tokens.shape[0]):
         column = 0

@@ -10,6 +10,7 @@ from jaxtyping import Int64, UInt64
 from hornbook.data.order.permutation import mix
 from hornbook.data.order.random_keys import STEP, below
 from hornbook.data.packing.rows import RowArrays
+from hornbook.data.packing.text_rows import ObjectiveTransform
 from hornbook.kernels.compiled import compiled
 
 
@@ -28,10 +29,10 @@ def _cut_rows(rows, which, keys):
             column += rows.pieces[p]
 
 
-class Prefixing:
+class Prefixing(ObjectiveTransform):
     """Gives pieces of rows prefixes, in place."""
 
-    dynamic = gives_prefixes = True
+    gives_prefixes = True
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
         """Cut the pieces of the rows numbered `which`; `keys` has one for each row."""

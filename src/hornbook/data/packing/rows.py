@@ -169,7 +169,7 @@ def _fill(table, rules, out, streams, segments):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tensors of some rows, as `Batch` describes them, and what they were made from."""
+    """Tensors of some rows, as `Batch` describes them, and the arrays that they were made from."""
 
     tokens: Tensor
     targets: Tensor
@@ -191,7 +191,7 @@ class Rows:
 
 
 class RowArrays(NamedTuple):
-    """The memory behind `Rows`: what is written here is what the batch holds."""
+    """`Rows` as numpy views for transforms and kernels: writing here changes the batch."""
 
     tokens: np.ndarray  # int64 [rows, sequence]
     targets: np.ndarray

@@ -1,8 +1,7 @@
-"""Batches whose rows are text: causal ones, and what objectives make of them in place (prefix, masked, mixtures)."""
+"""Batches of rows of text: causal, or changed in place by the transforms of other objectives."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,48 +17,50 @@ from hornbook.data.packing.rows import RowArrays, RowReader, Rows, row_arrays, t
 Prefixes = list[tuple[int, ...]]
 
 
-class ObjectiveTransform(Protocol):
-    """An objective that changes rows of text in place."""
+class ObjectiveTransform:
+    """Base of what changes causal rows of text in place."""
 
-    dynamic: bool
+    dynamic: bool = True
     """Draws anew in each epoch."""
-    gives_prefixes: bool
+    gives_prefixes: bool = False
     """Pieces have tokens that are seen in both directions."""
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
-        """Change the rows numbered `which`; what is drawn for row i follows from keys[i]."""
-        ...
+        """Change the rows numbered `which`; all draws for row i follow from keys[i]."""
+        raise NotImplementedError
 
 
 class TransformMixture:
     """A mixture of objectives over rows of text."""
 
     def __init__(
-        self, parts: Sequence[ObjectiveTransform | None], bounds: Float64[np.ndarray, " parts"], keys: Keys
+        self,
+        transforms: Sequence[ObjectiveTransform | None],
+        bounds: Float64[np.ndarray, " components"],
+        keys: Keys,
     ) -> None:
-        """`parts`: None leaves a row causal; `bounds`: the cumulated shares of the parts."""
-        self._parts, self._bounds, self._keys = list(parts), bounds, keys
-        self._dynamic = all(part is None or part.dynamic for part in parts)
-        self._gives_prefixes = any(part is not None and part.gives_prefixes for part in parts)
+        """`transforms`: None leaves a row causal; `bounds`: the cumulated shares of the components."""
+        self._transforms, self._bounds, self._keys = list(transforms), bounds, keys
+        self._dynamic = all(each is None or each.dynamic for each in transforms)
+        self._gives_prefixes = any(each is not None and each.gives_prefixes for each in transforms)
 
     def apply(self, rows: Rows, segments: Segments, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
-        """The rows changed in place, and the prefixes of their pieces if any part gives them some."""
+        """The rows changed in place, and the prefixes of their pieces if any transform gives them some."""
         offsets, _, sizes = segments
         arrays = row_arrays(rows, np.add.reduceat(sizes, offsets[:-1]))
         first = np.zeros_like(refs.epochs)
-        epochs = refs.epochs if self._dynamic else first
-        chosen = choices(self._keys, self._bounds, refs.sources, refs.rows, epochs)
-        for number, part in enumerate(self._parts):
-            if part is not None:
-                epochs = refs.epochs if part.dynamic else first
+        chosen = choices(self._keys, self._bounds, refs.sources, refs.rows, refs.epochs if self._dynamic else first)
+        for number, transform in enumerate(self._transforms):
+            if transform is not None:
+                epochs = refs.epochs if transform.dynamic else first
                 keys = row_keys(self._keys, refs.sources, refs.rows, epochs)
-                part.apply(arrays, np.flatnonzero(chosen == number), keys)
+                transform.apply(arrays, np.flatnonzero(chosen == number), keys)
         changed = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
         return changed, tuples(arrays.prefixes, arrays.bounds) if self._gives_prefixes else None
 
 
 class TextRows:
-    """Makes batches of text."""
+    """Builds batches of text."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class TextRows:
         self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=document_mask)
 
     def segments(self, refs: SampleRefs) -> Segments:
-        """Which spans of the streams each sample is made from."""
+        """Spans of the streams that each sample is made from."""
         return self._plan_set.segments(refs.sources, refs.rows)
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:

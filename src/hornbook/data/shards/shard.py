@@ -1,8 +1,8 @@
-"""One shard on disk, opened by memory map; what is read of it is compared with its checksums first.
+"""One shard on disk, opened by memory map; everything read from it is compared with its checksums first.
 
-Token ids are compared a block of 1 MiB at a time, when a block is first touched; document ends, labels and the list of
+Token ids are compared by blocks of 1 MiB, when a block is first touched; document ends, labels and the list of
 documents as a whole, when they are first read. So data that was damaged after it was written never trains a model, and
-a start reads no more than it needs. What was found sound is not looked at again by this process.
+a start reads no more than it needs. A process compares each block or file once.
 """
 
 import ctypes
@@ -44,14 +44,14 @@ class Shard:
         """Path below the data folder without ending: tokens/SPLIT/SOURCE/00000."""
         self.tokens, self.documents, self.bytes = int(entry["tokens"]), int(entry["documents"]), int(entry["bytes"])
         self.digest = str(entry["digest"])
-        """What the index says the .bin holds."""
+        """Digest of the .bin, as the index states it."""
         self.labels_digest = str(entry["labels"]) if outputs else ""
-        """What the index says the .labels holds."""
+        """Digest of the .labels, as the index states it."""
         self.outputs = outputs
         self.mapped = _map(self.path(".bin"), DTYPES[dtype], self.tokens)
         """Token ids, uint16 or uint32 [tokens], read-only, not compared with anything: see `data`."""
         self.mapped_ends = _map(self.path(".idx"), np.dtype("<u8"), self.documents)
-        """The same of the ends: see `ends`."""
+        """END offsets, uint64 [documents], not compared with anything: see `ends`."""
         self._labels = _map(self.path(LABELS), np.dtype("<f4"), self.tokens * outputs) if outputs else None
         last = int(self.mapped_ends[-1]) if self.documents else 0
         if last != self.tokens:
@@ -61,7 +61,7 @@ class Shard:
         if not is_file(self.path(".docs.parquet")):
             raise IntegrityError(f"{self.path('.docs.parquet')}: expected a file, found none: {self.remedy}")
         self.sound = np.zeros(-(-self.mapped.nbytes // BLOCK_BYTES), np.uint8)
-        """1 for each block of .bin that was found as it was written; kernels read it (`ShardTable`)."""
+        """1 for each block of .bin whose checksum was found right; kernels read it (`ShardTable`)."""
         self._sound_files: set[str] = set()
         self._stated: dict[str, Any] | None = None
 
@@ -71,7 +71,7 @@ class Shard:
 
     @property
     def remedy(self) -> str:
-        """What mends a damaged file of this shard."""
+        """How to mend a damaged file of this shard, for errors."""
         if self.root.parent.name == "plans":  # made from other shards (`hornbook.data.objectives.fim`)
             return f"delete {self.root}: it is made again"
         return REMEDY

@@ -1,8 +1,8 @@
-"""The shards of several streams as compiled code reaches them: by a table of their addresses.
+"""The shards of several streams as kernels reach them, by a table of addresses, and the labels beside their tokens.
 
-So a pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive. A kernel that
-meets a block that was not compared with its checksum yet stops and says so; all blocks it is about to read are compared
-then, in the thread that makes batches ahead, and it begins again. Afterwards a check is one byte that is read.
+A pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive. A kernel that
+meets a block that was not yet compared with its checksum stops and says so; then all blocks that it is about to read
+are compared, in the thread that makes batches ahead, and it starts again. Afterwards a check reads one byte.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ class Addresses(NamedTuple):
 
 
 _MOST_FOUND = 1024
-"""Blocks that are found at once; what is left is found when the kernel stops again."""
+"""Blocks that are listed at once; the rest is listed when the kernel stops again."""
 _SHIFT = BLOCK_BYTES.bit_length() - 1
 UNSOUND, UNCHECKED = -1, -2
-"""What a kernel says of a shard where it stops: ends that do not ascend, a block that was not compared yet."""
+"""Why a kernel stops at a shard: its ends do not ascend, or a block was not compared yet."""
 
 
 @inlined
@@ -52,7 +52,7 @@ def first_unchecked(table, wide, entry, local, count):
 
 @compiled
 def _find_unchecked(table, wide, streams, begins, sizes, out):
-    """Write (entry, block) of what the spans touch and nobody compared into `out` [2, most]; returns how many."""
+    """Write (entry, block) of blocks in the spans that were not compared into `out` [2, most]; returns their number."""
     used = 0
     shift = _SHIFT - 2 if wide else _SHIFT - 1
     for s in range(begins.size):
@@ -76,7 +76,7 @@ def _find_unchecked(table, wide, streams, begins, sizes, out):
 
 @compiled
 def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
-    """Copy spans of streams one after the other; returns whether all ids were sound."""
+    """Copy spans of streams one after the other; returns whether all ids are below `vocab`."""
     column = np.int64(0)
     for s in range(begins.size):
         position, left = begins[s], sizes[s]
@@ -172,7 +172,7 @@ class ShardTable:
         return found
 
     def damage(self, entry: int, largest: int) -> IntegrityError:
-        """What is wrong with the shard of an entry: an id outside the vocabulary, or (-1) ends that do not ascend."""
+        """The error for a shard: a token id outside the vocabulary or, if it is negative, ends that do not ascend."""
         shard = self._shards[entry]
         assert shard is not None
         if largest < 0:
@@ -193,7 +193,7 @@ class LabelTable:
         self._outputs = max((shard.outputs for stream in streams for shard in stream.shards), default=1)
 
     def at(self, streams: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, "n outputs"]:
-        """Label of the token at place `places[i]` of the stream with number `streams[i]`; NaN where it has none."""
+        """Label of token `places[i]` of stream `streams[i]`; NaN where it has none."""
         found = np.empty((len(places), self._outputs), np.float32)
         for number, stream in enumerate(self._streams):
             of_stream = np.flatnonzero(streams == number)
