@@ -94,7 +94,7 @@ def make_batch(recipe: Recipe, rows: int, vocab: int) -> Any:
         targets=targets,
         weights=weights,
         positions=places.expand(rows, -1),
-        lengths=[(len(places),)] * rows,
+        document_lengths=[(len(places),)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
         source=source,

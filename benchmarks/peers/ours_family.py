@@ -36,7 +36,7 @@ def make_batch(rows: family_data.Rows) -> Batch:
         targets=torch.where(counted, rows.labels, 0),
         weights=counted.float(),
         positions=positions(rows.lengths),
-        lengths=rows.lengths,
+        document_lengths=rows.lengths,
         samples=torch.arange(len(rows.tokens)),
         sources=torch.zeros(len(rows.tokens), dtype=torch.int64),
         source=source,

@@ -52,7 +52,8 @@ class ScaleNorm(nn.Module):
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The modules `maxout`, as docs/parts.md prints it, and `scale_norm`, in the path."""
-    (printed,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    (printed,) = [block for block in blocks if "class Maxout(" in block]
     (tmp_path / "maxout.py").write_text(printed)
     (tmp_path / "scale_norm.py").write_text(NORM)
     (tmp_path / "not_python.py").write_text("class Part(")

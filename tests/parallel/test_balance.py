@@ -56,7 +56,7 @@ def make_batch(rows: int = 7, seed: int = 0) -> Batch:
         targets=targets,
         weights=weights,
         positions=torch.arange(TIME).expand(rows, -1),
-        lengths=[(TIME,)] * rows,
+        document_lengths=[(TIME,)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
     )
@@ -66,7 +66,7 @@ def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        names = ("tokens", "targets", "weights", "positions", "lengths", "samples", "sources")
+        names = ("tokens", "targets", "weights", "positions", "document_lengths", "samples", "sources")
         parts.append(replace(batch, **{name: getattr(batch, name)[rows] for name in names}))
         first += size
     return parts
@@ -170,6 +170,6 @@ def test_what_counts_as_padding() -> None:
     assert none is None
     lengths = [(4, 2, 10), (8, 8), (16,)]
     source = Source(torch.zeros(3, 9), torch.zeros(3, 9), [(3, 2, 4), (5, 4), (9,)])
-    _, theirs = token_masks(replace(batch, lengths=lengths, source=source))
+    _, theirs = token_masks(replace(batch, document_lengths=lengths, source=source))
     assert theirs is not None
     assert theirs.sum(1).tolist() == [5, 9, 0]

@@ -242,7 +242,7 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
                 targets=(tokens[:, :-1] * 7 + 1) % VOCAB,
                 weights=(places < counted).float(),
                 positions=places,
-                lengths=[(sequence,)] * rows,
+                document_lengths=[(sequence,)] * rows,
                 samples=torch.arange(rows) + ROWS * (count * step + number),
                 sources=torch.zeros(rows, dtype=torch.int64),
             )

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
-from hornbook.data.objectives.objective_parts import start_of
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
@@ -65,7 +64,7 @@ class Inputs:
     @property
     def decoder_start(self) -> int | None:
         """The first token of the decoder's input in training; None where there is no encoder beside it."""
-        start, pad = start_of(self.recipe.data.objective), self.tokenizer.special.pad
+        start, pad = self.recipe.data.objective.decoder_start, self.tokenizer.special.pad
         if start is None:
             return None
         return self.tokenizer.end_id if start == "end" or pad is None else pad

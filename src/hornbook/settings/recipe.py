@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import LabelHeadConfig, RegressionHead

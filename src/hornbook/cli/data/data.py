@@ -69,7 +69,7 @@ def documents(
         raise UsageError(f"{path} has no step {step} in its metrics")
     loader = loader_of(run)
     samples = _samples(windows_of(run), record)
-    found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
+    found = [(sample, reference) for sample in samples for reference in loader.index.documents(sample)]
     if (again := _token_hash(loader, samples)) != record["token_hash"]:
         raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
     value = {

@@ -89,7 +89,8 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
     Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
     sentinels for them, on infilling.
     """
-    from hornbook.data.config import Causal, DataConfig, Infill, Masked, Span
+    from hornbook.data.config.data import DataConfig
+    from hornbook.data.config.objectives import Causal, Infill, Masked, Span
     from hornbook.files.run_directory import RunDir
     from hornbook.run.config import TrainConfig
     from hornbook.run.start.bound import recipe_in_force

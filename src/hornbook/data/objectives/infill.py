@@ -10,7 +10,7 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from hornbook.data.order.keyed import STEP, choose, mark_subset, shuffle
+from hornbook.data.order.random_keys import STEP, choose, mark_subset, shuffle
 from hornbook.kernels.compiled import compiled, mix
 
 LONGEST_SPAN = 128

@@ -1,6 +1,6 @@
-"""Whether a word may go on at the begin and at the end of a token: what whole-word masking must know.
+"""Whether a word may go on at the start and at the end of a token, for whole-word masking.
 
-Words are runs of letters and digits. Chinese, Japanese, Thai, Lao, Burmese and Khmer put no blanks between words, so
+Words are runs of letters and digits. Chinese, Japanese, Thai, Lao, Burmese and Khmer put no spaces between words, so
 there each character is one, as in BERT's tokenizer for Chinese. Punctuation and symbols are no letters in any script.
 
 Tokens of bytes may begin or end inside a character. The parts of a character belong together, and its lead byte tells

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from hornbook.data.config import Infill
+from hornbook.data.config.objectives import Infill
 from hornbook.data.validation import HeldOut
 from hornbook.errors import StorageError
 from hornbook.evals.corpus import Scores, score_rows, validation_rows

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
-from hornbook.data.loader.tracing import (
+from hornbook.data.loader.provenance import (
     Learned,
     all_streams,
     end_of,
@@ -65,7 +65,7 @@ def test_steps_of_positions_equal_a_walk_over_all(counts: list[int], windows: li
 def test_the_first_step_of_a_source(make_corpus: Callable[..., Raw]):
     index = GlobalIndex(Corpus.open(make_corpus(LENGTHS).path), DataConfig(), sequence=16, seed=3)
     learned, walked = learned_by_hand([4] * 100, [(0, 7), (100, 104)])
-    drawn = index.draws(np.arange(500)).sources
+    drawn = index.refs(np.arange(500)).sources
     for number, name in enumerate(index.sources):
         steps = [walked[place] for place in np.flatnonzero(drawn == number).tolist() if place in walked]
         assert first_step(index, name, learned) == steps[0]

@@ -1,4 +1,4 @@
-"""What turns positions into microbatches: one interface for rows of text and for pairs of source and target."""
+"""The interface that turns samples into microbatches: rows of text, pairs of source and target, labelled texts."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Plan, Segments
 
 
-class Setting(NamedTuple):
-    """What batches are made from."""
+class BuildContext(NamedTuple):
+    """The data and settings that batches are built from."""
 
     corpus: Corpus
     streams: Sequence[Stream]
@@ -22,22 +22,22 @@ class Setting(NamedTuple):
     """Length of a row of text; neither side of a pair is longer."""
     seed: int
     evaluation: bool = False
-    """Other draws than in training, masks at their evaluation rate, always `concat`."""
+    """Random draws other than in training, masks at their evaluation rate, packing always `concat`."""
 
 
-class Draws(NamedTuple):
-    """The samples of a global batch."""
+class SampleRefs(NamedTuple):
+    """The samples of a global batch, by row."""
 
     positions: Int64[np.ndarray, " n"]
     sources: Int64[np.ndarray, " n"]
-    """Number of the stream."""
+    """Index of the stream."""
     rows: Int64[np.ndarray, " n"]
     """Row of its plan."""
     epochs: Int64[np.ndarray, " n"]
-    """How often the plan was gone through before."""
+    """Number of passes over the plan before this one."""
 
 
-class Made(NamedTuple):
+class BuiltBatch(NamedTuple):
     """A global batch, from which each rank takes its microbatches."""
 
     total_weight: float
@@ -46,16 +46,16 @@ class Made(NamedTuple):
     """Microbatch of a number."""
 
 
-class Maker(Protocol):
-    """Makes batches from some streams."""
+class BatchBuilder(Protocol):
+    """Builds batches from some streams."""
 
     plans: Sequence[Plan]
-    """How each stream is cut into rows, the first time it is gone through."""
+    """How each stream is cut into rows in its first epoch."""
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from."""
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Spans of the streams that each sample is made from."""
         ...
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch, in microbatches of `micro_batch` rows."""
         ...

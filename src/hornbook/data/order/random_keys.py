@@ -1,7 +1,7 @@
 """Random draws inside kernels, each a pure function of a 64-bit key: SplitMix64 (Steele et al. 2014).
 
-A kernel begins with the key of its row as `state`, adds `STEP` before each draw and scrambles the sum with `mix`.
-So what is drawn for a row depends on no other row, no process and no history.
+A kernel starts with the key of its row as `state`, adds `STEP` before each draw and scrambles the sum with `mix`.
+So the draws for a row depend on no other row, no process and no history.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _HALF, _LOW = np.uint64(32), np.uint64(11)
 
 @compiled
 def below(bits, count):
-    """Uniform integer in range(count), count < 2^32; no value's probability is off by more than 2^-32."""
+    """Uniform integer in range(count), count < 2^32; the probability of a value is off by at most 2^-32."""
     return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
 
 
@@ -72,10 +72,10 @@ def _row_keys(table, streams, rows, epochs, out):
 
 
 class Keys(NamedTuple):
-    """What the draws of some streams start from."""
+    """Keys of some streams."""
 
     draws: np.ndarray  # uint64 [streams]
-    choices: np.ndarray  # uint64 [streams]: which part of a mixture a row belongs to
+    choices: np.ndarray  # uint64 [streams]: which component of a mixture a row belongs to
 
 
 def stream_keys(seed: int, names: Sequence[str], *, evaluation: bool) -> Keys:
@@ -100,14 +100,21 @@ def _choices(table, bounds, streams, rows, epochs, out):
         out[i] = choose(key_of_row(key_of_row(table[streams[i]], epochs[i]), rows[i]), bounds)
 
 
+def cumulated(weights: Sequence[float]) -> Float64[np.ndarray, " shares"]:
+    """Cumulated shares, the last exactly 1; the weights sum to 1."""
+    bounds = np.cumsum(weights)
+    bounds[-1] = 1.0
+    return bounds
+
+
 def choices(
     keys: Keys,
-    bounds: Float64[np.ndarray, " parts"],
+    bounds: Float64[np.ndarray, " components"],
     streams: Int64[np.ndarray, " n"],
     rows: Int64[np.ndarray, " n"],
     epochs: Int64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Which part of a mixture each row belongs to in each epoch; `bounds` are the cumulated shares of the parts."""
+    """Component of a mixture that each row belongs to in each epoch; `bounds`: cumulated shares of the components."""
     out = np.zeros(len(rows), np.int64)
     if len(bounds) > 1:
         _choices(keys.choices, bounds, streams, rows, epochs, out)
@@ -115,5 +122,5 @@ def choices(
 
 
 def epoch_key(keys: Keys, stream: int, epoch: int) -> np.uint64:
-    """Key of the choices in one epoch of a stream: row r belongs to part `choose(key_of_row(key, r), bounds)`."""
+    """Key of the choices in one epoch of a stream: row r belongs to component `choose(key_of_row(key, r), bounds)`."""
     return np.uint64(key_of_row(keys.choices[stream], np.int64(epoch)))

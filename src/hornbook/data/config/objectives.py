@@ -1,27 +1,39 @@
-"""Configuration of how token shards become batches: their order, and what a model is asked to predict."""
+"""The objectives of this package: settings of each, and how it is built."""
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.data.config.objective import Component, Family, Noise, Objective, Start, checked_objective
+from hornbook.settings.fields import OPEN, Config, Number
 
-Start = Literal["pad", "end"]
+if TYPE_CHECKING:
+    from hornbook.data.batch_builder import BatchBuilder, BuildContext
+    from hornbook.data.corpus import Corpus
+    from hornbook.data.packing.text_rows import ObjectiveTransform
 
 
-class Causal(Config):
+class Causal(Objective):
     """Predict each token from those before it."""
 
     kind: Literal["causal"] = "causal"
 
 
-class Prefix(Config):
+class Prefix(Objective):
     """Prefix LM (arXiv 1910.10683, section 3.2.1): a leading part is seen in both directions, the rest is predicted."""
 
     kind: Literal["prefix"] = "prefix"
 
+    def transform(self, context: "BuildContext", key: str) -> "ObjectiveTransform":
+        from hornbook.data.objectives.prefix import Prefixing
 
-class FillInTheMiddle(Config):
+        del context, key
+        return Prefixing()
+
+
+class FillInTheMiddle(Objective):
     """Causal on documents of which some have their middle moved to the end (Bavarian et al. 2022, arXiv 2207.14255).
 
     The cuts are made once per seed, at characters, and kept beside the shards; evaluation is on text as it is.
@@ -33,10 +45,22 @@ class FillInTheMiddle(Config):
     suffix_first: Number = Field(default=0.5, ge=0, le=1)
     """Of those, the share in the order suffix, prefix, middle; the others are prefix, suffix, middle."""
 
+    def training_corpus(self, corpus: "Corpus", seed: int) -> "Corpus":
+        """With some of the training documents rearranged."""
+        from hornbook.data.objectives.fim import rearranged
 
-class Masked(Config):
+        return rearranged(corpus, self, seed)
+
+    @property
+    def evaluation_key(self) -> str:
+        """That of a causal objective: evaluation is on text as it is."""
+        return Causal().model_dump_json()
+
+
+class Masked(Objective):
     """Masked LM (BERT, arXiv 1810.04805): predict chosen tokens, of which 80 % are masked, 10 % random, 10 % kept."""
 
+    family: ClassVar[Family] = "encoder"
     kind: Literal["masked"] = "masked"
     rate: Number = Field(default=0.15, gt=0, lt=1)
     """Share of a row's ordinary tokens that is chosen, rounded to whole tokens; ModernBERT trains with 0.3."""
@@ -47,8 +71,19 @@ class Masked(Config):
     dynamic: bool = True
     """Choose anew each time a row is seen (RoBERTa, arXiv 1907.11692); else as the first time."""
 
+    def transform(self, context: "BuildContext", key: str) -> "ObjectiveTransform":
+        """Masks rows. Raises UsageError where the tokenizer has no mask token."""
+        from hornbook.data.objectives.masked import Masking
 
-class Span(Config):
+        return Masking(self, context, key)
+
+    @property
+    def evaluation_key(self) -> str:
+        """The settings of evaluation alone."""
+        return f"masked {self.rate if self.eval_rate is None else self.eval_rate} {self.whole_word}"
+
+
+class Span(Objective):
     """Span corruption for encoder-decoders (T5, arXiv 1910.10683): sentinels for spans, which the target spells out."""
 
     kind: Literal["span"] = "span"
@@ -59,8 +94,11 @@ class Span(Config):
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
 
+    def components(self, key: str = "data.objective", weight: float = 1.0) -> Iterator[Component]:
+        yield Component(weight, key, self, Noise(self.density, self.mean_span, self.start))
 
-class Infill(Config):
+
+class Infill(Objective):
     """Text infilling for encoder-decoders (BART, arXiv 1910.13461): one mask for each span; the target is the text."""
 
     kind: Literal["infill"] = "infill"
@@ -72,6 +110,10 @@ class Infill(Config):
     """Shuffle the sentences (parts that end with a full stop) of the source."""
     start: Start = "end"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
+
+    def components(self, key: str = "data.objective", weight: float = 1.0) -> Iterator[Component]:
+        noise = Noise(self.rate, self.mean_span, self.start, infill=True, permute=self.permute)
+        yield Component(weight, key, self, noise)
 
 
 class Denoiser(Config):
@@ -97,7 +139,7 @@ def _denoisers() -> list[Denoiser]:
     ]
 
 
-class UL2(Config):
+class UL2(Objective):
     """Mixture of denoisers for encoder-decoders (Tay et al. 2022, arXiv 2205.05131, table 1)."""
 
     kind: Literal["ul2"] = "ul2"
@@ -106,30 +148,53 @@ class UL2(Config):
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
 
+    def components(self, key: str = "data.objective", weight: float = 1.0) -> Iterator[Component]:
+        """One for each denoiser."""
+        total = sum(each.weight for each in self.denoisers)
+        for number, each in enumerate(self.denoisers):
+            mean = math.inf if each.mean_span is None else each.mean_span
+            noise = Noise(each.density, mean, self.start, each.mode)
+            yield Component(weight * each.weight / total, f"{key}.denoisers.{number}", self, noise)
+
+
+def _mixable(value: Config) -> Objective:
+    if type(checked_objective(value)).build is not Objective.build:  # pyright: ignore
+        raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
+    return value
+
 
 class MixturePart(Config):
     """One objective of a mixture."""
 
     weight: Number = Field(default=1.0, gt=0)
     """Share of the rows, relative to the other parts."""
-    objective: Annotated[Causal | Prefix | Masked | Span | Infill | UL2, Field(discriminator="kind")]
+    objective: Annotated[
+        Causal | Prefix | Masked | Span | Infill | UL2, Field(discriminator="kind"), *OPEN, AfterValidator(_mixable)
+    ]
     """What its rows ask; fill-in-the-middle acts on whole documents, before there are rows, and has a rate instead."""
 
 
-class Mixture(Config):
+class Mixture(Objective):
     """Several objectives in one run, chosen row by row; all for the same family of models."""
 
     kind: Literal["mixture"] = "mixture"
     parts: list[MixturePart] = Field(min_length=1)
     """Objectives and their weights."""
 
+    def components(self, key: str = "data.objective", weight: float = 1.0) -> Iterator[Component]:
+        """Those of all parts."""
+        total = sum(each.weight for each in self.parts)
+        for number, each in enumerate(self.parts):
+            yield from each.objective.components(f"{key}.parts.{number}.objective", weight * each.weight / total)
 
-class Labels(Config):
+
+class Labels(Objective):
     """Learn the labels of a labelled set (`text.labels`), for models whose head gives such labels.
 
     Rows are filled with whole documents; one that is longer than a row is cut at its end.
     """
 
+    predicts_labels: ClassVar[bool] = True
     kind: Literal["labels"] = "labels"
     token: Literal["first", "last"] = "first"
     """Which token of a text carries its label: the first (encoders), or the last, which alone has seen all (decoders).
@@ -139,54 +204,46 @@ class Labels(Config):
     balance: bool = False
     """Texts of rarer labels come as often as those of the commonest, in each pass."""
 
+    def build(self, context: "BuildContext") -> "BatchBuilder":
+        """Raises UsageError where the data has no labels, or labels for another objective."""
+        from hornbook.data.labelled.labelled import build_labelled_rows
 
-class Answer(Config):
+        return build_labelled_rows(context, self)
+
+
+class Answer(Objective):
     """Causal on prompts and answers (`text.labels` of the kind `answer`): only what is answered counts."""
 
     kind: Literal["answer"] = "answer"
 
+    def build(self, context: "BuildContext") -> "BatchBuilder":
+        """Raises UsageError where the data has no labels, or labels for another objective."""
+        from hornbook.data.labelled.labelled import build_labelled_rows
 
-class Seq2Seq(Config):
+        return build_labelled_rows(context, self)
+
+
+class Seq2Seq(Objective):
     """Prompts and answers for encoder-decoders: the encoder reads the prompt, the decoder writes the answer."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
 
+    def build(self, context: "BuildContext") -> "BatchBuilder":
+        """Raises UsageError where the data has no labels, or labels for another objective."""
+        from hornbook.data.labelled.labelled import build_answer_pairs
 
-OnLabels = Labels | Answer | Seq2Seq
-"""Objectives that need a labelled set."""
-UnlabelledConfig = Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture
-ObjectiveConfig = Annotated[UnlabelledConfig | OnLabels, Field(discriminator="kind")]
+        return build_answer_pairs(context, self)
 
-
-class StageConfig(Config):
-    """From a position in the run on, other weights."""
-
-    from_tokens: Count = Field(ge=0)
-    """Position of training, in tokens, at which this stage begins."""
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Share of tokens per source."""
+    @property
+    def decoder_start(self) -> Start:
+        return self.start
 
 
-class DataConfig(Config):
-    """Which tokens are seen, and in which order."""
-
-    path: str | None = None
-    """Folder written by `hornbook tokenize`; `hornbook train --data` sets it."""
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Share of tokens per source, normalised; by default each source by its size."""
-    temperature: Number = Field(default=1.0, ge=1)
-    """Where no weights are given they are size ** (1 / temperature): 1 is by size, more lifts small sources."""
-    max_epochs: Number | None = Field(default=None, gt=0)
-    """A source that was read so often is read no more; the others take its place by their weights."""
-    stages: list[StageConfig] = Field(default_factory=list)
-    """Changes of the weights during the run."""
-    order: Literal["shuffled", "sequential", "replacement"] = "shuffled"
-    """A new permutation each epoch, the order of the shards, or independent draws."""
-    packing: Literal["concat", "best_fit"] = "concat"
-    """Cut the stream of documents into rows, or fit whole documents into rows."""
-    document_mask: bool = True
-    """Attention stays inside a document and positions restart with each."""
-    objective: ObjectiveConfig = Causal()
-    """What the model is asked to predict."""
+ObjectiveConfig = Annotated[
+    Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture | Labels | Answer | Seq2Seq,
+    Field(discriminator="kind"),
+    *OPEN,
+    AfterValidator(checked_objective),
+]

@@ -1,4 +1,4 @@
-"""The order of the data: position -> source and k-th draw of it -> epoch and row.
+"""The sampler: position -> source and k-th draw of it -> epoch and row.
 
 A pure function of (seed, sizes, stages, position) that takes the same time at any position, so that resuming,
 seeking and skipping are arithmetic. Epoch e of a source is a permutation of its rows keyed by (seed, source
@@ -47,8 +47,8 @@ def _locate(table, kind, positions, out):
         out[0, i], out[1, i], out[2, i] = source, row, epoch
 
 
-class Order:
-    """Order of the rows of several sources."""
+class Sampler:
+    """The rows of several sources in the order of training."""
 
     def __init__(
         self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Stage], *, seed: int, kind: Kind = "shuffled"
