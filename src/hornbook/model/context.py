@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.mask import Pieces, Sight
 from hornbook.model.attention.position import Rope, Rotation
-from hornbook.model.attention.sight import Pieces, Sight
 
 Auxiliary = dict[str, Tensor]
 """By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.mask import Pieces, Sight
 from hornbook.model.attention.position import (
     LearnedPositions,
     Lengths,
@@ -22,7 +23,6 @@ from hornbook.model.attention.position import (
     check_length,
     document_positions,
 )
-from hornbook.model.attention.sight import Pieces, Sight
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import Dropout

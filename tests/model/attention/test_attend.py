@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hornbook.model.attention.attend import attend, reference_attention
 from hornbook.model.attention.dropout import Drop
-from hornbook.model.attention.sight import Pieces, Sight, mask
+from hornbook.model.attention.mask import Pieces, Sight, mask
 from hornbook.model.attention.tiles import QUERIES, plan
 
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -142,7 +142,7 @@ def test_probabilities_computed_again_are_equal(
     grad = torch.randn(shape.batch, shape.heads, shape.queries, 6)
 
     def gradients(kept: int) -> tuple[Tensor, ...]:
-        monkeypatch.setattr("hornbook.model.attention.block_attention.KEPT", kept)
+        monkeypatch.setattr("hornbook.model.attention.tiled_attention.KEPT", kept)
         out = attend(*parts, sight, **chosen)
         saved = getattr(out.grad_fn, "saved_tensors", ())
         assert len(saved) == 7 + (len(plan(shape.queries, shape.keys, shape.batch, sight).blocks) if kept else 0)

@@ -10,7 +10,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.latent import LatentAttention
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import Sight
 from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config

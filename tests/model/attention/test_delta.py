@@ -10,7 +10,7 @@ from torch import Tensor
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta import DeltaAttention
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import Sight
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import Sight
 from hornbook.model.build import build_model
 from hornbook.model.config.flops import keys_seen, operations_per_token, state_bytes
 from hornbook.model.config.model import ModelConfig

@@ -1,6 +1,6 @@
 """Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device.
 
-On CPU with gradients or many queries: blocks of queries against the keys they see (`block_attention.py`);
+On CPU with gradients or many queries: blocks of queries against the keys they see (`tiled_attention.py`);
 for a few new queries on a cache, and on other devices, torch's scaled_dot_product_attention. docs/speed.md has the
 measurements behind this rule.
 """
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.attention.block_attention import BlockAttention, Scoring
 from hornbook.model.attention.dropout import Drop
-from hornbook.model.attention.sight import Sight, mask
+from hornbook.model.attention.mask import Sight, mask
+from hornbook.model.attention.tiled_attention import BlockAttention, Scoring
 from hornbook.model.layers.products import is_widened, matmul
 
 Heads = Float[Tensor, "batch heads time dim"]

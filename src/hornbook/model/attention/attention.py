@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.mask import Sight
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
-from hornbook.model.attention.sight import Sight
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
 from hornbook.model.context import Context

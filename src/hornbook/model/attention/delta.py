@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
-from hornbook.model.attention.sight import Pieces
+from hornbook.model.attention.mask import Pieces
 from hornbook.model.config import init as config_init
 from hornbook.model.config import model as config
 from hornbook.model.context import Context

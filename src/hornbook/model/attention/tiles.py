@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hornbook.model.attention.sight import Interval, Sight
+from hornbook.model.attention.mask import Interval, Sight
 
 QUERIES = 128
 """Queries per block."""

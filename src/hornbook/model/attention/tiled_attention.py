@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hornbook.model.attention.dropout import Drop
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import Sight
 from hornbook.model.attention.tiles import Block, plan
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.layers.products import add_products_, matmul
