@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.build import build_model
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
@@ -98,7 +98,7 @@ def test_masks(rate: float, dtype: torch.dtype) -> None:
     """By the kernels of the CPU and by the formula that all other devices follow."""
     context = Context(keys=KEYS)
     features = Dropout(rate, layer=3, site=2)(torch.ones(3, 20, 30, dtype=dtype), context) != 0
-    drop = Drop(site_keys(KEYS, 3, 1), rate)
+    drop = AttentionDropout(site_keys(KEYS, 3, 1), rate)
     scores = torch.ones(2, 4, 8, 16, dtype=dtype)
     probabilities = drop(scores, slice(1, 3), range(8, 16), range(16)) != 0
     rows = torch.arange(400)

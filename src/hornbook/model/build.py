@@ -14,7 +14,7 @@ from hornbook.model.attention.attention import CrossAttention, FullAttention
 from hornbook.model.attention.delta import CausalConvolution, DeltaAttention
 from hornbook.model.attention.latent import LatentAttention
 from hornbook.model.attention.position import Alibi, LearnedPositions, RelativeBuckets, SinusoidalPositions
-from hornbook.model.block import Addition, Block, Norms, ParallelBlock
+from hornbook.model.block import Block, Norms, ParallelBlock, ResidualAdd
 from hornbook.model.config import head as config_head
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
@@ -22,7 +22,7 @@ from hornbook.model.config import position as config_position
 from hornbook.model.heads.head import Head, Scaled, Transform
 from hornbook.model.heads.label_heads import Classifier, LabelHead, Regressor, SpanFinder, Tagger
 from hornbook.model.layers.dropout import Dropout, RowDropout
-from hornbook.model.layers.embedding import Embedding, Entrance, TokenTypes
+from hornbook.model.layers.embedding import Embedding, InputLayers, TokenTypes
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import BatchNorm, LayerNorm, OffsetRMSNorm, RMSNorm
 from hornbook.model.mlp.experts import Experts
@@ -91,11 +91,11 @@ def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str 
 
 def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict[str, Any]:
     """What a Stack is made of; its layers count from `first` where randomness is keyed by them."""
-    both = cfg.kind == "encoder"
+    bidirectional = cfg.kind == "encoder"
     return {
-        "kind": "both" if both else "causal",
+        "kind": "bidirectional" if bidirectional else "causal",
         "positions": _added_positions(cfg),
-        "bias": _bias(cfg, both),
+        "bias": _bias(cfg, bidirectional),
         "entrance": _entrance(cfg),
         "dropout": Dropout(cfg.dropout, first, site=0),
         "blocks": {str(i): _block(cfg, i, first + i, cross) for i in range(cfg.layers)},
@@ -117,22 +117,22 @@ def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPo
     return None
 
 
-def _bias(cfg: config.ModelConfig, both: bool) -> nn.Module | None:
+def _bias(cfg: config.ModelConfig, bidirectional: bool) -> nn.Module | None:
     match cfg.position:
         case config_position.Alibi():
             return Alibi(cfg.heads)
         case config_position.RelativeBuckets():
-            return RelativeBuckets(cfg.heads, cfg.position, both)
+            return RelativeBuckets(cfg.heads, cfg.position, bidirectional)
     return None
 
 
-def _entrance(cfg: config.ModelConfig) -> Entrance | None:
+def _entrance(cfg: config.ModelConfig) -> InputLayers | None:
     part = cfg.embedding
     if part == config.EmbeddingConfig():
         return None
     project = Linear(part.width, cfg.width, bias=False) if part.width else None
     types = TokenTypes(part.types, cfg.width) if part.types else None
-    return Entrance(part.scale, project, types, _norm(cfg) if part.norm else None)
+    return InputLayers(part.scale, project, types, _norm(cfg) if part.norm else None)
 
 
 def _head(cfg: config.ModelConfig, vocab: int, embedding: Embedding) -> Head:
@@ -163,14 +163,14 @@ def _label_head(cfg: config.ModelConfig, part: config_head.LabelHeadConfig) -> L
 def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:
     own, rate = cfg.layer(number), cfg.stochastic_depth * (number + 1) / cfg.layers
     attention, mlp = part(own.attention, own, layer), part(own.mlp, own, layer)
-    additions = _addition(cfg, rate, layer, 1), _addition(cfg, rate, layer, 2)
+    residual_adds = _residual_add(cfg, rate, layer, 1), _residual_add(cfg, rate, layer, 2)
     if isinstance(cfg.block, config.Parallel):
         first = _norm(cfg)
         assert first is not None
-        return ParallelBlock(attention, mlp, (first, None if cfg.block.shared_norm else _norm(cfg)), additions)
+        return ParallelBlock(attention, mlp, (first, None if cfg.block.shared_norm else _norm(cfg)), residual_adds)
     norms = _norms(cfg, cfg.attention_norm(number)), _norms(cfg, cfg.norm)
-    looking = (CrossAttention(own, layer), _norms(cfg, cfg.norm), _addition(cfg, rate, layer, 3)) if cross else None
-    return Block(attention, mlp, norms, additions, looking)
+    looking = (CrossAttention(own, layer), _norms(cfg, cfg.norm), _residual_add(cfg, rate, layer, 3)) if cross else None
+    return Block(attention, mlp, norms, residual_adds, looking)
 
 
 def part(chosen: Any, cfg: config.ModelConfig, layer: int) -> Any:
@@ -191,9 +191,9 @@ def _norms(cfg: config.ModelConfig, chosen: config.NormConfig) -> Norms:
     raise AssertionError(cfg.block)
 
 
-def _addition(cfg: config.ModelConfig, rate: float, layer: int, site: int) -> Addition:
+def _residual_add(cfg: config.ModelConfig, rate: float, layer: int, site: int) -> ResidualAdd:
     multiplier = cfg.block.multiplier if isinstance(cfg.block, config.PreNorm) else 1.0
-    return Addition(Dropout(cfg.dropout, layer, site), RowDropout(rate, layer, site + 8), multiplier)
+    return ResidualAdd(Dropout(cfg.dropout, layer, site), RowDropout(rate, layer, site + 8), multiplier)
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:

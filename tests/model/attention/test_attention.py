@@ -10,7 +10,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.latent import LatentAttention
-from hornbook.model.attention.mask import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
@@ -176,7 +176,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
     hidden = torch.full((time, time), -torch.inf).triu(1)[None, None]
     want = reference(x, angles, hidden)[0]
     assert module.rope is not None
-    context = Context({module.rope: module.rope.rotation(torch.arange(time)[None])}, Sight())
+    context = Context({module.rope: module.rope.rotation(torch.arange(time)[None])}, AttentionMask())
     got = module(x, context)
     close(got, want)
     grad = torch.randn_like(want)
@@ -196,7 +196,7 @@ def test_a_latent_cache_holds_the_latent_alone() -> None:
         torch.nn.init.normal_(parameter)
     assert module.rope is not None
     rotation = {module.rope: module.rope.rotation(torch.arange(5)[None])}
-    module(torch.randn(1, 5, WIDTH), Context(rotation, Sight(), cache=cache))
+    module(torch.randn(1, 5, WIDTH), Context(rotation, AttentionMask(), cache=cache))
     key, value = cache.append(0, torch.zeros(1, 1, 1, 14), torch.zeros(1, 1, 1, 0))
     assert key.shape == (1, 1, 1, 10 + 4)
     assert value.numel() == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta import DeltaAttention
-from hornbook.model.attention.mask import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
@@ -88,7 +88,7 @@ def test_parity_with_transformers() -> None:
 def test_documents_are_alone() -> None:
     layer, x = make(torch.float64), inputs(torch.float64).requires_grad_()
     lengths = ((2, 61, 1, 86), (3, 70, 77, 0))
-    y = layer(x, Context(sight=Sight(lengths=lengths)))
+    y = layer(x, Context(mask=AttentionMask(lengths=lengths)))
     for row, pieces in enumerate(lengths):
         first = 0
         for length in filter(None, pieces):
@@ -137,9 +137,9 @@ def test_in_bfloat16() -> None:
 def test_what_sees_later_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="earlier tokens only"):
         DeltaAttention(CONFIG.model_copy(update={"kind": "encoder"}), 0)
-    for sight in (Sight("both"), Sight(lengths=((5,),), prefixes=((2,),))):
+    for mask in (AttentionMask("bidirectional"), AttentionMask(lengths=((5,),), prefixes=((2,),))):
         with pytest.raises(UsageError, match="earlier tokens only"):
-            make()(inputs(time=5)[:1], replace(Context(), sight=sight))
+            make()(inputs(time=5)[:1], replace(Context(), mask=mask))
     odd = PART.model_copy(update={"value_heads": 3})
     with pytest.raises(UsageError, match="value_heads: 3 heads"):
         DeltaAttention(CONFIG.model_copy(update={"attention": odd}), 0)

@@ -176,24 +176,24 @@ def test_alibi_equals_bloom_up_to_a_constant_per_query(heads: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(buckets=st.sampled_from([4, 8, 32, 64]), max_distance=st.integers(40, 600), both=st.booleans())
-def test_buckets_equal_t5(buckets: int, max_distance: int, both: bool) -> None:
+@given(buckets=st.sampled_from([4, 8, 32, 64]), max_distance=st.integers(40, 600), bidirectional=st.booleans())
+def test_buckets_equal_t5(buckets: int, max_distance: int, bidirectional: bool) -> None:
     distance = torch.arange(-1000, 1001)
-    want = T5Attention._relative_position_bucket(distance, both, buckets, max_distance)
-    got = relative_buckets(distance, buckets, max_distance, both)
+    want = T5Attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
+    got = relative_buckets(distance, buckets, max_distance, bidirectional)
     assert torch.equal(got, want)
     assert int(got.min()) == 0
     assert int(got.max()) == buckets - 1
 
 
-@pytest.mark.parametrize("both", [True, False])
-def test_relative_scores_are_a_table_by_distance(both: bool) -> None:
-    part = RelativeBuckets(3, config_position.RelativeBuckets(), both)
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_scores_are_a_table_by_distance(bidirectional: bool) -> None:
+    part = RelativeBuckets(3, config_position.RelativeBuckets(), bidirectional)
     torch.nn.init.normal_(part.weight)
     table, length = part(200, CPU), 200
     assert table.shape == (3, 399)
     for query, key in [(0, 0), (0, 199), (199, 0), (50, 53), (53, 50)]:
-        bucket = int(relative_buckets(torch.tensor(key - query), 32, 128, both))
+        bucket = int(relative_buckets(torch.tensor(key - query), 32, 128, bidirectional))
         assert torch.equal(table[:, key - query + length - 1], part.weight[bucket])
     table.sum().backward()
     assert part.weight.grad is not None

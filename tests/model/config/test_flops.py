@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hornbook.model.attention.mask import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
 from hornbook.model.config.flops import keys_seen, operations_per_token, state_bytes
 from hornbook.model.config.model import ModelConfig
@@ -56,10 +56,14 @@ def test_source_and_target_tokens_have_their_own_products() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30, 31, 100])
-@pytest.mark.parametrize("both", [False, True])
-def test_keys_seen_are_those_of_the_mask(window: int | None, both: bool) -> None:
-    starts, ends = Sight("both" if both else "causal", None, window=window).intervals(31, 31, 0)
-    assert keys_seen(31, window, both=both) == pytest.approx((ends - starts).double().mean().item(), abs=1e-12)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_keys_seen_are_those_of_the_mask(window: int | None, bidirectional: bool) -> None:
+    starts, ends = AttentionMask("bidirectional" if bidirectional else "causal", None, window=window).intervals(
+        31, 31, 0
+    )
+    assert keys_seen(31, window, bidirectional=bidirectional) == pytest.approx(
+        (ends - starts).double().mean().item(), abs=1e-12
+    )
 
 
 def test_attention_to_the_encoder_costs_what_each_layer_says() -> None:

@@ -104,10 +104,10 @@ def test_labels_are_smoothed_over_tokens_and_not_over_padding_rows() -> None:
     """As over the tokens alone with the padding's probability beside them: the target's share is the same."""
     head, (hidden, targets, weights) = Head(VOCAB, WIDTH, None), problem()
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(1))
-    head.tokens, smoothing = VOCAB - 5, 0.1
-    targets = targets % head.tokens
+    head.num_real_tokens, smoothing = VOCAB - 5, 0.1
+    targets = targets % head.num_real_tokens
     spread = torch.zeros(*targets.shape, VOCAB)
-    spread[..., : head.tokens] = smoothing / head.tokens
+    spread[..., : head.num_real_tokens] = smoothing / head.num_real_tokens
     wanted = spread.scatter_add(-1, targets[..., None], torch.full((*targets.shape, 1), 1 - smoothing))
     expected = -(head.logits(hidden).log_softmax(-1) * wanted).sum(-1).mul(weights).sum()
     found = head.losses(hidden, targets, weights, smoothing=smoothing)["loss"]

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.attention.attend import attend
-from hornbook.model.attention.dropout import Drop
-from hornbook.model.attention.mask import Sight
+from hornbook.model.attention.dropout import AttentionDropout
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
@@ -44,15 +44,15 @@ class FullAttention(nn.Module):
         query, key, value = self._project(x, context)
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
-        return self._answer(query, key, value, context.sight.narrowed(self.cfg.window), context.bias, context)
+        return self._answer(query, key, value, context.mask.narrowed(self.cfg.window), context.bias, context)
 
     def _answer(
-        self, query: Heads, key: Heads, value: Heads, sight: Sight, bias: Tensor | None, context: Context
+        self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, bias: Tensor | None, context: Context
     ) -> Float[Tensor, "batch time width"]:
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
         drop = dropped(context, self.layer, self.site, self.cfg.dropout)
-        return self.out(attend(query, key, value, sight, **options, dropout=drop).transpose(1, 2).flatten(2))
+        return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
         """Queries, keys and values, normalised and rotated."""
@@ -99,8 +99,8 @@ class CrossAttention(FullAttention):
         assert context.memory is not None
         query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
-        sight = Sight("cross", context.sight.lengths, context.memory.lengths)
-        return self._answer(query, key, value, sight, None, context)
+        mask = AttentionMask("cross", context.mask.lengths, context.memory.lengths)
+        return self._answer(query, key, value, mask, None, context)
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
@@ -143,9 +143,9 @@ def split_heads(
     return query, key, value
 
 
-def dropped(context: Context, layer: int, site: int, rate: float) -> Drop | None:
+def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDropout | None:
     """Dropout of a layer's attention probabilities, if there is any in this pass."""
-    return None if rate == 0 or context.keys is None else Drop(site_keys(context.keys, layer, site), rate)
+    return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 
 
 def _norm(cfg: config.ModelConfig, part: config.FullAttention, heads: int) -> RMSNorm | None:

@@ -24,7 +24,7 @@ from torch import Generator, Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
-from hornbook.model.attention.mask import Pieces
+from hornbook.model.attention.mask import DocumentLengths
 from hornbook.model.config import init as config_init
 from hornbook.model.config import model as config
 from hornbook.model.context import Context
@@ -86,10 +86,10 @@ class DeltaAttention(nn.Module):
         self.initial = {"log_decay": _initial_log_decay, "decay_bias": _initial_decay_bias}
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
-        sight, cache = context.sight, context.cache
-        if sight.kind != "causal" or sight.prefixes is not None:
+        mask, cache = context.mask, context.cache
+        if mask.kind != "causal" or mask.prefixes is not None:
             raise UsageError('model.attention of kind "delta" sees earlier tokens only: use "full" for prefixes')
-        starts = None if sight.lengths is None else _starts(sight.lengths).to(x.device)
+        starts = None if mask.lengths is None else _starts(mask.lengths).to(x.device)
         mixed, gate, rate, decay = self._project(x)
         tail, state = (None, None) if cache is None else self._recall(cache)
         mixed, tail = self.convolution(mixed, tail, starts)
@@ -131,12 +131,12 @@ def _unit(x: Tensor) -> Tensor:
 
 
 @torch.compiler.disable()
-def _starts(lengths: Pieces) -> Bool[Tensor, "batch time"]:
+def _starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     return _cached_starts(lengths)
 
 
 @lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
-def _cached_starts(lengths: Pieces) -> Bool[Tensor, "batch time"]:
+def _cached_starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     found = torch.zeros(len(lengths), sum(lengths[0]), dtype=torch.bool)
     for row, pieces in zip(found, lengths, strict=True):
         ends = torch.tensor(pieces).cumsum(0)

@@ -20,7 +20,7 @@ CHANCES = 2**24
 """A probability is kept by so many equally likely draws at most."""
 
 
-class Drop(NamedTuple):
+class AttentionDropout(NamedTuple):
     """Zero probabilities with probability `rate` and scale the rest by 1 / (1 - rate)."""
 
     places: Int[Tensor, " batch"]

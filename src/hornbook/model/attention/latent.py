@@ -65,14 +65,14 @@ class LatentAttention(nn.Module):
         fused = self.query_up(self.query_norm(self.query_down(x))) if low else self.query(x)
         heads = fused.shape[-1] // (self.cfg.plain_dim + self.cfg.rope_dim)
         plain, turning = split_heads(fused, (heads, 0), None)[0].split([self.cfg.plain_dim, self.cfg.rope_dim], -1)
-        return torch.cat([plain, self._turned(turning, rotation)], -1)
+        return torch.cat([plain, self._rotated(turning, rotation)], -1)
 
     def _compressed(self, x: Tensor, rotation: Rotation | None) -> Float[Tensor, "batch 1 time held"]:
         """The normalised latent, and the key that all heads share: what a cache has to hold."""
         latent, shared = self.kv_down(x).split([self.cfg.kv_rank, self.cfg.rope_dim], -1)
-        return torch.cat([self.kv_norm(latent)[:, None], self._turned(shared[:, None], rotation)], -1)
+        return torch.cat([self.kv_norm(latent)[:, None], self._rotated(shared[:, None], rotation)], -1)
 
-    def _turned(self, x: Heads, rotation: Rotation | None) -> Heads:
+    def _rotated(self, x: Heads, rotation: Rotation | None) -> Heads:
         return x if rotation is None or self.rope is None else rotate(x, rotation, self.rope.cfg.layout)
 
     def _expanded(self, held: Tensor) -> tuple[Heads, Heads]:
@@ -84,7 +84,7 @@ class LatentAttention(nn.Module):
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
         drop = dropped(context, self.layer, SITE, self.cfg.dropout)
-        return attend(query, key, value, context.sight, scale=self.scale, bias=context.bias, dropout=drop)
+        return attend(query, key, value, context.mask, scale=self.scale, bias=context.bias, dropout=drop)
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:
         """The same result; products with the projections up stand on the side of the few queries."""

@@ -77,13 +77,13 @@ def _layer(layer: ModelConfig, sequence: int) -> Operations:
         recurrence = _recurrence(layer, layer.attention)
         return Operations(weights, recurrence, recurrence)
     window = layer.attention.window if isinstance(layer.attention, parts.FullAttention) else None
-    keys = keys_seen(sequence, window, both=layer.kind == "encoder")
+    keys = keys_seen(sequence, window, bidirectional=layer.kind == "encoder")
     return Operations(weights, _pair(layer) * keys, _pair(layer) * sequence)
 
 
-def keys_seen(sequence: int, window: int | None, *, both: bool) -> float:
+def keys_seen(sequence: int, window: int | None, *, bidirectional: bool) -> float:
     """Keys that a query sees, in the mean over a row; both: those behind it too, half of the window on each side."""
-    if not both:
+    if not bidirectional:
         window = min(window or sequence, sequence)
         return window - window * (window - 1) / (2 * sequence)
     if window is None:

@@ -1,4 +1,4 @@
-"""Keyed dropout of a block of attention probabilities in one pass (`hornbook.model.attention.dropout`)."""
+"""Keyed dropout of a tile of attention probabilities in one pass (`hornbook.model.attention.dropout`)."""
 
 import numpy as np
 import torch

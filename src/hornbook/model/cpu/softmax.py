@@ -1,6 +1,6 @@
-"""Softmax of a block of scores over the keys each query sees, and its gradient, in place.
+"""Softmax of a tile of scores over the keys each query sees, and its gradient, in place.
 
-A block is scores [rows, heads, queries, keys]: query i of row r sees keys starts[r, i] .. ends[r, i] - 1, counted from
+A tile is scores [rows, heads, queries, keys]: query i of row r sees keys starts[r, i] .. ends[r, i] - 1, counted from
 the block's first key; the rest become exact zeros. P = softmax(scale * S + B), and with D = sum_j P dP:
 dS = scale * P (dP - D). The bias B depends on head and distance alone, so it is read from a table and its gradient is
 sums along diagonals of dS / scale.

@@ -82,8 +82,8 @@ class Head(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
         self.before, self.softcap = before, softcap
-        self.tokens: int | None = None
-        """Rows of the vocabulary that are tokens, where the others only pad it: labels are smoothed over these."""
+        self.num_real_tokens: int | None = None
+        """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
 
     @property
     def matrix(self) -> Float[Tensor, "vocab width"]:
@@ -114,13 +114,13 @@ class Head(nn.Module):
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
         """
         del lengths, keys
-        hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)
+        hidden, targets, weights = _trained_rows(hidden, targets, weights, self.before is not None)
         hidden = hidden if self.before is None else self.before(hidden)
         trained = (
             hidden.requires_grad or self.matrix.requires_grad or (self.bias is not None and self.bias.requires_grad)
         )
         grad = torch.is_grad_enabled() and trained
-        terms = LossTerms(smoothing, z_loss, self.softcap, self.tokens)
+        terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
         total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
@@ -162,10 +162,10 @@ class Head(nn.Module):
         return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 
 
-def _counted(
+def _trained_rows(
     hidden: Tensor, targets: Tensor, weights: Tensor, costly: bool
 ) -> tuple[Float[Tensor, "rows width"], Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """As rows; only those that count where that saves much: a masked model predicts few of its tokens."""
+    """As rows; where the head is costly, only rows with a weight: a masked model predicts few of its tokens."""
     hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
     if not costly:
         return hidden, targets, weights

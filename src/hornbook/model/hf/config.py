@@ -273,9 +273,9 @@ def _check_sizes(config: ModelConfig) -> None:
     if config.heads % config.kv_heads:
         raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")
     if isinstance(attention, FullAttention) and isinstance(config.position, Rope):
-        turned = int(config.head_dim * config.position.fraction)
-        if turned % 2:
-            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {turned}")
+        rotary_dim = int(config.head_dim * config.position.fraction)
+        if rotary_dim % 2:
+            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {rotary_dim}")
 
 
 def _nest(flat: Mapping[str, Any]) -> Json:

@@ -22,7 +22,7 @@ class TokenTypes(Embedding):
     """`weight` [types, width]: one vector per kind of token (BERT's two sentences)."""
 
 
-class Entrance(nn.Module):
+class InputLayers(nn.Module):
     """What a stack does to embedded tokens before its first block, but for dropout.
 
     `scale * vectors`, projected to the width of the model if theirs is another, plus positions and token types,

@@ -70,9 +70,9 @@ class Experts(nn.Module):
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}
         if self.balance_weight:
-            found["balance"] = self.balance_weight * balance_loss(routing, context.counted)
+            found["balance"] = self.balance_weight * balance_loss(routing, context.token_mask)
         if self.z_weight:
-            found["router_z"] = self.z_weight * router_z_loss(routing, context.counted)
+            found["router_z"] = self.z_weight * router_z_loss(routing, context.token_mask)
         if self.balance_rate:
-            found[self.load_name] = row_loads(routing, context.counted).sum(0)
+            found[self.load_name] = row_loads(routing, context.token_mask).sum(0)
         return found
