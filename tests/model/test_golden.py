@@ -26,7 +26,7 @@ from tests.model.likenesses import bert_like, gpt2_like
 
 VOCAB = 50
 SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2}
-LATENT = config.LatentAttention(query_rank=12, kv_rank=8, plain_dim=6, rope_dim=4, value_dim=5)
+LATENT = config.LatentAttentionConfig(query_rank=12, kv_rank=8, plain_dim=6, rope_dim=4, value_dim=5)
 FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     "llama": (ModelConfig(**SIZES, head=config_head.LMHead(tied=False)), 0.973978904),
     "gpt2": (gpt2_like(length=24), 1.31133351),
@@ -35,16 +35,16 @@ FAMILIES: dict[str, tuple[ModelConfig, float]] = {
         ModelConfig(
             kind="encoder_decoder",
             encoder_layers=2,
-            position=config_position.RelativeBuckets(),
+            position=config_position.RelativeBucketsConfig(),
             init=config_init.T5(),
             **SIZES,
         ),
         -35.645375,
     ),
-    "mixtral": (ModelConfig(mlp=config_mlp.Experts(count=4, active=2, hidden=24), **SIZES), -2.15207208),
+    "mixtral": (ModelConfig(mlp=config_mlp.ExpertsConfig(count=4, active=2, hidden=24), **SIZES), -2.15207208),
     "deepseek": (ModelConfig(attention=LATENT, **SIZES), -2.75329584),
     "deltanet": (
-        ModelConfig(attention=config.DeltaAttention(), position=config_position.NoPositions(), **SIZES),
+        ModelConfig(attention=config.DeltaAttentionConfig(), position=config_position.NoPositions(), **SIZES),
         4.7740645,
     ),
 }

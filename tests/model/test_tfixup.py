@@ -25,8 +25,8 @@ def losses(init: config_init.InitConfig, steps: int) -> list[float]:
         heads=4,
         norm=config.NoNorm(),
         block=config.PostNorm(),
-        mlp=config_mlp.MLP(hidden=2 * WIDTH, activation="relu"),
-        position=config_position.SinusoidalPositions(),
+        mlp=config_mlp.PlainMLPConfig(hidden=2 * WIDTH, activation="relu"),
+        position=config_position.SinusoidalPositionsConfig(),
         embedding=config.EmbeddingConfig(scale=math.sqrt(WIDTH)),
         init=init,
     )

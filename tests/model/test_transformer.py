@@ -18,23 +18,23 @@ from hornbook.model.transformer import Transformer
 
 VOCAB = 61
 LLAMA = config.ModelConfig(
-    layers=2, width=32, heads=4, attention=config.FullAttention(kv_heads=2), mlp=config_mlp.GLU(hidden=48)
+    layers=2, width=32, heads=4, attention=config.FullAttentionConfig(kv_heads=2), mlp=config_mlp.GLUConfig(hidden=48)
 )
 QWEN3 = config.ModelConfig(
     layers=2,
     width=32,
     heads=4,
-    attention=config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head"),
+    attention=config.FullAttentionConfig(kv_heads=2, head_dim=12, qk_norm="head"),
     head=config_head.LMHead(tied=False),
 )
 GPT2 = config.ModelConfig(
     layers=2,
     width=32,
     heads=4,
-    attention=config.FullAttention(bias=True, out_bias=True),
-    mlp=config_mlp.MLP(),
-    norm=config.LayerNorm(),
-    position=config_position.LearnedPositions(length=200),
+    attention=config.FullAttentionConfig(bias=True, out_bias=True),
+    mlp=config_mlp.PlainMLPConfig(),
+    norm=config.LayerNormConfig(),
+    position=config_position.LearnedPositionsConfig(length=200),
 )
 CONFIGS = [pytest.param(cfg, id=name) for name, cfg in (("llama", LLAMA), ("qwen3", QWEN3), ("gpt2", GPT2))]
 

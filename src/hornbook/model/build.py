@@ -31,20 +31,20 @@ from hornbook.model.mlp.router import SigmoidRouter, SoftmaxRouter, SwitchRouter
 from hornbook.model.transformer import Stack, Transformer
 
 PARTS: dict[type, Callable[[Any, int], Any]] = {
-    config.FullAttention: FullAttention,
-    config.LatentAttention: LatentAttention,
-    config.DeltaAttention: DeltaAttention,
-    config_mlp.MLP: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
-    config_mlp.GLU: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
-    config_mlp.Experts: lambda cfg, layer: Experts(cfg.width, cfg.hidden, cfg.mlp, layer),
+    config.FullAttentionConfig: FullAttention,
+    config.LatentAttentionConfig: LatentAttention,
+    config.DeltaAttentionConfig: DeltaAttention,
+    config_mlp.PlainMLPConfig: lambda cfg, _: MLP(cfg.width, cfg.hidden, cfg.mlp),
+    config_mlp.GLUConfig: lambda cfg, _: GLU(cfg.width, cfg.hidden, cfg.mlp),
+    config_mlp.ExpertsConfig: lambda cfg, layer: Experts(cfg.width, cfg.hidden, cfg.mlp, layer),
 }
 """Type of the config of an attention or MLP -> maker, from the model's config as the layer sees it and the layer."""
 
 NORMS: dict[type, Callable[[int, Any], nn.Module | None]] = {
-    config.LayerNorm: LayerNorm,
-    config.RMSNorm: RMSNorm,
-    config.OffsetRMSNorm: OffsetRMSNorm,
-    config.BatchNorm: BatchNorm,
+    config.LayerNormConfig: LayerNorm,
+    config.RMSNormConfig: RMSNorm,
+    config.OffsetRMSNormConfig: OffsetRMSNorm,
+    config.BatchNormConfig: BatchNorm,
     config.NoNorm: lambda _width, _cfg: None,
 }
 """Type of a norm's config -> maker, from the width and the config."""
@@ -110,18 +110,18 @@ def _norm(cfg: config.ModelConfig, part: config.NormConfig | None = None) -> nn.
 
 def _added_positions(cfg: config.ModelConfig) -> LearnedPositions | SinusoidalPositions | None:
     match cfg.position:
-        case config_position.LearnedPositions():
+        case config_position.LearnedPositionsConfig():
             return LearnedPositions(cfg.width, cfg.position)
-        case config_position.SinusoidalPositions():
+        case config_position.SinusoidalPositionsConfig():
             return SinusoidalPositions(cfg.width, cfg.position)
     return None
 
 
 def _bias(cfg: config.ModelConfig, bidirectional: bool) -> nn.Module | None:
     match cfg.position:
-        case config_position.Alibi():
+        case config_position.AlibiConfig():
             return Alibi(cfg.heads)
-        case config_position.RelativeBuckets():
+        case config_position.RelativeBucketsConfig():
             return RelativeBuckets(cfg.heads, cfg.position, bidirectional)
     return None
 
@@ -169,8 +169,10 @@ def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.
         assert first is not None
         return ParallelBlock(attention, mlp, (first, None if cfg.block.shared_norm else _norm(cfg)), residual_adds)
     norms = _norms(cfg, cfg.attention_norm(number)), _norms(cfg, cfg.norm)
-    looking = (CrossAttention(own, layer), _norms(cfg, cfg.norm), _residual_add(cfg, rate, layer, 3)) if cross else None
-    return Block(attention, mlp, norms, residual_adds, looking)
+    attend_across = (
+        (CrossAttention(own, layer), _norms(cfg, cfg.norm), _residual_add(cfg, rate, layer, 3)) if cross else None
+    )
+    return Block(attention, mlp, norms, residual_adds, attend_across)
 
 
 def part(chosen: Any, cfg: config.ModelConfig, layer: int) -> Any:

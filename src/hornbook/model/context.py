@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Never
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.mask import AttentionMask, DocumentLengths
 from hornbook.model.attention.position import Rope, Rotation
+from hornbook.settings.moved import refuse_former_attribute
 
 Auxiliary = dict[str, Tensor]
 """By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""
@@ -41,6 +43,12 @@ class Context:
     """Encoder output that the layers of a decoder attend to besides."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for tokens that are not padding, of which statistics of experts are made; None: all."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            """Only called for what is missing: attention from outside may still ask for a former name."""
+            refuse_former_attribute(self, name)
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
         """The rotation of a layer's positions; None where they do not turn."""

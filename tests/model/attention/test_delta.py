@@ -19,7 +19,7 @@ from hornbook.model.context import Context
 from hornbook.model.init.init import initialize
 
 WIDTH, TIME = 24, 150
-PART = config.DeltaAttention(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
+PART = config.DeltaAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
 CONFIG = config.ModelConfig(layers=2, width=WIDTH, heads=2, attention=PART, position=config_position.NoPositions())
 
 
@@ -147,12 +147,14 @@ def test_what_sees_later_tokens_is_refused() -> None:
 
 def test_a_hybrid_with_experts_generates_from_its_cache() -> None:
     """Three linear layers and one of softmax attention, as Qwen3-Next, with experts in all."""
-    full = config.LayerConfig(attention=config.FullAttention(kv_heads=1), position=config_position.Rope())
+    full = config.LayerConfig(attention=config.FullAttentionConfig(kv_heads=1), position=config_position.RopeConfig())
     cfg = CONFIG.model_copy(
         update={
             "layers": 4,
             "pattern": [config.LayerConfig()] * 3 + [full],
-            "mlp": config_mlp.Experts(count=4, active=2, hidden=16, shared_hidden=8, router=config_mlp.SigmoidRouter()),
+            "mlp": config_mlp.ExpertsConfig(
+                count=4, active=2, hidden=16, shared_hidden=8, router=config_mlp.SigmoidRouterConfig()
+            ),
         }
     )
     model = build_model(cfg, 40, "cpu")

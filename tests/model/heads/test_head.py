@@ -134,7 +134,7 @@ def test_every_part_may_be_trained_alone() -> None:
 
 
 def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:
-    norm = LayerNorm(WIDTH, config.LayerNorm())
+    norm = LayerNorm(WIDTH, config.LayerNormConfig())
     head = Head(VOCAB, WIDTH, None, Transform(WIDTH, True, "gelu", norm), bias=True)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))

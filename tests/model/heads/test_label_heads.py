@@ -19,8 +19,8 @@ from hornbook.model.config.head import (
     TokenClassificationHead,
     num_outputs,
 )
-from hornbook.model.config.mlp import MLP
-from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.mlp import PlainMLPConfig
+from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.heads.label_heads import CHOOSABLE, END, START, LabelHead
 from hornbook.model.init.init import initialize
@@ -44,7 +44,15 @@ DOCUMENTS = [9, 1, 14, 6, 3, 11, 17, 2, 5]
 def model_of(head: Any, dropout: float = 0.0, kind: str = "encoder") -> Transformer:
     head = head.model_copy(update={"dropout": dropout})
     cfg = ModelConfig.model_validate(
-        {"kind": kind, "layers": 2, "width": WIDTH, "heads": 2, "norm": LayerNorm(), "head": head, "dropout": dropout}
+        {
+            "kind": kind,
+            "layers": 2,
+            "width": WIDTH,
+            "heads": 2,
+            "norm": LayerNormConfig(),
+            "head": head,
+            "dropout": dropout,
+        }
     )
     model = build_model(cfg, VOCAB, "cpu")
     initialize(model, cfg, 3)
@@ -255,8 +263,10 @@ def test_outputs_are_float32_whatever_the_stack_computes_in(head: Any) -> None:
 
 
 def test_parameters_are_counted_and_begin_small(head: Any) -> None:
-    for attention in (FullAttention(), FullAttention(bias=True)):
-        cfg = ModelConfig(layers=2, width=WIDTH, heads=2, attention=attention, mlp=MLP(), norm=LayerNorm(), head=head)
+    for attention in (FullAttentionConfig(), FullAttentionConfig(bias=True)):
+        cfg = ModelConfig(
+            layers=2, width=WIDTH, heads=2, attention=attention, mlp=PlainMLPConfig(), norm=LayerNormConfig(), head=head
+        )
         model = build_model(cfg, VOCAB, "cpu")
         assert count_parameters(cfg, VOCAB) == sum(each.numel() for each in model.parameters())
         initialize(model, cfg, 1)

@@ -25,10 +25,10 @@ GPT2 = config.ModelConfig(
     layers=3,
     width=128,
     heads=4,
-    attention=config.FullAttention(bias=True, out_bias=True),
-    mlp=config_mlp.MLP(),
-    norm=config.LayerNorm(),
-    position=config_position.LearnedPositions(length=256),
+    attention=config.FullAttentionConfig(bias=True, out_bias=True),
+    mlp=config_mlp.PlainMLPConfig(),
+    norm=config.LayerNormConfig(),
+    position=config_position.LearnedPositionsConfig(length=256),
 )
 VOCAB = 512
 
@@ -146,7 +146,7 @@ def test_a_module_may_say_how_its_parameters_begin() -> None:
 
     model = build_model(LLAMA, VOCAB)
     with torch.device("meta"):
-        model.norm = Gate(128, config.RMSNorm())
+        model.norm = Gate(128, config.RMSNormConfig())
     ROLES[Gate] = "norm"
     try:
         values = dict(initial_values(model, LLAMA, seed=1))
@@ -159,7 +159,7 @@ def test_a_module_may_say_how_its_parameters_begin() -> None:
 
 
 def test_a_norm_that_adds_one_begins_at_zero() -> None:
-    cfg = LLAMA.model_copy(update={"norm": config.OffsetRMSNorm()})
+    cfg = LLAMA.model_copy(update={"norm": config.OffsetRMSNormConfig()})
     assert not made(cfg).get_parameter("blocks.0.norm1.weight").any()
 
 

@@ -46,7 +46,7 @@ def variances(model: Transformer, tokens: Tensor) -> dict[str, float]:
     return {name: layer.adapter.variances[0] for name, layer in layers.items() if isinstance(layer.adapter, Watch)}
 
 
-@pytest.mark.parametrize("mlp", [config_mlp.GLU(), config_mlp.MLP()], ids=str)
+@pytest.mark.parametrize("mlp", [config_mlp.GLUConfig(), config_mlp.PlainMLPConfig()], ids=str)
 @pytest.mark.parametrize("block", [config.PreNorm(), config.PostNorm(), config.Parallel()], ids=str)
 def test_every_layer_gives_unit_variance(mlp: config_mlp.MLPConfig, block: config.BlockConfig) -> None:
     cfg = BASE.model_copy(update={"mlp": mlp, "block": block})

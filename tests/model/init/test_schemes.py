@@ -62,7 +62,7 @@ EXPECTED: list[tuple[config_init.InitConfig, list[float]]] = [
 
 
 def model(scheme: config_init.InitConfig, **more) -> config.ModelConfig:
-    attention = config.FullAttention(head_dim=K, scale=1.0)
+    attention = config.FullAttentionConfig(head_dim=K, scale=1.0)
     return config.ModelConfig(layers=L, width=D, heads=HEADS, attention=attention, init=scheme, **more)
 
 
@@ -184,7 +184,7 @@ def t5_parameters() -> Iterator[tuple[str, Tensor]]:
 
 
 def test_t5_begins_as_transformers_t5() -> None:
-    attention = config.FullAttention(head_dim=32, scale=1.0)
+    attention = config.FullAttentionConfig(head_dim=32, scale=1.0)
     cfg = config.ModelConfig(
         kind="encoder_decoder", layers=1, width=192, heads=4, attention=attention, init=config_init.T5()
     )
@@ -205,14 +205,14 @@ def test_t5s_query_leaves_the_scale_to_attention_where_it_has_one() -> None:
 
 KINDS = {
     "encoder": config.ModelConfig(kind="encoder", embedding=config.EmbeddingConfig(types=2, norm=True, width=16)),
-    "encoder_decoder": config.ModelConfig(kind="encoder_decoder", position=config_position.RelativeBuckets()),
+    "encoder_decoder": config.ModelConfig(kind="encoder_decoder", position=config_position.RelativeBucketsConfig()),
     "experts": config.ModelConfig(
-        mlp=config_mlp.Experts(router=config_mlp.SigmoidRouter(), hidden=16, shared_hidden=16)
+        mlp=config_mlp.ExpertsConfig(router=config_mlp.SigmoidRouterConfig(), hidden=16, shared_hidden=16)
     ),
-    "latent": config.ModelConfig(attention=config.LatentAttention(query_rank=16, kv_rank=8, rope_dim=4)),
-    "delta": config.ModelConfig(attention=config.DeltaAttention()),
+    "latent": config.ModelConfig(attention=config.LatentAttentionConfig(query_rank=16, kv_rank=8, rope_dim=4)),
+    "delta": config.ModelConfig(attention=config.DeltaAttentionConfig()),
     "sinks": config.ModelConfig(
-        attention=config.FullAttention(sinks=True, qk_norm="head"), norm=config.OffsetRMSNorm()
+        attention=config.FullAttentionConfig(sinks=True, qk_norm="head"), norm=config.OffsetRMSNormConfig()
     ),
 }
 INITS: list[config_init.InitConfig] = [scheme for scheme, _ in EXPECTED]

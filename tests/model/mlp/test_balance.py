@@ -82,8 +82,8 @@ def test_capacity_counts_per_expert_and_row() -> None:
 def toy(rate: float = 0.02) -> tuple[Experts, Tensor]:
     """Experts behind a router that likes some of them far better, and tokens."""
     generator = torch.Generator().manual_seed(5)
-    router = config_mlp.SigmoidRouter(balance_rate=rate)
-    experts = Experts(16, 8, config_mlp.Experts(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
+    router = config_mlp.SigmoidRouterConfig(balance_rate=rate)
+    experts = Experts(16, 8, config_mlp.ExpertsConfig(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
     with torch.no_grad():
         for parameter in experts.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)

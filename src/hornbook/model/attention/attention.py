@@ -30,9 +30,9 @@ class FullAttention(nn.Module):
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.FullAttention)
+        assert isinstance(part, config.FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
-        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
+        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
         self.value = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
@@ -148,9 +148,9 @@ def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDr
     return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 
 
-def _norm(cfg: config.ModelConfig, part: config.FullAttention, heads: int) -> RMSNorm | None:
+def _norm(cfg: config.ModelConfig, part: config.FullAttentionConfig, heads: int) -> RMSNorm | None:
     """RMSNorm over each head or over all, with the eps of the model's norms if they have one."""
     if part.qk_norm == "none":
         return None
-    eps = getattr(cfg.norm, "eps", config.RMSNorm().eps)
-    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNorm(eps=eps))
+    eps = getattr(cfg.norm, "eps", config.RMSNormConfig().eps)
+    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNormConfig(eps=eps))

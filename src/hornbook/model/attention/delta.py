@@ -68,7 +68,7 @@ class DeltaAttention(nn.Module):
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.DeltaAttention)
+        assert isinstance(part, config.DeltaAttentionConfig)
         for key, text in part.problems(cfg):
             raise UsageError(f"model.attention.{key}: {text}")
         self.layer = layer
@@ -81,7 +81,7 @@ class DeltaAttention(nn.Module):
         self.convolution = CausalConvolution(2 * keys + values, part.convolution)
         self.log_decay = nn.Parameter(torch.empty(self.value_heads))
         self.decay_bias = nn.Parameter(torch.empty(self.value_heads))
-        self.norm = RMSNorm(self.value_dim, config.RMSNorm(eps=getattr(cfg.norm, "eps", 1e-6)))
+        self.norm = RMSNorm(self.value_dim, config.RMSNormConfig(eps=getattr(cfg.norm, "eps", 1e-6)))
         self.out = Linear(values, width, bias=False)
         self.initial = {"log_decay": _initial_log_decay, "decay_bias": _initial_decay_bias}
 

@@ -21,7 +21,7 @@ from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.layers.products import matmul
 
-LATENT_NORM = config.RMSNorm(eps=1e-6)
+LATENT_NORM = config.RMSNormConfig(eps=1e-6)
 """Of both latents, whatever the model's norm."""
 Heads = Float[Tensor, "batch heads time dim"]
 
@@ -33,9 +33,9 @@ class LatentAttention(nn.Module):
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.LatentAttention)
+        assert isinstance(part, config.LatentAttentionConfig)
         self.cfg, self.layer = part, layer
-        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
+        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
         queries = cfg.heads * (part.plain_dim + part.rope_dim)
         if part.query_rank is None:
@@ -96,10 +96,10 @@ class LatentAttention(nn.Module):
         return matmul(found, up_value.transpose(-1, -2)[None])
 
 
-def _scale(part: config.LatentAttention, position: config_position.PositionConfig) -> float:
+def _scale(part: config.LatentAttentionConfig, position: config_position.PositionConfig) -> float:
     """1 / sqrt(dims of a key), times what YaRN's second weight took out of each of two rotations."""
     scale = (part.plain_dim + part.rope_dim) ** -0.5
-    scaling = position.scaling if isinstance(position, config_position.Rope) else None
+    scaling = position.scaling if isinstance(position, config_position.RopeConfig) else None
     if isinstance(scaling, config_position.YaRN) and scaling.mscale_all_dim:
         scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     return scale

@@ -29,7 +29,7 @@ def document_positions(lengths: Lengths, device: torch.device) -> Int[Tensor, "b
 class LearnedPositions(nn.Module):
     """One vector per position: `weight` [offset + length, width]."""
 
-    def __init__(self, width: int, cfg: config_position.LearnedPositions) -> None:
+    def __init__(self, width: int, cfg: config_position.LearnedPositionsConfig) -> None:
         super().__init__()
         self.offset, self.length = cfg.offset, cfg.length
         self.weight = nn.Parameter(torch.empty(cfg.offset + cfg.length, width))
@@ -41,7 +41,7 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Vaswani et al. 2017, section 3.5: dims 2i and 2i + 1 are sine and cosine of position * 10000^(-2i / width)."""
 
-    def __init__(self, width: int, cfg: config_position.SinusoidalPositions) -> None:
+    def __init__(self, width: int, cfg: config_position.SinusoidalPositionsConfig) -> None:
         super().__init__()
         assert width % 2 == 0
         self.width, self.length = width, cfg.length
@@ -70,7 +70,7 @@ class Rope:
 
     head_dim: int
     """Width of a head, of which the first `rotary_dim` dims turn."""
-    cfg: config_position.Rope
+    cfg: config_position.RopeConfig
 
     def __post_init__(self) -> None:
         assert self.rotary_dim % 2 == 0
@@ -130,7 +130,7 @@ def alibi_slopes(heads: int) -> list[float]:
 class RelativeBuckets(nn.Module):
     """A learned score for each bucket of distances and head: `weight` [buckets, heads] (Raffel et al. 2019, T5)."""
 
-    def __init__(self, heads: int, cfg: config_position.RelativeBuckets, bidirectional: bool) -> None:
+    def __init__(self, heads: int, cfg: config_position.RelativeBucketsConfig, bidirectional: bool) -> None:
         super().__init__()
         self.bidirectional, self.max_distance = bidirectional, cfg.max_distance
         self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))

@@ -17,7 +17,7 @@ from hornbook.model.config import position as config_position
 Frequencies = Float[Tensor, " half"]
 
 
-def scaled_frequencies(dim: int, cfg: config_position.Rope, device: torch.device) -> tuple[Frequencies, float]:
+def scaled_frequencies(dim: int, cfg: config_position.RopeConfig, device: torch.device) -> tuple[Frequencies, float]:
     """Angle per position of each pair (float32), and the factor of cosines and sines."""
     return _SCALINGS[type(cfg.scaling)](cfg.scaling, float(cfg.theta), dim, device), attention_factor(cfg.scaling)
 

@@ -62,8 +62,8 @@ def operations_per_token(model: ModelConfig, vocab: int, sequence: int) -> dict[
     stacks = [_stack(stack, sequence) + entrance for stack in stacks_of(model)]
     if len(stacks) == 1:
         return {"token": stacks[0] + head}
-    memory, looking = _cross(model, sequence)
-    return {"source token": stacks[1] + memory, "target token": stacks[0] + looking + head}
+    memory, cross = _cross(model, sequence)
+    return {"source token": stacks[1] + memory, "target token": stacks[0] + cross + head}
 
 
 def _stack(stack: ModelConfig, sequence: int) -> Operations:
@@ -73,10 +73,10 @@ def _stack(stack: ModelConfig, sequence: int) -> Operations:
 
 def _layer(layer: ModelConfig, sequence: int) -> Operations:
     weights = attention_matrices(layer) + mlp_matrices(layer, active=True)
-    if isinstance(layer.attention, parts.DeltaAttention):
+    if isinstance(layer.attention, parts.DeltaAttentionConfig):
         recurrence = _recurrence(layer, layer.attention)
         return Operations(weights, recurrence, recurrence)
-    window = layer.attention.window if isinstance(layer.attention, parts.FullAttention) else None
+    window = layer.attention.window if isinstance(layer.attention, parts.FullAttentionConfig) else None
     keys = keys_seen(sequence, window, bidirectional=layer.kind == "encoder")
     return Operations(weights, _pair(layer) * keys, _pair(layer) * sequence)
 
@@ -95,14 +95,14 @@ def keys_seen(sequence: int, window: int | None, *, bidirectional: bool) -> floa
 def _pair(layer: ModelConfig) -> int:
     """Operations for one query and one key in all heads: a score and its share of the sum, three times."""
     match layer.attention:
-        case parts.FullAttention():
+        case parts.FullAttentionConfig():
             return 12 * layer.heads * layer.head_dim
-        case parts.LatentAttention() as part:
+        case parts.LatentAttentionConfig() as part:
             return 6 * layer.heads * (part.plain_dim + part.rope_dim + part.value_dim)
     return 0  # what a part from outside does with pairs is not known
 
 
-def _recurrence(layer: ModelConfig, part: parts.DeltaAttention) -> int:
+def _recurrence(layer: ModelConfig, part: parts.DeltaAttentionConfig) -> int:
     """Each value head reads its state [key, value] by key and by query and adds an outer product to it."""
     _, values = delta_widths(layer, part)
     return 3 * 6 * values * (part.key_dim or layer.width // layer.heads)
@@ -113,8 +113,8 @@ def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
     layers = [model.layer(i) for i in range(model.layers)]
     memory = sum(2 * layer.width * layer.kv_heads * layer.head_dim for layer in layers)
     pairs = sum(_pair(layer) for layer in layers) * sequence
-    looking = sum(attention_matrices(layer) for layer in layers) - memory
-    return Operations(memory, 0, 0), Operations(looking, pairs, pairs)
+    cross = sum(attention_matrices(layer) for layer in layers) - memory
+    return Operations(memory, 0, 0), Operations(cross, pairs, pairs)
 
 
 def state_bytes(parameters: int, parallel: ParallelConfig) -> dict[str, int]:

@@ -10,7 +10,7 @@ from hornbook.settings.fields import OPEN, Config, Count, Number
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 
 
-class MLP(Config):
+class PlainMLPConfig(Config):
     """Two projections with an activation between."""
 
     kind: Literal["mlp"] = "mlp"
@@ -22,7 +22,7 @@ class MLP(Config):
     """Biases of both projections."""
 
 
-class GLU(Config):
+class GLUConfig(Config):
     """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
 
     kind: Literal["glu"] = "glu"
@@ -34,7 +34,7 @@ class GLU(Config):
     """Biases of the three projections."""
 
 
-class SoftmaxRouter(Config):
+class SoftmaxRouterConfig(Config):
     """Softmax over all experts, the largest chosen (Mixtral, OLMoE, Qwen3)."""
 
     kind: Literal["softmax"] = "softmax"
@@ -44,7 +44,7 @@ class SoftmaxRouter(Config):
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
-class SigmoidRouter(Config):
+class SigmoidRouterConfig(Config):
     """Sigmoid scores; a bias that no gradient reaches takes part in the choice only (DeepSeek-V3, arXiv 2412.19437)."""
 
     kind: Literal["sigmoid"] = "sigmoid"
@@ -60,7 +60,7 @@ class SigmoidRouter(Config):
     """After each step the bias moves by so much against the sign of an expert's excess load (arXiv 2408.15664)."""
 
 
-class SwitchRouter(Config):
+class SwitchRouterConfig(Config):
     """One expert per token, its softmax probability as weight (Fedus et al. 2021, arXiv 2101.03961)."""
 
     kind: Literal["switch"] = "switch"
@@ -68,10 +68,10 @@ class SwitchRouter(Config):
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
-RouterConfig = Annotated[SoftmaxRouter | SigmoidRouter | SwitchRouter, Field(discriminator="kind")]
+RouterConfig = Annotated[SoftmaxRouterConfig | SigmoidRouterConfig | SwitchRouterConfig, Field(discriminator="kind")]
 
 
-class Experts(Config):
+class ExpertsConfig(Config):
     """A mixture of gated linear units, of which each token uses a few (Shazeer et al. 2017, arXiv 1701.06538)."""
 
     kind: Literal["experts"] = "experts"
@@ -83,7 +83,7 @@ class Experts(Config):
     """Inner width of an expert; by default as of a GLU."""
     activation: Activation = "silu"
     """Activation of the gates."""
-    router: RouterConfig = SoftmaxRouter()
+    router: RouterConfig = SoftmaxRouterConfig()
     """Who is chosen, and how much they count."""
     shared_hidden: Count | None = Field(default=None, ge=1)
     """Inner width of an expert that every token uses besides; none by default."""
@@ -112,4 +112,4 @@ class Experts(Config):
             yield "router.groups_active", f"{text}: raise it, or lower the number of groups"
 
 
-MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind"), *OPEN]
+MLPConfig = Annotated[PlainMLPConfig | GLUConfig | ExpertsConfig, Field(discriminator="kind"), *OPEN]

@@ -12,14 +12,14 @@ from pydantic import Field
 
 from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
-from hornbook.model.config.mlp import GLU, MLPConfig
-from hornbook.model.config.position import NoPositions, PositionConfig, Rope
+from hornbook.model.config.mlp import GLUConfig, MLPConfig
+from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import OPEN, Config, Count, Number
 
 # ---- Normalisation
 
 
-class LayerNorm(Config):
+class LayerNormConfig(Config):
     """Ba et al. 2016 (arXiv 1607.06450)."""
 
     kind: Literal["layer"] = "layer"
@@ -29,7 +29,7 @@ class LayerNorm(Config):
     """Learned shift."""
 
 
-class RMSNorm(Config):
+class RMSNormConfig(Config):
     """Zhang and Sennrich 2019 (arXiv 1910.07467)."""
 
     kind: Literal["rms"] = "rms"
@@ -37,7 +37,7 @@ class RMSNorm(Config):
     """Added to the mean square."""
 
 
-class OffsetRMSNorm(Config):
+class OffsetRMSNormConfig(Config):
     """RMSNorm that multiplies by 1 + weight, so that decay pulls it to 1 (as Gemma)."""
 
     kind: Literal["rms_offset"] = "rms_offset"
@@ -45,7 +45,7 @@ class OffsetRMSNorm(Config):
     """Added to the mean square."""
 
 
-class BatchNorm(Config):
+class BatchNormConfig(Config):
     """Ioffe and Szegedy 2015 (arXiv 1502.03167), over batch and time; for encoders only, as a comparison."""
 
     kind: Literal["batch"] = "batch"
@@ -59,12 +59,14 @@ class NoNorm(Config):
     kind: Literal["none"] = "none"
 
 
-NormConfig = Annotated[LayerNorm | RMSNorm | OffsetRMSNorm | BatchNorm | NoNorm, Field(discriminator="kind"), *OPEN]
+NormConfig = Annotated[
+    LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | BatchNormConfig | NoNorm, Field(discriminator="kind"), *OPEN
+]
 
 # ---- Attention
 
 
-class FullAttention(Config):
+class FullAttentionConfig(Config):
     """Softmax attention with any number of key-value heads (MHA, GQA arXiv 2305.13245, MQA)."""
 
     kind: Literal["full"] = "full"
@@ -92,7 +94,7 @@ class FullAttention(Config):
     """Dropout of the attention probabilities."""
 
 
-class LatentAttention(Config):
+class LatentAttentionConfig(Config):
     """Keys and values from a small latent vector, positions in extra dims of their own (DeepSeek, arXiv 2405.04434)."""
 
     kind: Literal["latent"] = "latent"
@@ -112,7 +114,7 @@ class LatentAttention(Config):
     """Dropout of the attention probabilities."""
 
 
-class DeltaAttention(Config):
+class DeltaAttentionConfig(Config):
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a linear recurrence that corrects its state."""
 
     kind: Literal["delta"] = "delta"
@@ -138,7 +140,9 @@ class DeltaAttention(Config):
             yield "kind", 'it sees earlier tokens only: an encoder needs "full"'
 
 
-AttentionConfig = Annotated[FullAttention | LatentAttention | DeltaAttention, Field(discriminator="kind"), *OPEN]
+AttentionConfig = Annotated[
+    FullAttentionConfig | LatentAttentionConfig | DeltaAttentionConfig, Field(discriminator="kind"), *OPEN
+]
 
 # ---- Layers
 
@@ -180,7 +184,7 @@ class Parallel(Config):
 BlockConfig = Annotated[PreNorm | PostNorm | OutputNorm | SandwichNorm | Parallel, Field(discriminator="kind")]
 
 
-LayerPosition = Annotated[Rope | NoPositions, Field(discriminator="kind")]
+LayerPosition = Annotated[RopeConfig | NoPositions, Field(discriminator="kind")]
 
 
 class LayerConfig(Config):
@@ -232,15 +236,15 @@ class ModelConfig(Config):
     """Rows of the embedding; by default the tokenizer's size rounded up to a multiple of 64."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     """From token ids to the residual stream."""
-    attention: AttentionConfig = FullAttention()
+    attention: AttentionConfig = FullAttentionConfig()
     """How positions exchange information."""
-    mlp: MLPConfig = GLU()
+    mlp: MLPConfig = GLUConfig()
     """What each position computes alone."""
-    norm: NormConfig = RMSNorm()
+    norm: NormConfig = RMSNormConfig()
     """Normalisation."""
     block: BlockConfig = PreNorm()
     """Where normalisation stands and how branches are added."""
-    position: PositionConfig = Rope()
+    position: PositionConfig = RopeConfig()
     """How order is known."""
     first: list[LayerConfig] = Field(default_factory=list)
     """What is different in the first layers, one by one."""
@@ -258,13 +262,13 @@ class ModelConfig(Config):
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        own = self.attention.head_dim if isinstance(self.attention, FullAttention) else None
+        own = self.attention.head_dim if isinstance(self.attention, FullAttentionConfig) else None
         return own or self.width // self.heads
 
     @property
     def kv_heads(self) -> int:
         """Key-value heads of each attention."""
-        own = self.attention.kv_heads if isinstance(self.attention, FullAttention) else None
+        own = self.attention.kv_heads if isinstance(self.attention, FullAttentionConfig) else None
         return own or self.heads
 
     @property

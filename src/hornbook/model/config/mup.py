@@ -20,7 +20,7 @@ from typing import TypeVar
 from hornbook.errors import UsageError
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import MuP
-from hornbook.model.config.model import FullAttention, ModelConfig, PreNorm
+from hornbook.model.config.model import FullAttentionConfig, ModelConfig, PreNorm
 from hornbook.settings.fields import Config
 
 Keys = tuple[str | int, ...]
@@ -47,7 +47,7 @@ def _attentions(model: ModelConfig) -> Iterator[tuple[Keys, int]]:
     parts += [(("first", i, "attention"), layer.attention) for i, layer in enumerate(model.first)]
     parts += [(("pattern", i, "attention"), layer.attention) for i, layer in enumerate(model.pattern)]
     for keys, part in parts:
-        if isinstance(part, FullAttention):
+        if isinstance(part, FullAttentionConfig):
             yield keys, part.head_dim or model.width // model.heads
 
 
@@ -106,7 +106,7 @@ def scaled(base: ModelConfig, *, width: int | None = None, layers: int | None = 
         init = MuP(base_width=base.width, base_layers=base.layers, std=std, overrides=init.overrides)
     sizes = {"width": width, "heads": _grown(base.heads, width, base.width, "heads"), "layers": layers, "init": init}
     attention, mlp = base.attention, base.mlp
-    if isinstance(attention, FullAttention) and attention.kv_heads is not None:
+    if isinstance(attention, FullAttentionConfig) and attention.kv_heads is not None:
         kv_heads = _grown(attention.kv_heads, width, base.width, "key-value heads")
         attention = attention.model_copy(update={"kv_heads": kv_heads})
     if mlp.hidden is not None:

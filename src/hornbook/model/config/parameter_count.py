@@ -17,11 +17,11 @@ def count_parameters(config: ModelConfig, vocab: int) -> int:
 def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head."""
     stacks = stacks_of(config)
-    looking = [config] if len(stacks) > 1 else []  # each layer of the decoder has attention to the encoder besides
+    cross = [config] if len(stacks) > 1 else []  # each layer of the decoder has attention to the encoder besides
     return {
         "embedding": sum(_entrance(stack) for stack in stacks) + vocab * _vector_width(config),
         "positions": sum(_positions(stack) for stack in stacks),
-        "attention": _over_layers([*stacks, *looking], _attention),
+        "attention": _over_layers([*stacks, *cross], _attention),
         "mlp": _over_layers(stacks, _mlp),
         "norms": sum(_norms(config, stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": _head(config, vocab),
@@ -55,9 +55,9 @@ def _entrance(stack: ModelConfig) -> int:
 
 def _positions(stack: ModelConfig) -> int:
     match stack.position:
-        case config_position.LearnedPositions() as part:
+        case config_position.LearnedPositionsConfig() as part:
             return (part.length + part.offset) * stack.width
-        case config_position.RelativeBuckets() as part:
+        case config_position.RelativeBucketsConfig() as part:
             return part.buckets * stack.heads
     return 0
 
@@ -105,17 +105,17 @@ def _attention(config: ModelConfig) -> int:
 def attention_matrices(config: ModelConfig) -> int:
     """Weights of a layer's attention that a position is multiplied by; `config` is as that layer sees it."""
     match config.attention:
-        case parts.FullAttention():
+        case parts.FullAttentionConfig():
             return config.width * config.head_dim * 2 * (config.heads + config.kv_heads)
-        case parts.LatentAttention() as part:
+        case parts.LatentAttentionConfig() as part:
             return _latent_matrices(config, part)
-        case parts.DeltaAttention() as part:
+        case parts.DeltaAttentionConfig() as part:
             key, value = delta_widths(config, part)
             return config.width * (2 * key + 3 * value + 2 * (part.value_heads or config.heads))
     return config.attention.num_parameters(config)  # a part from outside counts itself
 
 
-def _latent_matrices(config: ModelConfig, part: parts.LatentAttention) -> int:
+def _latent_matrices(config: ModelConfig, part: parts.LatentAttentionConfig) -> int:
     queries = config.heads * (part.plain_dim + part.rope_dim)
     query = config.width * queries if part.query_rank is None else part.query_rank * (config.width + queries)
     down = config.width * (part.kv_rank + part.rope_dim)
@@ -123,7 +123,7 @@ def _latent_matrices(config: ModelConfig, part: parts.LatentAttention) -> int:
     return query + down + up + config.heads * part.value_dim * config.width
 
 
-def delta_widths(config: ModelConfig, part: parts.DeltaAttention) -> tuple[int, int]:
+def delta_widths(config: ModelConfig, part: parts.DeltaAttentionConfig) -> tuple[int, int]:
     """(width of all keys, width of all values)."""
     head = config.width // config.heads
     keys, values = part.key_heads or config.heads, part.value_heads or config.heads
@@ -133,15 +133,15 @@ def delta_widths(config: ModelConfig, part: parts.DeltaAttention) -> tuple[int, 
 def _attention_vectors(config: ModelConfig) -> int:
     """Biases, norms, sinks, and the convolutions of DeltaNet."""
     match config.attention:
-        case parts.FullAttention() as part:
+        case parts.FullAttentionConfig() as part:
             queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
             biases = part.bias * (queries + 2 * keys) + part.out_bias * config.width
             norms = {"none": 0, "head": 2 * config.head_dim, "full": queries + keys}[part.qk_norm]
             return biases + norms + part.sinks * config.heads
-        case parts.LatentAttention() as part:
+        case parts.LatentAttentionConfig() as part:
             query = (1 + part.bias) * (part.query_rank or 0)
             return query + part.bias * (part.kv_rank + part.rope_dim + config.width) + part.kv_rank
-        case parts.DeltaAttention() as part:
+        case parts.DeltaAttentionConfig() as part:
             key, value = delta_widths(config, part)
             heads = part.value_heads or config.heads
             return part.convolution * (2 * key + value) + 2 * heads + (part.value_dim or config.width // config.heads)
@@ -153,9 +153,9 @@ def _attention_vectors(config: ModelConfig) -> int:
 
 def _mlp(config: ModelConfig) -> int:
     match config.mlp:
-        case config_mlp.MLP() as part:
+        case config_mlp.PlainMLPConfig() as part:
             biases = part.bias * (config.hidden + config.width)
-        case config_mlp.GLU() as part:
+        case config_mlp.GLUConfig() as part:
             biases = part.bias * (2 * config.hidden + config.width)
         case _:
             biases = 0
@@ -166,11 +166,11 @@ def mlp_matrices(config: ModelConfig, *, active: bool = False) -> int:
     """Weights of a layer's MLP; `active`: of experts only those that one position is multiplied by."""
     width, hidden = config.width, config.hidden
     match config.mlp:
-        case config_mlp.MLP():
+        case config_mlp.PlainMLPConfig():
             return 2 * width * hidden
-        case config_mlp.GLU():
+        case config_mlp.GLUConfig():
             return 3 * width * hidden
-        case config_mlp.Experts() as part:
+        case config_mlp.ExpertsConfig() as part:
             experts = part.active if active else part.count
             return width * (3 * hidden * experts + part.count + 3 * (part.shared_hidden or 0))
     return config.mlp.num_parameters(config)
@@ -193,8 +193,8 @@ def _norm(config: ModelConfig, part: parts.NormConfig) -> int:
     match part:
         case parts.NoNorm():
             return 0
-        case parts.BatchNorm() | parts.LayerNorm(bias=True):
+        case parts.BatchNormConfig() | parts.LayerNormConfig(bias=True):
             return 2 * config.width
-        case parts.LayerNorm() | parts.RMSNorm() | parts.OffsetRMSNorm():
+        case parts.LayerNormConfig() | parts.RMSNormConfig() | parts.OffsetRMSNormConfig():
             return config.width
     return part.num_parameters(config)

@@ -7,7 +7,7 @@ from pydantic import Field
 from hornbook.settings.fields import Config, Count, Number
 
 
-class LearnedPositions(Config):
+class LearnedPositionsConfig(Config):
     """One learned vector per position, added to the embedding."""
 
     kind: Literal["learned"] = "learned"
@@ -17,7 +17,7 @@ class LearnedPositions(Config):
     """Rows before the first position's (2 in OPT, BART and RoBERTa); never used, kept for their files."""
 
 
-class SinusoidalPositions(Config):
+class SinusoidalPositionsConfig(Config):
     """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, section 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -84,7 +84,7 @@ class NoScaling(Config):
 RopeScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YaRN | Llama3Scaling, Field(discriminator="kind")]
 
 
-class Rope(Config):
+class RopeConfig(Config):
     """Rotary positions (Su et al. 2021, arXiv 2104.09864)."""
 
     kind: Literal["rope"] = "rope"
@@ -100,7 +100,7 @@ class Rope(Config):
     """How wavelengths are stretched for longer sequences."""
 
 
-class Alibi(Config):
+class AlibiConfig(Config):
     """Scores fall linearly with distance, by another slope in each head (Press et al. 2021, arXiv 2108.12409)."""
 
     kind: Literal["alibi"] = "alibi"
@@ -108,7 +108,7 @@ class Alibi(Config):
     """Longest sequence the model is meant for."""
 
 
-class RelativeBuckets(Config):
+class RelativeBucketsConfig(Config):
     """A learned score for each head and bucket of distances, shared by all layers of a stack (T5, arXiv 1910.10683)."""
 
     kind: Literal["relative"] = "relative"
@@ -129,5 +129,6 @@ class NoPositions(Config):
 
 
 PositionConfig = Annotated[
-    LearnedPositions | SinusoidalPositions | Rope | Alibi | RelativeBuckets | NoPositions, Field(discriminator="kind")
+    LearnedPositionsConfig | SinusoidalPositionsConfig | RopeConfig | AlibiConfig | RelativeBucketsConfig | NoPositions,
+    Field(discriminator="kind"),
 ]

@@ -40,7 +40,7 @@ class Dora(Lora):
     kind: Literal["dora"] = "dora"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Bottleneck(Config):
+class BottleneckConfig(Config):
     """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) behind frozen projections."""
 
     kind: Literal["bottleneck"] = "bottleneck"
@@ -50,7 +50,7 @@ class Bottleneck(Config):
     """Inner width of the adapter."""
 
 
-class Prompt(Config):
+class PromptConfig(Config):
     """Prompt tuning (Lester et al. 2021, arXiv 2104.08691): trained vectors before each document, all else frozen."""
 
     kind: Literal["prompt"] = "prompt"
@@ -113,12 +113,12 @@ def _named_kind(value: Any) -> Any:
 
 
 SurgeryStep = Annotated[
-    Lora | Dora | Bottleneck | Prompt | Freeze | Nf4 | FakeQuant,
+    Lora | Dora | BottleneckConfig | PromptConfig | Freeze | Nf4 | FakeQuant,
     Field(discriminator="kind"),
 ]
 Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
 
-AdapterStep = Lora | Dora | Bottleneck | Prompt
+AdapterStep = Lora | Dora | BottleneckConfig | PromptConfig
 """Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
 
 

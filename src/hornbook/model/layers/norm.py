@@ -25,7 +25,7 @@ def widened(x: Tensor) -> Tensor:
 class LayerNorm(nn.Module):
     """`(x - mean) / sqrt(variance + eps) * weight + bias`."""
 
-    def __init__(self, width: int, cfg: config.LayerNorm) -> None:
+    def __init__(self, width: int, cfg: config.LayerNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))
@@ -39,7 +39,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight`."""
 
-    def __init__(self, width: int, cfg: config.RMSNorm | config.OffsetRMSNorm) -> None:
+    def __init__(self, width: int, cfg: config.RMSNormConfig | config.OffsetRMSNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))
@@ -75,7 +75,7 @@ class BatchNorm(nn.Module):
     gets depends on all others of the batch, later ones too, so a causal model is refused.
     """
 
-    def __init__(self, width: int, cfg: config.BatchNorm) -> None:
+    def __init__(self, width: int, cfg: config.BatchNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))

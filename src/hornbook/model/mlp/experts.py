@@ -30,7 +30,7 @@ class Experts(nn.Module):
     auxiliary = True
     """`forward` takes the context and returns auxiliary losses."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.capacity, self.active = cfg.capacity, cfg.active
@@ -41,7 +41,7 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
-        shared = config_mlp.GLU(activation=cfg.activation)
+        shared = config_mlp.GLUConfig(activation=cfg.activation)
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
 
     @property

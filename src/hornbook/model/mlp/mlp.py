@@ -42,7 +42,7 @@ def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) 
 class MLP(nn.Module):
     """`down(activation(up(x)))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.MLP) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.PlainMLPConfig) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.up = Linear(width, hidden, cfg.bias)
@@ -55,7 +55,7 @@ class MLP(nn.Module):
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.GLU) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.gate = Linear(width, hidden, cfg.bias)

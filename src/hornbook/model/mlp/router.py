@@ -65,7 +65,7 @@ class RouterProduct(torch.autograd.Function):
 class Router(nn.Module):
     """Logits of every expert, from inputs that jitter may disturb in training."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int, jitter: float = 0.0) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int, jitter: float = 0.0) -> None:
         super().__init__()
         for key, text in cfg.problems():
             raise UsageError(f"model.mlp.{key}: {text}")
@@ -85,9 +85,9 @@ class Router(nn.Module):
 class SoftmaxRouter(Router):
     """Equation (1)."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SoftmaxRouter)
+        assert isinstance(part, config_mlp.SoftmaxRouterConfig)
         super().__init__(width, cfg, layer, part.jitter)
         self.renormalize = part.renormalize
 
@@ -103,9 +103,9 @@ class SoftmaxRouter(Router):
 class SwitchRouter(Router):
     """Equation (3)."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SwitchRouter)
+        assert isinstance(part, config_mlp.SwitchRouterConfig)
         super().__init__(width, cfg, layer, part.jitter)
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
@@ -118,9 +118,9 @@ class SwitchRouter(Router):
 class SigmoidRouter(Router):
     """Equation (2); `bias` [experts] takes no gradient."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SigmoidRouter)
+        assert isinstance(part, config_mlp.SigmoidRouterConfig)
         super().__init__(width, cfg, layer)
         self.renormalize, self.scale, self.rate = part.renormalize, float(part.scale), float(part.balance_rate)
         self.groups, self.groups_active = part.groups, part.groups_active
@@ -145,9 +145,9 @@ class SigmoidRouter(Router):
 
 
 ROUTERS = {
-    config_mlp.SoftmaxRouter: SoftmaxRouter,
-    config_mlp.SigmoidRouter: SigmoidRouter,
-    config_mlp.SwitchRouter: SwitchRouter,
+    config_mlp.SoftmaxRouterConfig: SoftmaxRouter,
+    config_mlp.SigmoidRouterConfig: SigmoidRouter,
+    config_mlp.SwitchRouterConfig: SwitchRouter,
 }
 """Type of a router's config -> its class."""
 

@@ -55,8 +55,8 @@ def freeze(model: nn.Module, step: config.Freeze) -> None:
 STEPS: dict[type, Callable[[nn.Module, Any], None]] = {
     config.Lora: add_lora,
     config.Dora: add_lora,
-    config.Bottleneck: add_bottleneck,
-    config.Prompt: add_prompt,
+    config.BottleneckConfig: add_bottleneck,
+    config.PromptConfig: add_prompt,
     config.Freeze: freeze,
     config.Nf4: add_nf4,
     config.FakeQuant: add_fake_quant,

@@ -4,7 +4,7 @@ from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import Rope, RopeScaling
+from hornbook.model.config.position import RopeConfig, RopeScaling
 from hornbook.model.hf.tables.vocabulary import Codec, Json
 
 _FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
@@ -55,7 +55,7 @@ def rope(theta: float = 10_000.0, fraction: float | None = None) -> Codec:
 
     def write(config: ModelConfig) -> Json:
         position = config.position
-        assert isinstance(position, Rope)
+        assert isinstance(position, RopeConfig)
         parameters = {"rope_theta": position.theta, **write_scaling(position.scaling)}
         found: Json = {"rope_theta": position.theta, "rope_parameters": parameters}
         if fraction is not None:
@@ -122,7 +122,7 @@ def _read_rotary_dim(keys: Json, tree: Json) -> None:
 
 
 def _write_rotary_dim(config: ModelConfig) -> Json:
-    assert isinstance(config.position, Rope)
+    assert isinstance(config.position, RopeConfig)
     return {"rotary_dim": int(config.head_dim * config.position.fraction)}
 
 

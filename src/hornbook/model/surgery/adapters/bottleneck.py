@@ -37,7 +37,7 @@ class Bottleneck(Added):
         yield from ((each, torch.zeros(self.get_parameter(each).shape)) for each in rest)
 
 
-def add_bottleneck(model: nn.Module, step: config.Bottleneck) -> None:
+def add_bottleneck(model: nn.Module, step: config.BottleneckConfig) -> None:
     """Hang an adapter behind each layer the step names. UsageError for one wider than what it is behind."""
     for name, layer in matching_linears(model, step.targets, "surgery bottleneck targets").items():
         width = layer.weight.shape[0]

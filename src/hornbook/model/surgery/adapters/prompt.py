@@ -67,7 +67,7 @@ def put_prompts(time: int, lengths: Lengths | None, length: int) -> Prompted:
     return Prompted(table, places, None if lengths is None else new_lengths)
 
 
-def add_prompt(model: nn.Module, step: config.Prompt) -> None:
+def add_prompt(model: nn.Module, step: config.PromptConfig) -> None:
     """Give a decoder a soft prompt of `step.length` vectors."""
     embedding = model.get_submodule("embedding")
     weight = embedding.get_parameter("weight")
