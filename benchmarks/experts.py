@@ -23,7 +23,7 @@ from benchmarks.report import table, write
 from hornbook.model.attention.delta_rule import chunked_delta_rule
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import make_plan
 from hornbook.model.mlp.router import Routing

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.build import build_model
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
@@ -20,7 +19,7 @@ from hornbook.model.config import position as config_position
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.context import Context
 from hornbook.model.init.init import initial_values
-from hornbook.model.layers.dropout import Dropout, RowDropout, row_keys, site_keys, uniform
+from hornbook.model.layers.dropout import AttentionDropout, Dropout, RowDropout, row_keys, site_keys, uniform
 from tests.golden import checksum, digest
 from tests.model.likenesses import bert_like, gpt2_like
 

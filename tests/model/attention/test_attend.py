@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hornbook.model.attention.attend import attend, reference_attention
-from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.attention.mask import AttentionMask, DocumentLengths, dense_mask
 from hornbook.model.attention.tiles import QUERIES, plan_tiles
+from hornbook.model.layers.dropout import AttentionDropout
 
 Parts = tuple[Tensor, Tensor, Tensor]
 

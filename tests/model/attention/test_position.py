@@ -88,7 +88,7 @@ def test_frequencies_equal_transformers(
 ) -> None:
     want, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs(theta, head_dim, fraction, parameters), CPU)
     rope = Rope(head_dim, config_position.RopeConfig(theta=theta, fraction=fraction, scaling=scaling))
-    got, own_factor = scaled_frequencies(rope.turned, rope.cfg, CPU)
+    got, own_factor = scaled_frequencies(rope.rotary_dim, rope.cfg, CPU)
     assert got.shape == want.shape
     assert float(((got - want) / want).abs().max()) < 5e-7  # some float32 roundings: each is 6e-8 of its value
     assert float((got - want).abs().max()) < 1e-7

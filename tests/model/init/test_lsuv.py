@@ -8,8 +8,7 @@ from hornbook.model.build import build_model
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
-from hornbook.model.init.init import initialize
-from hornbook.model.init.lsuv import scale_to_unit_variance
+from hornbook.model.init.init import initialize, scale_to_unit_variance
 from hornbook.model.layers.linear import Linear
 from hornbook.model.transformer import Transformer
 

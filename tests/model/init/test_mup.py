@@ -17,9 +17,8 @@ from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
-from hornbook.model.config.mup import parametrized, scaled
+from hornbook.model.config.mup import learning_factors, parametrized, scaled
 from hornbook.model.init.init import initialize
-from hornbook.model.init.mup import learning_factors
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW, Factors

@@ -12,7 +12,7 @@ from hornbook.model.config.mlp import PlainMLPConfig
 from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
 from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.hf import read_hf, write_hf
-from hornbook.model.surgery.build import build_operated, fill
+from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.transformer import Transformer
 
 VOCAB = 96

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.attention.mask import AttentionMask, dense_mask
 from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
+from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
 
 Heads = Float[Tensor, "batch heads time dim"]

@@ -5,7 +5,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.attention.attend import attend
-from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
 from hornbook.model.config import model as config
@@ -13,7 +12,7 @@ from hornbook.model.config import position as config_position
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
-from hornbook.model.layers.dropout import site_keys
+from hornbook.model.layers.dropout import AttentionDropout, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.dropout import AttentionDropout
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiles import QueryTile, plan_tiles
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
+from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import add_products_, matmul
 
 KEPT = 16

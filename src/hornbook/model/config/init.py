@@ -129,8 +129,8 @@ class TFixup(Scheme):
 class MuP(Scheme):
     """Maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466), in depth too: CompleteP (arXiv 2505.01618).
 
-    What is tuned at the base size holds at any size. Standard deviations are here; factors of the model
-    (`hornbook.model.config.mup`) and of the optimizer (`hornbook.model.init.mup`) follow from the same numbers.
+    What is tuned at the base size holds at any size. Standard deviations are here; factors of the model and
+    of the optimizer (`hornbook.model.config.mup`) follow from the same numbers.
     """
 
     kind: Literal["mup"] = "mup"

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hornbook.model.cpu.loss import cross_entropy_
+from hornbook.model.cpu.softmax import cross_entropy_
 from hornbook.model.cpu.team import supports
 
 

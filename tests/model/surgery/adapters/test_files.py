@@ -19,8 +19,8 @@ from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import AdapterSpec, is_adapter, tensors_digest, write_adapter
-from hornbook.model.surgery.build import build_operated, fill
 from hornbook.model.surgery.folders import read_merged
+from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer

@@ -10,8 +10,7 @@ from hornbook.model.config.surgery import PromptConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.adapters.prompt import prompt_length
-from hornbook.model.surgery.build import fill
-from hornbook.model.surgery.operate import operate
+from hornbook.model.surgery.operate import fill, operate
 from hornbook.model.transformer import Transformer
 
 VOCAB, POSITIONS, LENGTH = 32, 16, 4

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.config import surgery as config
 from hornbook.model.layers.linear import Linear
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.draws import keyed_uniform
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
 
 
 class Bottleneck(Added):

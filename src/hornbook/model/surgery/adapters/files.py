@@ -35,7 +35,7 @@ from hornbook.model.surgery.adapters.lora_layout import (
     short_names,
     their_modules,
 )
-from hornbook.model.surgery.build import added_shapes
+from hornbook.model.surgery.operate import added_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "hornbook"

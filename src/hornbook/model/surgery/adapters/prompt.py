@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
 from hornbook.model.config import surgery as config
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.draws import keyed_normal
+from hornbook.model.surgery.added import Added, keyed_normal
 
 STD = 0.02
 """Of first values: the size of embeddings as GPT-2 begins."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from hornbook.model.config.surgery import FakeQuant, Grid
 from hornbook.model.layers.linear import Linear
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import Added, matching_linears
 from hornbook.model.surgery.quantization.integers import (
     IntegerCode,
     Quantized,

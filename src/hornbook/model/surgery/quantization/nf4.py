@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from hornbook.model.config.surgery import Nf4
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.fake_quant import drop_weight
 from hornbook.model.surgery.quantization.integers import check_group, pack, unpack
 
