@@ -16,6 +16,10 @@ PACKAGE = "hornbook."
 _NO_NAME = re.compile(r"cannot import name '(\w+)'")
 
 
+class FormerName(UsageError, ImportError):
+    """A user's module asks for a module or a name of ours that is called otherwise now."""
+
+
 def import_outside(module: str) -> ModuleType:
     """A module of the user's, by its import path. Raises whatever the module raises, and as `answer_former_names`."""
     with answer_former_names(module):
@@ -24,13 +28,13 @@ def import_outside(module: str) -> ModuleType:
 
 @contextmanager
 def answer_former_names(module: str) -> Iterator[None]:
-    """For code of a user's `module`: ImportError with the new name where it asks for a former name of ours."""
+    """For code of a user's `module`: FormerName with the new name where it asks for a former one of ours."""
     try:
         yield
     except (ImportError, AttributeError) as error:
         if (answer := _answer(error)) is None:
             raise
-        raise ImportError(f"{answer}: import that in {module}", name=error.name) from error
+        raise FormerName(f"{answer}: import that in {module}") from error
 
 
 def refuse_former_attribute(owner: object, attribute: str) -> NoReturn:
