@@ -1,7 +1,9 @@
 """Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
 
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import EmbeddingConfig, FullAttentionConfig, LayerNormConfig, ModelConfig, PostNorm
+from hornbook.model.config.model import EmbeddingConfig, ModelConfig, PostNorm
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig
 
 

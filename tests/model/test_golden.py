@@ -14,8 +14,8 @@ from hornbook.model.build import build_model
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import DeltaAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.context import Context
 from hornbook.model.init.init import initial_values
@@ -25,7 +25,7 @@ from tests.model.likenesses import bert_like, gpt2_like
 
 VOCAB = 50
 SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2}
-LATENT = config.LatentAttentionConfig(query_rank=12, kv_rank=8, plain_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=8, plain_dim=6, rope_dim=4, value_dim=5)
 FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     "llama": (ModelConfig(**SIZES, head=config_head.LMHead(tied=False)), 0.973978904),
     "gpt2": (gpt2_like(length=24), 1.31133351),
@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     "mixtral": (ModelConfig(mlp=config_mlp.ExpertsConfig(count=4, active=2, hidden=24), **SIZES), -2.15207208),
     "deepseek": (ModelConfig(attention=LATENT, **SIZES), -2.75329584),
     "deltanet": (
-        ModelConfig(attention=config.DeltaAttentionConfig(), position=config_position.NoPositions(), **SIZES),
+        ModelConfig(attention=DeltaAttentionConfig(), position=config_position.NoPositions(), **SIZES),
         4.7740645,
     ),
 }

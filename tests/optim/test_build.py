@@ -7,9 +7,11 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
 from hornbook.optim.config.optim import AdamW, Factors

@@ -17,7 +17,8 @@ import torch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import HornbookError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments

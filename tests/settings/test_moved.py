@@ -22,7 +22,7 @@ from hornbook.text.refinery.steps.python_step import load_function
         ("from hornbook.text.sources.html import read", "hornbook.text.ingest.formats"),  # no such folder any more
         ("from hornbook.model.config.mlp import GLU", "hornbook.model.config.mlp.GLUConfig"),
         ("from hornbook.model.config_mlp import GLU", "hornbook.model.config.mlp"),  # the folder first, then the name
-        ("from hornbook.model.config import model; model.RMSNorm()", "hornbook.model.config.model.RMSNormConfig"),
+        ("from hornbook.model.config import model; model.RMSNorm()", "hornbook.model.config.norm.RMSNormConfig"),
         ("from hornbook.model.sight import Sight", "hornbook.model.attention.mask"),
     ],
 )

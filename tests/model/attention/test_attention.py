@@ -15,24 +15,25 @@ from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source
 
 VOCAB, WIDTH, HEADS = 61, 32, 4
-LATENT = config.LatentAttentionConfig(query_rank=12, kv_rank=10, plain_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=10, plain_dim=6, rope_dim=4, value_dim=5)
 YARN = config_position.YaRN(factor=4, original=16, mscale=0.8, mscale_all_dim=1.1)
 KINDS: dict[str, dict[str, Any]] = {
-    "window": {"attention": config.FullAttentionConfig(kv_heads=2, window=7)},
-    "scale and softcap": {"attention": config.FullAttentionConfig(scale=0.3, softcap=1.5)},
-    "sinks": {"attention": config.FullAttentionConfig(kv_heads=1, sinks=True)},
-    "clip": {"attention": config.FullAttentionConfig(clip=0.5)},
-    "norm of heads": {"attention": config.FullAttentionConfig(kv_heads=2, head_dim=12, qk_norm="head")},
-    "norm of all": {"attention": config.FullAttentionConfig(kv_heads=2, qk_norm="full")},
-    "biases": {"attention": config.FullAttentionConfig(bias=True, out_bias=True)},
+    "window": {"attention": FullAttentionConfig(kv_heads=2, window=7)},
+    "scale and softcap": {"attention": FullAttentionConfig(scale=0.3, softcap=1.5)},
+    "sinks": {"attention": FullAttentionConfig(kv_heads=1, sinks=True)},
+    "clip": {"attention": FullAttentionConfig(clip=0.5)},
+    "norm of heads": {"attention": FullAttentionConfig(kv_heads=2, head_dim=12, qk_norm="head")},
+    "norm of all": {"attention": FullAttentionConfig(kv_heads=2, qk_norm="full")},
+    "biases": {"attention": FullAttentionConfig(bias=True, out_bias=True)},
     "rope of a quarter": {"position": config_position.RopeConfig(fraction=0.25)},
     "neighbours": {"position": config_position.RopeConfig(layout="interleaved", scaling=YARN)},
-    "alibi": {"position": config_position.AlibiConfig(), "attention": config.FullAttentionConfig(kv_heads=2)},
+    "alibi": {"position": config_position.AlibiConfig(), "attention": FullAttentionConfig(kv_heads=2)},
     "relative": {"position": config_position.RelativeBucketsConfig(buckets=8, max_distance=20)},
     "sinusoidal": {"position": config_position.SinusoidalPositionsConfig()},
     "learned": {"position": config_position.LearnedPositionsConfig(length=64, offset=2)},
@@ -41,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "latent without rank": {"attention": LATENT.model_copy(update={"query_rank": None, "bias": True})},
     "window in turn": {
         "pattern": [
-            config.LayerConfig(attention=config.FullAttentionConfig(window=5)),
+            config.LayerConfig(attention=FullAttentionConfig(window=5)),
             config.LayerConfig(position=config_position.RopeConfig(theta=1e6)),
         ]
     },
@@ -89,7 +90,7 @@ def test_packed_equals_documents_alone(name: str, random_model) -> None:
 
 @pytest.mark.parametrize("name", ["sinks", "relative", "latent"])
 def test_dropped_probabilities_are_equal_in_any_microbatch(name: str, random_model) -> None:
-    own = KINDS[name].get("attention", config.FullAttentionConfig()).model_copy(update={"dropout": 0.4})
+    own = KINDS[name].get("attention", FullAttentionConfig()).model_copy(update={"dropout": 0.4})
     model, ids = random_model(build(name, attention=own), VOCAB), tokens(3, 40)
     keys = row_keys(1, 2, torch.tensor([5, 6, 7]))
     whole, plain = model(ids, keys=keys)[0], model(ids)[0]

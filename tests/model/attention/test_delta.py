@@ -15,11 +15,12 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig
 from hornbook.model.context import Context
 from hornbook.model.init.init import initialize
 
 WIDTH, TIME = 24, 150
-PART = config.DeltaAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
+PART = DeltaAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
 CONFIG = config.ModelConfig(layers=2, width=WIDTH, heads=2, attention=PART, position=config_position.NoPositions())
 
 
@@ -147,7 +148,7 @@ def test_what_sees_later_tokens_is_refused() -> None:
 
 def test_a_hybrid_with_experts_generates_from_its_cache() -> None:
     """Three linear layers and one of softmax attention, as Qwen3-Next, with experts in all."""
-    full = config.LayerConfig(attention=config.FullAttentionConfig(kv_heads=1), position=config_position.RopeConfig())
+    full = config.LayerConfig(attention=FullAttentionConfig(kv_heads=1), position=config_position.RopeConfig())
     cfg = CONFIG.model_copy(
         update={
             "layers": 4,

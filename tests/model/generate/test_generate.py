@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.attention.cache import KVCache
-from hornbook.model.config.model import FullAttentionConfig, LMHead, ModelConfig
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.generate.generate import Past, generate, next_logits, stream_text
 from hornbook.model.hf.hf import write_hf

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hornbook.model.config import model as config
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.heads import head as head_module
 from hornbook.model.heads.head import ChunkedLoss, Head, Transform
 from hornbook.model.heads.losses import LossTerms
@@ -134,7 +134,7 @@ def test_every_part_may_be_trained_alone() -> None:
 
 
 def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:
-    norm = LayerNorm(WIDTH, config.LayerNormConfig())
+    norm = LayerNorm(WIDTH, LayerNormConfig())
     head = Head(VOCAB, WIDTH, None, Transform(WIDTH, True, "gelu", norm), bias=True)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))

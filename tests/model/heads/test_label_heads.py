@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import (
     ClassificationHead,
@@ -17,10 +18,10 @@ from hornbook.model.config.head import (
     RegressionHead,
     SpanHead,
     TokenClassificationHead,
-    num_outputs,
 )
 from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.heads.label_heads import CHOOSABLE, END, START, LabelHead
 from hornbook.model.init.init import initialize
@@ -82,9 +83,9 @@ def document(head: Any, length: int, seed: int) -> Document:
         targets[first] |= START
         targets[last] |= END
     elif head.kind == "regression" or getattr(head, "multiple", False):
-        targets = (torch.rand(length, num_outputs(head), generator=generator) < 0.5).float()
+        targets = (torch.rand(length, head.num_outputs, generator=generator) < 0.5).float()
     else:
-        targets = torch.randint(0, num_outputs(head), (length,), generator=generator)
+        targets = torch.randint(0, head.num_outputs, (length,), generator=generator)
     return Document(tokens, targets, weights)
 
 

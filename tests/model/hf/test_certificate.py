@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.extras import install_command
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import FullAttentionConfig, LMHead, ModelConfig
+from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf import certificate
 from hornbook.model.hf.certificate import MissingTransformers, certify

@@ -8,18 +8,12 @@ import transformers
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import ClassificationHead, RegressionHead, SpanHead, TokenClassificationHead
 from hornbook.model.config.init import ScaledNormal
 from hornbook.model.config.mlp import GLUConfig
-from hornbook.model.config.model import (
-    EmbeddingConfig,
-    FullAttentionConfig,
-    LayerConfig,
-    LMHead,
-    ModelConfig,
-    NoNorm,
-    PreNorm,
-)
+from hornbook.model.config.model import EmbeddingConfig, LayerConfig, LMHead, ModelConfig, PreNorm
+from hornbook.model.config.norm import NoNorm
 from hornbook.model.config.position import NTKScaling, RopeConfig
 from hornbook.model.hf.config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf.differences import flatten

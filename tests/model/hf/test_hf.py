@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.build import build_model
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead, MaskedHead
 from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import read_hf, stored_bytes, write_hf

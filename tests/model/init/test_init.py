@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.build import ROLES, build_model, parameter_roles
+from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.norm import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.init.init import Own, check_overrides, check_ranges, initial_value, initial_values, initialize
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.transformer import Transformer
@@ -25,9 +27,9 @@ GPT2 = config.ModelConfig(
     layers=3,
     width=128,
     heads=4,
-    attention=config.FullAttentionConfig(bias=True, out_bias=True),
+    attention=FullAttentionConfig(bias=True, out_bias=True),
     mlp=config_mlp.PlainMLPConfig(),
-    norm=config.LayerNormConfig(),
+    norm=LayerNormConfig(),
     position=config_position.LearnedPositionsConfig(length=256),
 )
 VOCAB = 512
@@ -146,20 +148,16 @@ def test_a_module_may_say_how_its_parameters_begin() -> None:
 
     model = build_model(LLAMA, VOCAB)
     with torch.device("meta"):
-        model.norm = Gate(128, config.RMSNormConfig())
-    ROLES[Gate] = "norm"
-    try:
-        values = dict(initial_values(model, LLAMA, seed=1))
-        again = dict(initial_values(model, LLAMA, seed=1))
-    finally:
-        del ROLES[Gate]
+        model.norm = Gate(128, RMSNormConfig())
+    values = dict(initial_values(model, LLAMA, seed=1))
+    again = dict(initial_values(model, LLAMA, seed=1))
     assert 0 < float(values["norm.weight"].min()) < float(values["norm.weight"].max()) < 1
     assert torch.equal(values["norm.weight"], again["norm.weight"])
     assert torch.all(values["blocks.0.norm1.weight"] == 1)
 
 
 def test_a_norm_that_adds_one_begins_at_zero() -> None:
-    cfg = LLAMA.model_copy(update={"norm": config.OffsetRMSNormConfig()})
+    cfg = LLAMA.model_copy(update={"norm": OffsetRMSNormConfig()})
     assert not made(cfg).get_parameter("blocks.0.norm1.weight").any()
 
 

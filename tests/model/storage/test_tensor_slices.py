@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import FullAttentionConfig, LayerConfig, ModelConfig, Parallel
+from hornbook.model.config.model import LayerConfig, ModelConfig, Parallel
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import FullAttentionConfig, LayerNormConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.surgery.operate import build_operated, fill

@@ -8,7 +8,9 @@ from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.surgery.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
 from hornbook.model.transformer import Source, Transformer
 
@@ -57,13 +59,13 @@ def test_which_layer_comes_from_where() -> None:
 
 SHAPES = {
     "pre": BASE,
-    "parallel": BASE.model_copy(update={"block": config.Parallel(), "norm": config.LayerNormConfig()}),
-    "output": BASE.model_copy(update={"block": config.OutputNorm(), "norm": config.LayerNormConfig()}),
+    "parallel": BASE.model_copy(update={"block": config.Parallel(), "norm": LayerNormConfig()}),
+    "output": BASE.model_copy(update={"block": config.OutputNorm(), "norm": LayerNormConfig()}),
     "sandwich": BASE.model_copy(update={"block": config.SandwichNorm()}),
     "biases": BASE.model_copy(
         update={
             "mlp": config_mlp.PlainMLPConfig(hidden=40),
-            "attention": config.FullAttentionConfig(bias=True, out_bias=True),
+            "attention": FullAttentionConfig(bias=True, out_bias=True),
         }
     ),
     "experts": BASE.model_copy(
@@ -107,7 +109,7 @@ def test_copies_and_layers_left_out() -> None:
 
 
 def test_a_layer_is_never_made_from_one_of_another_kind() -> None:
-    window = config.LayerConfig(attention=config.FullAttentionConfig(window=4))
+    window = config.LayerConfig(attention=FullAttentionConfig(window=4))
     cfg = BASE.model_copy(update={"pattern": [window, config.LayerConfig()]})
     _, new, tensors = grown(cfg, 4)
     filled(new, tensors)

@@ -1,5 +1,7 @@
 """Multi-head attention (Vaswani et al. 2017) with any number of key-value heads (GQA, arXiv 2305.13245)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
@@ -24,12 +28,14 @@ Heads = Float[Tensor, "batch heads time head_dim"]
 class FullAttention(nn.Module):
     """Each position sees others of its own sequence. The number of heads follows from the tensors' widths."""
 
+    role: ClassVar = "vector"
+
     site = SITE
 
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.FullAttentionConfig)
+        assert isinstance(part, FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
         self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
@@ -147,9 +153,9 @@ def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDr
     return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 
 
-def _norm(cfg: config.ModelConfig, part: config.FullAttentionConfig, heads: int) -> RMSNorm | None:
+def _norm(cfg: config.ModelConfig, part: FullAttentionConfig, heads: int) -> RMSNorm | None:
     """RMSNorm over each head or over all, with the eps of the model's norms if they have one."""
     if part.qk_norm == "none":
         return None
-    eps = getattr(cfg.norm, "eps", config.RMSNormConfig().eps)
-    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNormConfig(eps=eps))
+    eps = getattr(cfg.norm, "eps", RMSNormConfig().eps)
+    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, RMSNormConfig(eps=eps))

@@ -15,6 +15,7 @@ inputs, whatever came before. (2) to (5) but the products are float32.
 
 import math
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_de
 from hornbook.model.attention.mask import DocumentLengths
 from hornbook.model.config import init as config_init
 from hornbook.model.config import model as config
+from hornbook.model.config.attention import DeltaAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
@@ -39,6 +42,8 @@ LEAST_SQUARE = 1e-6
 
 class CausalConvolution(nn.Module):
     """SiLU of a sum over the last `size` tokens, each channel alone; `weight` [channels, size], the oldest first."""
+
+    role: ClassVar = "vector"
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -65,12 +70,14 @@ class CausalConvolution(nn.Module):
 class DeltaAttention(nn.Module):
     """Equations (1) to (5); `log_decay` is a, `decay_bias` is c, one of each per value head."""
 
+    role: ClassVar = "vector"
+
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.DeltaAttentionConfig)
+        assert isinstance(part, DeltaAttentionConfig)
         for key, text in part.problems(cfg):
-            raise UsageError(f"model.attention.{key}: {text}")
+            raise UsageError(f"model.{key}: {text}")
         self.layer = layer
         self.key_heads, self.value_heads = part.key_heads or cfg.heads, part.value_heads or cfg.heads
         self.key_dim, self.value_dim = part.key_dim or width // cfg.heads, part.value_dim or width // cfg.heads
@@ -81,7 +88,7 @@ class DeltaAttention(nn.Module):
         self.convolution = CausalConvolution(2 * keys + values, part.convolution)
         self.log_decay = nn.Parameter(torch.empty(self.value_heads))
         self.decay_bias = nn.Parameter(torch.empty(self.value_heads))
-        self.norm = RMSNorm(self.value_dim, config.RMSNormConfig(eps=getattr(cfg.norm, "eps", 1e-6)))
+        self.norm = RMSNorm(self.value_dim, RMSNormConfig(eps=getattr(cfg.norm, "eps", 1e-6)))
         self.out = Linear(values, width, bias=False)
         self.initial = {"log_decay": _initial_log_decay, "decay_bias": _initial_decay_bias}
 

@@ -16,12 +16,14 @@ from hornbook.model.attention.position import Rope, Rotation, rotate
 from hornbook.model.attention.rope_scaling import yarn_mscale
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import LatentAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.layers.products import matmul
 
-LATENT_NORM = config.RMSNormConfig(eps=1e-6)
+LATENT_NORM = RMSNormConfig(eps=1e-6)
 """Of both latents, whatever the model's norm."""
 Heads = Float[Tensor, "batch heads time dim"]
 
@@ -33,7 +35,7 @@ class LatentAttention(nn.Module):
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.LatentAttentionConfig)
+        assert isinstance(part, LatentAttentionConfig)
         self.cfg, self.layer = part, layer
         self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
@@ -96,7 +98,7 @@ class LatentAttention(nn.Module):
         return matmul(found, up_value.transpose(-1, -2)[None])
 
 
-def _scale(part: config.LatentAttentionConfig, position: config_position.PositionConfig) -> float:
+def _scale(part: LatentAttentionConfig, position: config_position.PositionConfig) -> float:
     """1 / sqrt(dims of a key), times what YaRN's second weight took out of each of two rotations."""
     scale = (part.plain_dim + part.rope_dim) ** -0.5
     scaling = position.scaling if isinstance(position, config_position.RopeConfig) else None

@@ -7,7 +7,7 @@ position; distance 0 stands in the middle.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +28,8 @@ def document_positions(lengths: Lengths, device: torch.device) -> Int[Tensor, "b
 
 class LearnedPositions(nn.Module):
     """One vector per position: `weight` [offset + length, width]."""
+
+    role: ClassVar = "position"
 
     def __init__(self, width: int, cfg: config_position.LearnedPositionsConfig) -> None:
         super().__init__()
@@ -129,6 +131,8 @@ def alibi_slopes(heads: int) -> list[float]:
 
 class RelativeBuckets(nn.Module):
     """A learned score for each bucket of distances and head: `weight` [buckets, heads] (Raffel et al. 2019, T5)."""
+
+    role: ClassVar = "position"
 
     def __init__(self, heads: int, cfg: config_position.RelativeBucketsConfig, bidirectional: bool) -> None:
         super().__init__()

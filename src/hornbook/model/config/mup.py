@@ -28,9 +28,10 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from hornbook.errors import UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import MuP
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig, PreNorm
+from hornbook.model.config.model import ModelConfig, PreNorm
 from hornbook.optim.config.optim import Factors
 from hornbook.settings.fields import Config
 

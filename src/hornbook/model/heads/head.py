@@ -4,14 +4,16 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config.head import LMHead, MaskedHead
+from hornbook.model.config.mlp import Activation
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.losses import LossTerms, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Linear
@@ -37,11 +39,11 @@ class Transform(nn.Module):
     """
 
     def __init__(
-        self, width: int, bias: bool, activation: Literal["tanh"] | config_mlp.Activation, norm: nn.Module | None
+        self, width: int, bias: bool, activation: Literal["tanh"] | Activation, norm: nn.Module | None
     ) -> None:
         super().__init__()
         self.dense, self.norm = Linear(width, width, bias), norm
-        self.activation: Literal["tanh"] | config_mlp.Activation = activation
+        self.activation: Literal["tanh"] | Activation = activation
 
     def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         x = self.dense(hidden)
@@ -62,9 +64,11 @@ def chunk_rows(dtype: torch.dtype) -> int:
 class Head(nn.Module):
     """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied.
 
-    `before` is what the head does to hidden states first; then come the projection, a shift of each token's logit
-    where there is a `bias`, and a soft cap.
+    `before` transforms hidden states first; then come the projection, a shift of each token's logit where there is a
+    `bias`, and a soft cap.
     """
+
+    role: ClassVar = "head"
 
     def __init__(
         self,
@@ -160,6 +164,24 @@ class Head(nn.Module):
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
+
+
+def lm_head(cfg: LMHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:
+    """Projection to the vocabulary, of hidden states that are scaled or projected to the embedding's width first."""
+    before = Scaled(cfg.scale) if cfg.scale != 1 else None
+    width = model.embedding.width or model.width
+    if model.embedding.width:
+        before = Linear(model.width, width, bias=False)
+    head = Head(vocab, width, embedding if cfg.tied else None, before, cfg.bias, cfg.softcap)
+    if head.bias is not None and model.kind == "encoder_decoder":  # BART's final_logits_bias: constant in transformers
+        head.bias.requires_grad_(False)
+    return head
+
+
+def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:
+    """BERT's head: a projection, an activation and a norm before the projection to the vocabulary."""
+    before = Transform(model.width, cfg.dense_bias, cfg.activation, model.norm.build(model.width))
+    return Head(vocab, model.width, embedding if cfg.tied else None, before, cfg.bias)
 
 
 def _trained_rows(

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.differences import differences, flatten, typical
 from hornbook.model.hf.tables.inert import INERT

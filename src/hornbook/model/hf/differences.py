@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.tables.inert import FREE
 
 

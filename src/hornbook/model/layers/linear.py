@@ -4,6 +4,8 @@ No autocast: the input's dtype decides, so the arithmetic of a layer is visible 
 (`hornbook.model.surgery`) hangs parts on a layer; its names, and its arithmetic without them, stay as they are.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,6 +19,8 @@ FEW_ROWS = 64
 
 class Linear(nn.Module):
     """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init.init`."""
+
+    role: ClassVar = "matrix"
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()

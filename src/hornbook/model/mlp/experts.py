@@ -12,6 +12,8 @@ weights a row by its share of the objective, so that microbatches of any shape a
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -21,11 +23,13 @@ from hornbook.model.context import Auxiliary, Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU
-from hornbook.model.mlp.router import ROUTERS, Routing, SigmoidRouter
+from hornbook.model.mlp.router import Routing, SigmoidRouter
 
 
 class Experts(nn.Module):
     """The experts of a layer as three tensors, their router, and the expert that serves every token."""
+
+    role: ClassVar = "matrix"
 
     auxiliary = True
     """`forward` takes the context and returns auxiliary losses."""
@@ -37,7 +41,7 @@ class Experts(nn.Module):
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
-        self.router = ROUTERS[type(cfg.router)](width, cfg, layer)
+        self.router = cfg.router.build(width, cfg, layer)
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))

@@ -11,7 +11,7 @@ et al. 2021 (arXiv 2101.03961). The bias of (2) takes part in the choice only: n
 step it moves against the excess load (`load_direction`; Wang et al. 2024, arXiv 2408.15664).
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,12 @@ class RouterProduct(torch.autograd.Function):
 class Router(nn.Module):
     """Logits of every expert, from inputs that jitter may disturb in training."""
 
+    role: ClassVar = "matrix"
+
     def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int, jitter: float = 0.0) -> None:
         super().__init__()
         for key, text in cfg.problems():
-            raise UsageError(f"model.mlp.{key}: {text}")
+            raise UsageError(f"model.{key}: {text}")
         self.active, self.layer, self.jitter = cfg.active, layer, jitter
         self.weight = nn.Parameter(torch.empty(cfg.count, width))
 
@@ -142,14 +144,6 @@ class SigmoidRouter(Router):
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
             scores = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
         return scores.topk(self.active, -1).indices
-
-
-ROUTERS = {
-    config_mlp.SoftmaxRouterConfig: SoftmaxRouter,
-    config_mlp.SigmoidRouterConfig: SigmoidRouter,
-    config_mlp.SwitchRouterConfig: SwitchRouter,
-}
-"""Type of a router's config -> its class."""
 
 
 def load_direction(loads: Int[Tensor, " experts"]) -> Float[Tensor, " experts"]:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.tables.rope import read_scaling, write_scaling
 from hornbook.model.hf.tables.vocabulary import Codec, Json

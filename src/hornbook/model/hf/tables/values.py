@@ -1,8 +1,9 @@
 """Single values that config.json says in another way than ours: scales by width, shifted lengths, T5's feed-forward."""
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
-from hornbook.model.config.model import FullAttentionConfig, ModelConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Codec, Json
 
