@@ -83,9 +83,9 @@ def document(head: Any, length: int, seed: int) -> Document:
         targets[first] |= START
         targets[last] |= END
     elif head.kind == "regression" or getattr(head, "multiple", False):
-        targets = (torch.rand(length, head.num_outputs, generator=generator) < 0.5).float()
+        targets = (torch.rand(length, head.outputs, generator=generator) < 0.5).float()
     else:
-        targets = torch.randint(0, head.num_outputs, (length,), generator=generator)
+        targets = torch.randint(0, head.outputs, (length,), generator=generator)
     return Document(tokens, targets, weights)
 
 

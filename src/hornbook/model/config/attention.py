@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, ModelView, Problems, keys_seen
+from hornbook.model.config.part import LayerPart, Model, Problems, keys_seen
 from hornbook.settings.fields import OPEN, Count, Number
 
 
@@ -36,24 +36,24 @@ class FullAttentionConfig(LayerPart):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the attention probabilities."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         biases = self.bias * (queries + 2 * keys) + self.out_bias * model.width
         norms = {"none": 0, "head": 2 * model.head_dim, "full": queries + keys}[self.qk_norm]
         return self.num_matmul_weights(model) + biases + norms + self.sinks * model.heads
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         return model.width * model.head_dim * 2 * (model.heads + model.kv_heads)
 
-    def attention_flops(self, model: ModelView, sequence: int) -> tuple[float, float]:
+    def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         keys = keys_seen(sequence, self.window, bidirectional=model.kind == "encoder")
         return self.pair_flops(model) * keys, self.pair_flops(model) * sequence
 
-    def pair_flops(self, model: ModelView) -> int:
+    def pair_flops(self, model: Model) -> int:
         """Operations of one query and one key in all heads: a score and its share of the sum, three times."""
         return 12 * model.heads * model.head_dim
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         rotary_dim = int(model.head_dim * model.position.fraction) if model.position.kind == "rope" else 0
         if self.head_dim is None and model.width % model.heads:
             text = f"width {model.width} does not divide into {model.heads} heads"
@@ -85,23 +85,23 @@ class LatentAttentionConfig(LayerPart):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the attention probabilities."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         norms = (self.query_rank or 0) + self.kv_rank
         biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + model.width
         return self.num_matmul_weights(model) + norms + self.bias * biases
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         width, queries = model.width, model.heads * (self.plain_dim + self.rope_dim)
         query = width * queries if self.query_rank is None else self.query_rank * (width + queries)
         down = width * (self.kv_rank + self.rope_dim)
         up = self.kv_rank * model.heads * (self.plain_dim + self.value_dim)
         return query + down + up + model.heads * self.value_dim * width
 
-    def attention_flops(self, model: ModelView, sequence: int) -> tuple[float, float]:
+    def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         pair = 6 * model.heads * (self.plain_dim + self.rope_dim + self.value_dim)
         return pair * keys_seen(sequence, None, bidirectional=model.kind == "encoder"), pair * sequence
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         rotary_dim = int(self.rope_dim * model.position.fraction) if model.position.kind == "rope" else 0
         if rotary_dim % 2:
             text = f"rotary positions need an even number of dims, not {rotary_dim}: change it"
@@ -124,28 +124,27 @@ class DeltaAttentionConfig(LayerPart):
     convolution: Count = Field(default=4, ge=1)
     """Positions of the causal convolution before queries, keys and values."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         keys, values = self.widths(model)
         heads, head = self.value_heads or model.heads, self.value_dim or model.width // model.heads
         return self.num_matmul_weights(model) + self.convolution * (2 * keys + values) + 2 * heads + head
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         keys, values = self.widths(model)
         return model.width * (2 * keys + 3 * values + 2 * (self.value_heads or model.heads))
 
-    def widths(self, model: ModelView) -> tuple[int, int]:
+    def widths(self, model: Model) -> tuple[int, int]:
         """(width of all keys, width of all values)."""
         head = model.width // model.heads
         keys, values = self.key_heads or model.heads, self.value_heads or model.heads
         return keys * (self.key_dim or head), values * (self.value_dim or head)
 
-    def attention_flops(self, model: ModelView, sequence: int) -> tuple[float, float]:
+    def attention_flops(self, model: Model, _sequence: int) -> tuple[float, float]:
         """Each value head reads its state [key, value] by key and by query and adds an outer product to it."""
-        del sequence
         recurrence = 3 * 6 * self.widths(model)[1] * (self.key_dim or model.width // model.heads)
         return recurrence, recurrence
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         if model.kind == "encoder_decoder":
             return  # refused as a whole
         keys, values = self.key_heads or model.heads, self.value_heads or model.heads

@@ -5,33 +5,32 @@ where only earlier ones are (a decoder). So every head is a projection of each t
 the tokens say where an output is asked for.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from hornbook.model.config.mlp import Activation
-from hornbook.model.config.part import ModelView, Part, Problems
+from hornbook.model.config.part import Model, Part, Problems
 from hornbook.settings.fields import Count, Number
 
 
 class HeadPart(Part):
     """A head; `vocab` is the rows of the embedding."""
 
-    def build(self, model: ModelView, vocab: int, embedding: Any) -> Any:
+    def build(self, model: Model, vocab: int, embedding: Any, /) -> Any:
         """The module, which may share the matrix of `embedding`."""
         return self.make(self, model, vocab, embedding)
 
-    def num_parameters(self, model: ModelView, vocab: int) -> int:
+    def num_parameters(self, model: Model, vocab: int, /) -> int:
         """Trained values, without a matrix shared with the embedding."""
         raise NotImplementedError
 
-    def num_matmul_weights(self, model: ModelView, vocab: int) -> int:
+    def num_matmul_weights(self, model: Model, vocab: int, /) -> int:
         """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
         raise NotImplementedError
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, _model: Model, /) -> Problems:
         """Settings that do not go together in this model; by default none."""
-        del model
         return iter(())
 
 
@@ -41,18 +40,14 @@ class HeadPart(Part):
 class _VocabularyHead(HeadPart):
     """A projection of vectors as wide as the embedding's to the vocabulary."""
 
-    if TYPE_CHECKING:  # fields of the heads themselves, in the order in which they are written
-        tied: bool
-        bias: bool
-
-    def num_parameters(self, model: ModelView, vocab: int) -> int:
+    def num_parameters(self: Any, model: Model, vocab: int) -> int:
         shared = vocab * (model.embedding.width or model.width) if self.tied else 0
         return self.num_matmul_weights(model, vocab) - shared + self.bias * vocab
 
-    def num_matmul_weights(self, model: ModelView, vocab: int) -> int:
+    def num_matmul_weights(self, model: Model, vocab: int) -> int:
         return vocab * (model.embedding.width or model.width) + self._transform_weights(model)
 
-    def _transform_weights(self, model: ModelView) -> int:
+    def _transform_weights(self, model: Model) -> int:
         raise NotImplementedError
 
 
@@ -70,10 +65,10 @@ class LMHead(_VocabularyHead):
     softcap: Number | None = Field(default=None, gt=0)
     """Logits z become softcap * tanh(z / softcap) (Gemma 2)."""
 
-    def _transform_weights(self, model: ModelView) -> int:
+    def _transform_weights(self, model: Model) -> int:
         return model.embedding.num_matmul_weights(model)
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         if model.embedding.width is not None and (self.scale != 1 or model.init.kind == "mup"):
             text = "the projection to model.embedding.width stands in its place"
             yield "head.scale", f'{text}: leave out one of the two (model.init.kind "mup" sets it)'
@@ -93,14 +88,14 @@ class MaskedHead(_VocabularyHead):
     dense_bias: bool = True
     """Bias of the projection."""
 
-    def num_parameters(self, model: ModelView, vocab: int) -> int:
+    def num_parameters(self, model: Model, vocab: int) -> int:
         own = self.dense_bias * model.width + model.norm.num_parameters(model)
         return super().num_parameters(model, vocab) + own
 
-    def _transform_weights(self, model: ModelView) -> int:
+    def _transform_weights(self, model: Model) -> int:
         return model.width**2
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         if model.kind == "decoder":
             yield "head", 'a decoder predicts the next token: use "lm"'
         elif model.embedding.width is not None:
@@ -111,28 +106,21 @@ class MaskedHead(_VocabularyHead):
 # ---- Heads of labelled texts
 
 
-class _Transform(Part):
-    """A step before the projection to labels."""
-
-    def build(self, model: ModelView) -> Any:
-        """The module; None where nothing is done."""
-        del model
-
-    def num_parameters(self, model: ModelView) -> int:
-        """Trained values."""
-        del model
-        return 0
-
-    num_matmul_weights = num_parameters
-
-
-class NoTransform(_Transform):
+class NoTransform(Part):
     """The hidden states as they are (GPT-2, LLaMA)."""
 
     kind: Literal["none"] = "none"
 
+    def build(self, _model: Model) -> None:
+        pass
 
-class DenseTransform(_Transform):
+    def num_matmul_weights(self, _model: Model) -> int:
+        return 0
+
+    num_parameters = num_matmul_weights
+
+
+class DenseTransform(Part):
     """A projection and an activation (BERT's pooler), and a norm behind them if asked for (ModernBERT)."""
 
     builder = "heads.head:Transform"
@@ -144,14 +132,14 @@ class DenseTransform(_Transform):
     norm: bool = False
     """A norm of the model's kind behind the activation."""
 
-    def build(self, model: ModelView) -> Any:
+    def build(self, model: Model) -> Any:
         return self.make(model.width, self.bias, self.activation, model.norm.build(model.width) if self.norm else None)
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         norm = model.norm.num_parameters(model) if self.norm else 0
         return self.num_matmul_weights(model) + self.bias * model.width + norm
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         return model.width**2
 
 
@@ -159,7 +147,7 @@ TransformConfig = Annotated[NoTransform | DenseTransform, Field(discriminator="k
 
 
 class LabelHeadPart(HeadPart):
-    """What all heads of labelled texts have."""
+    """What all heads of labelled texts have; `outputs` is the number of outputs for each token."""
 
     transform: TransformConfig = NoTransform()
     """What is done to the hidden states first."""
@@ -168,24 +156,16 @@ class LabelHeadPart(HeadPart):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on what the last projection reads."""
 
-    @property
-    def num_outputs(self) -> int:
-        """Outputs for each token."""
-        raise NotImplementedError
-
-    def build(self, model: ModelView, vocab: int, embedding: Any) -> Any:
-        del vocab, embedding
+    def build(self, model: Model, _vocab: int, _embedding: Any) -> Any:
         return self.make(model.width, self, self.transform.build(model))
 
-    def num_parameters(self, model: ModelView, vocab: int) -> int:
-        del vocab
-        return (model.width + self.bias) * self.num_outputs + self.transform.num_parameters(model)
+    def num_parameters(self: Any, model: Model, _vocab: int) -> int:
+        return (model.width + self.bias) * self.outputs + self.transform.num_parameters(model)
 
-    def num_matmul_weights(self, model: ModelView, vocab: int) -> int:
-        del vocab
-        return model.width * self.num_outputs + self.transform.num_matmul_weights(model)
+    def num_matmul_weights(self: Any, model: Model, _vocab: int) -> int:
+        return model.width * self.outputs + self.transform.num_matmul_weights(model)
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         if model.kind == "encoder_decoder":
             yield "head.kind", 'an encoder-decoder writes its answers as text: use "lm", or a model of one stack'
         if isinstance(self.transform, DenseTransform) and self.transform.norm and model.norm.kind in ("none", "batch"):
@@ -213,10 +193,10 @@ class ClassificationHead(LabelHeadPart):
     _labels = field_validator("labels")(_distinct)
 
     @property
-    def num_outputs(self) -> int:
+    def outputs(self) -> int:
         return len(self.labels)
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         yield from super().problems(model)
         if len(self.labels) == 1 and not self.multiple:
             text = "one label alone leaves nothing to tell apart: name another, or set model.head.multiple"
@@ -234,10 +214,10 @@ class TokenClassificationHead(LabelHeadPart):
     _labels = field_validator("labels")(_distinct)
 
     @property
-    def num_outputs(self) -> int:
+    def outputs(self) -> int:
         return len(self.labels)
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, model: Model) -> Problems:
         yield from super().problems(model)
         if len(self.labels) == 1:
             yield "head.labels", "one label alone leaves nothing to tell apart: name another"
@@ -251,20 +231,14 @@ class RegressionHead(LabelHeadPart):
     outputs: Count = Field(default=1, ge=1)
     """Numbers for each text."""
 
-    @property
-    def num_outputs(self) -> int:
-        return self.outputs
-
 
 class SpanHead(LabelHeadPart):
     """Where an answer begins and ends in a text: a softmax over its tokens each, loss is the mean of both."""
 
     builder = "heads.label_heads:SpanFinder"
     kind: Literal["span"] = "span"
-
-    @property
-    def num_outputs(self) -> int:
-        return 2
+    outputs: ClassVar = 2
+    """Scores of each token as the first and the last of an answer."""
 
 
 LabelHeadConfig = ClassificationHead | TokenClassificationHead | RegressionHead | SpanHead

@@ -1,10 +1,10 @@
 """Configuration of what each position computes alone: an MLP, a gated one, or a mixture of experts."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, ModelView, Part, Problems
+from hornbook.model.config.part import LayerPart, Model, Part, Problems
 from hornbook.settings.fields import OPEN, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -15,18 +15,15 @@ class _MLP(LayerPart):
 
     projections: ClassVar[int]
     """Matrices, the one back included."""
-    if TYPE_CHECKING:  # a field of the MLPs themselves, in the order in which they are written
-        bias: bool
 
-    def build(self, model: ModelView, layer: int) -> Any:
-        del layer
+    def build(self, model: Model, _layer: int) -> Any:
         return self.make(model.width, model.hidden, self)
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self: Any, model: Model) -> int:
         biases = (self.projections - 1) * model.hidden + model.width
         return self.num_matmul_weights(model) + self.bias * biases
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         return self.projections * model.width * model.hidden
 
 
@@ -58,15 +55,7 @@ class GLUConfig(_MLP):
     """Biases of the three projections."""
 
 
-class _Router(Part):
-    """What chooses the experts of a token."""
-
-    def build(self, width: int, experts: "ExpertsConfig", layer: int) -> Any:
-        """The module of layer `layer`."""
-        return self.make(width, experts, layer)
-
-
-class SoftmaxRouterConfig(_Router):
+class SoftmaxRouterConfig(Part):
     """Softmax over all experts, the largest chosen (Mixtral, OLMoE, Qwen3)."""
 
     builder = "mlp.router:SoftmaxRouter"
@@ -77,7 +66,7 @@ class SoftmaxRouterConfig(_Router):
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
-class SigmoidRouterConfig(_Router):
+class SigmoidRouterConfig(Part):
     """Sigmoid scores; a bias that no gradient reaches takes part in the choice only (DeepSeek-V3, arXiv 2412.19437)."""
 
     builder = "mlp.router:SigmoidRouter"
@@ -94,7 +83,7 @@ class SigmoidRouterConfig(_Router):
     """After each step the bias moves by so much against the sign of an expert's excess load (arXiv 2408.15664)."""
 
 
-class SwitchRouterConfig(_Router):
+class SwitchRouterConfig(Part):
     """One expert per token, its softmax probability as weight (Fedus et al. 2021, arXiv 2101.03961)."""
 
     builder = "mlp.router:SwitchRouter"
@@ -130,20 +119,19 @@ class ExpertsConfig(LayerPart):
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the mean squared log-sum of the router's exponentials (ST-MoE, arXiv 2202.08906)."""
 
-    def build(self, model: ModelView, layer: int) -> Any:
+    def build(self, model: Model, layer: int) -> Any:
         return self.make(model.width, model.hidden, self, layer)
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         return self._weights(model, self.count)
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         return self._weights(model, self.active)
 
-    def _weights(self, model: ModelView, experts: int) -> int:
+    def _weights(self, model: Model, experts: int) -> int:
         return model.width * (3 * model.hidden * experts + self.count + 3 * (self.shared_hidden or 0))
 
-    def problems(self, model: Any = None) -> Problems:
-        del model
+    def problems(self, _model: Model = None) -> Problems:
         if self.active > self.count:
             yield "mlp.active", f"{self.active} experts cannot be active where there are {self.count}"
         router = self.router

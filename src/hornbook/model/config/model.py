@@ -13,7 +13,7 @@ from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLUConfig, MLPConfig
 from hornbook.model.config.norm import NormConfig, RMSNormConfig
-from hornbook.model.config.part import ModelView
+from hornbook.model.config.part import Model
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import Config, Count, Number
 
@@ -95,11 +95,11 @@ class EmbeddingConfig(Config):
     width: Count | None = Field(default=None, ge=1)
     """Width of the vectors, if it is not the model's: a projection then follows (OPT-350m)."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         """Trained values between the vectors and the stream, but for the norm."""
         return self.num_matmul_weights(model) + self.types * model.width
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         """Weights that each position is multiplied by."""
         return (self.width or 0) * model.width
 

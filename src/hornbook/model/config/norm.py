@@ -4,18 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import ModelView, Part
+from hornbook.model.config.part import Model, Part
 from hornbook.settings.fields import OPEN, Number
 
 
 class NormPart(Part):
     """A norm over vectors of some width."""
 
-    def build(self, width: int) -> Any:
+    def build(self, width: int, /) -> Any:
         """The module; None where nothing is done."""
         return self.make(width, self)
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model, /) -> int:
         """Trained values of a norm of the model's width: by default a factor for each feature."""
         return model.width
 
@@ -30,7 +30,7 @@ class LayerNormConfig(NormPart):
     bias: bool = True
     """Learned shift."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         return (1 + self.bias) * model.width
 
 
@@ -60,7 +60,7 @@ class BatchNormConfig(NormPart):
     eps: Number = 1e-5
     """Added to the variance."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         return 2 * model.width
 
 
@@ -69,11 +69,10 @@ class NoNorm(NormPart):
 
     kind: Literal["none"] = "none"
 
-    def build(self, width: int) -> None:
-        del width
+    def build(self, _width: int) -> None:
+        pass
 
-    def num_parameters(self, model: ModelView) -> int:
-        del model
+    def num_parameters(self, _model: Model) -> int:
         return 0
 
 

@@ -8,7 +8,7 @@ of `LayerPart`. Everything but `build` is arithmetic on settings.
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 from hornbook.settings.fields import Config
 
@@ -16,25 +16,8 @@ Problems = Iterator[tuple[str, str]]
 """(dotted key below `model`, what is wrong and the remedy) of what no single field can see."""
 
 
-class ModelView(Protocol):
-    """What a part reads of the model's configuration; in a layer, as that layer sees it (`ModelConfig.layer`)."""
-
-    kind: Literal["decoder", "encoder", "encoder_decoder"]
-    width: int
-    heads: int
-    embedding: Any
-    norm: Any
-    position: Any
-    init: Any
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def kv_heads(self) -> int: ...
-
-    @property
-    def hidden(self) -> int: ...
+Model = Any
+"""`ModelConfig`, whose file imports those of the parts; in a layer, as the layer sees it (`ModelConfig.layer`)."""
 
 
 class Part(Config):
@@ -50,31 +33,29 @@ class Part(Config):
 
 
 class LayerPart(Part):
-    """Attention or an MLP. `model` is the configuration of the model as the part's layer sees it."""
+    """Attention or an MLP of one layer."""
 
-    def build(self, model: ModelView, layer: int) -> Any:
+    def build(self, model: Model, layer: int, /) -> Any:
         """The module of layer `layer`."""
         return self.make(model, layer)
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         """Trained values of one layer."""
         raise NotImplementedError
 
-    def num_matmul_weights(self, model: ModelView) -> int:
+    def num_matmul_weights(self, model: Model) -> int:
         """Weights of one layer that each position is multiplied by; by default all of its parameters."""
         return self.num_parameters(model)
 
-    def attention_flops(self, model: ModelView, sequence: int) -> tuple[float, float]:
+    def attention_flops(self, _model: Model, _sequence: int, /) -> tuple[float, float]:
         """Operations of a token in a row of `sequence` tokens, forward and backward, besides products with weights.
 
         Over the pairs of query and key that see each other, and over all pairs; by default none.
         """
-        del model, sequence
         return 0, 0
 
-    def problems(self, model: ModelView) -> Problems:
+    def problems(self, _model: Model, /) -> Problems:
         """Settings that do not go together in this layer; by default none."""
-        del model
         return iter(())
 
 

@@ -4,31 +4,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import ModelView, Part
+from hornbook.model.config.part import Model, Part
 from hornbook.settings.fields import Config, Count, Number
 
 
 class PositionPart(Part):
     """Positions of a stack; `model` is the configuration of that stack."""
 
-    def build_added(self, model: ModelView) -> Any:
+    def build_added(self, _model: Model, /) -> Any:
         """The module of vectors that are added to the embedding; None where there are none."""
-        del model
 
-    def build_bias(self, model: ModelView) -> Any:
+    def build_bias(self, _model: Model, /) -> Any:
         """The module of scores by distance; None where there are none."""
-        del model
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, _model: Model, /) -> int:
         """Trained values."""
-        del model
         return 0
 
 
 class AddedPositionPart(PositionPart):
     """Vectors added to the embedding."""
 
-    def build_added(self, model: ModelView) -> Any:
+    def build_added(self, model: Model) -> Any:
         return self.make(model.width, self)
 
 
@@ -42,7 +39,7 @@ class LearnedPositionsConfig(AddedPositionPart):
     offset: Count = Field(default=0, ge=0)
     """Rows before the first position's (2 in OPT, BART and RoBERTa); never used, kept for their files."""
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         return (self.length + self.offset) * model.width
 
 
@@ -138,7 +135,7 @@ class AlibiConfig(PositionPart):
     length: Count = 2048
     """Longest sequence the model is meant for."""
 
-    def build_bias(self, model: ModelView) -> Any:
+    def build_bias(self, model: Model) -> Any:
         return self.make(model.heads)
 
 
@@ -154,10 +151,10 @@ class RelativeBucketsConfig(PositionPart):
     max_distance: Count = Field(default=128, ge=2)
     """Larger distances share the last bucket."""
 
-    def build_bias(self, model: ModelView) -> Any:
+    def build_bias(self, model: Model) -> Any:
         return self.make(model.heads, self, model.kind == "encoder")
 
-    def num_parameters(self, model: ModelView) -> int:
+    def num_parameters(self, model: Model) -> int:
         return self.buckets * model.heads
 
 

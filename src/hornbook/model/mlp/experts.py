@@ -41,7 +41,7 @@ class Experts(nn.Module):
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
-        self.router = cfg.router.build(width, cfg, layer)
+        self.router = cfg.router.make(width, cfg, layer)
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))

@@ -38,7 +38,7 @@ def _read_names(keys: Json) -> list[str]:
 
 def _write_names(head: LabelHeadConfig) -> Json:
     named = isinstance(head, ClassificationHead | TokenClassificationHead)
-    names = head.labels if named else [f"LABEL_{i}" for i in range(head.num_outputs)]
+    names = head.labels if named else [f"LABEL_{i}" for i in range(head.outputs)]
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
