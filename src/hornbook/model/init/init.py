@@ -160,28 +160,6 @@ DRAWS: dict[type, Callable[..., Tensor]] = {
 """Type of a distribution -> how its values are drawn into a tensor."""
 
 
-# ---- Checks of what is there
-
-
-def check_ranges(model: nn.Module) -> list[str]:
-    """Warnings about values no training should start from: non-finite, all zero, or of an improbable size."""
-    roles, warnings = parameter_roles(model), []
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().float()
-        if not bool(torch.isfinite(values).all()):
-            warnings.append(f"{name} has values that are not finite")
-        elif name.endswith(".bias"):
-            if float(values.abs().max()) > 10:
-                warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")
-        elif not bool(values.any()):
-            warnings.append(f"{name} is all zero")
-        elif roles[name] != "norm" and not 1e-5 < float(values.std()) < 3:
-            warnings.append(f"{name} has a standard deviation of {float(values.std()):.3g}")
-        elif roles[name] == "norm" and not 1e-3 < float(values.abs().max()) < 1e3:
-            warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")
-    return warnings
-
-
 # ---- Layer-sequential unit variance: matrices scaled by their outputs on real data (Mishkin and Matas, 1511.06422)
 # Layers are visited in the order in which data reaches them. Each one's outputs are divided by their deviation, its
 # weights with them, before any later layer sees them: so one forward pass sets all layers, and exactly.

@@ -4,8 +4,7 @@ The base's names and values stay; what is added has names of its own below the l
 stream: the base's, and right behind a layer's weight those of what hangs on it (`hornbook.model.surgery.values`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,7 @@ from hornbook.model.config import surgery as config
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep
 from hornbook.model.heads.label_heads import LabelHead
-from hornbook.model.surgery.adapters.bottleneck import add_bottleneck
-from hornbook.model.surgery.adapters.lora import add_lora
-from hornbook.model.surgery.adapters.prompt import add_prompt
 from hornbook.model.surgery.added import matching
-from hornbook.model.surgery.quantization.fake_quant import add_fake_quant
-from hornbook.model.surgery.quantization.nf4 import add_nf4
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.model.transformer import Transformer
 
@@ -38,7 +32,7 @@ def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             _train_head(model)
-        STEPS[type(step)](model, step)
+        step.make(model, step)
     if steps and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("surgery: nothing is left to train")
 
@@ -58,21 +52,6 @@ def freeze(model: nn.Module, step: config.Freeze) -> None:
         parameters[name].requires_grad_(False)
 
 
-STEPS: dict[type, Callable[[nn.Module, Any], None]] = {
-    config.Lora: add_lora,
-    config.Dora: add_lora,
-    config.BottleneckConfig: add_bottleneck,
-    config.PromptConfig: add_prompt,
-    config.Freeze: freeze,
-    config.Nf4: add_nf4,
-    config.FakeQuant: add_fake_quant,
-}
-"""Type of a step's config -> what does it."""
-
-
-Shapes = dict[str, tuple[int, ...]]
-
-
 def build_operated(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> Transformer:
     """The model of a configuration after surgery, on meta. Raises UsageError as `operate`."""
     model = build_model(config, vocab, "meta")
@@ -80,7 +59,7 @@ def build_operated(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]
     return model
 
 
-def added_shapes(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> Shapes:
+def added_shapes(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> dict[str, tuple[int, ...]]:
     """Name and shape of what surgery adds, without allocating any."""
     model = build_operated(config, vocab, steps)
     return {name: tuple(each.shape) for name, each in added_parameters(model).items()}
