@@ -41,7 +41,7 @@ class ResidualAdd(nn.Module):
 
 
 def call_mlp(mlp: nn.Module, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
-    """The MLP's output; a mixture of experts has auxiliary losses besides, and needs the context."""
+    """The MLP's output; a mixture of experts needs the context and also gives auxiliary losses."""
     return mlp(x, context) if getattr(mlp, "auxiliary", False) else (mlp(x), {})
 
 

@@ -13,7 +13,7 @@ from hornbook.model.attention.position import Rope, Rotation
 from hornbook.settings.moved import refuse_former_attribute
 
 Auxiliary = dict[str, Tensor]
-"""By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""
+"""Auxiliary values of layers by name: losses of each row [batch], loads of experts [experts]."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Context:
     bias: Float[Tensor, "heads distances"] | None = None
     """Scores by distance (`hornbook.model.attention.attend.Bias`), if the stack's positions are of that kind."""
     memory: Memory | None = None
-    """Encoder output that the layers of a decoder attend to besides."""
+    """Encoder output that the layers of a decoder attend to."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for tokens that are not padding, of which statistics of experts are made; None: all."""
 

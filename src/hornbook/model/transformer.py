@@ -30,12 +30,12 @@ from hornbook.model.layers.embedding import Embedding, InputLayers
 
 
 class Source(NamedTuple):
-    """What the encoder of an encoder-decoder reads."""
+    """Input of the encoder of an encoder-decoder."""
 
     tokens: Int[Tensor, "batch time"]
     positions: Int[Tensor, "batch time"] | None = None
     lengths: Lengths | None = None
-    """Documents of each row; the k-th document of a row's target looks at the k-th of its source."""
+    """Document lengths of each row; the k-th document of a row's target attends to the k-th of its source."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for real tokens, of which statistics of experts are made; None: all."""
 
@@ -134,16 +134,16 @@ class Transformer(Stack):
         memory: Memory | None = None,
         token_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
-        """Hidden states (of `compute_dtype`), and what layers say besides by name (losses of each row of experts).
+        """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
         tokens: ids; or, in a model without embedding, the hidden states of the stage before.
         positions: place of each token in its document; by default counted from `cache.length`, anew in each document.
         lengths: documents of each row that attention is confined to; None sees the whole row.
         keys: dropout keys from `row_keys`; None turns dropout off.
-        cache: continue behind what it holds, and add to it.
-        prefixes: of each document, how many tokens at its begin all see one another (prefix language model).
+        cache: continue after the positions it holds, and add to it.
+        prefixes: number of tokens at the start of each document that all see one another (prefix language model).
         types: token types (BERT's segments); by default all 0.
-        source, memory: what an encoder-decoder answers to, as tokens or as `encode` gave it.
+        source, memory: input of the encoder, as tokens or as the output of `encode`.
         token_mask: True for tokens that are not padding, of which statistics of experts are made; None: all.
         """
         assert cache is None or lengths is None, "a cache continues one document per row"

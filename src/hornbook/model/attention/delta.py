@@ -35,7 +35,7 @@ from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
 
 FEW_TOKENS = 8
-"""Up to so many tokens behind a cache go one by one: a chunk costs as much as a full one."""
+"""Up to this number of tokens after a cache are computed one by one: a part of a chunk costs as much as a full one."""
 LEAST_SQUARE = 1e-6
 """Added to a squared length before dividing by the length."""
 
@@ -53,7 +53,7 @@ class CausalConvolution(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch time channels"], tail: Tensor | None, starts: Bool[Tensor, "batch time"] | None
     ) -> tuple[Float[Tensor, "batch time channels"], Float[Tensor, "batch last channels"]]:
-        """x behind `tail`, the last size - 1 inputs before it (None: nothing); returns the tail for what follows."""
+        """x after `tail`, the last size - 1 inputs before it (None: nothing); and the tail for the next call."""
         size, time = self.weight.shape[1], x.shape[1]
         tail = x.new_zeros(len(x), size - 1, x.shape[2]) if tail is None else tail
         inputs, weight = torch.cat([tail, x], 1), self.weight.to(x.dtype)
@@ -153,7 +153,7 @@ def _cached_starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
 
 
 def _places(starts: Bool[Tensor, "batch time"]) -> Tensor:
-    """Tokens between each one and the first of its document, itself not counted; many, where that is not here."""
+    """Index of each token in its document; a large number where the document began before this row."""
     index = torch.arange(starts.shape[1], device=starts.device)
     return index - torch.where(starts, index, -(2**20)).cummax(1).values
 

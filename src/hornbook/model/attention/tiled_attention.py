@@ -17,7 +17,7 @@ from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import add_products_, matmul
 
 KEPT = 16
-"""Probabilities are kept for backward if they are at most so many times as large as the queries."""
+"""Probabilities are kept for backward if they are at most this many times as large as the queries."""
 
 
 class Scoring(NamedTuple):

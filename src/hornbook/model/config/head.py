@@ -107,7 +107,7 @@ class MaskedHead(_VocabularyHead):
 
 
 class NoTransform(Part):
-    """The hidden states as they are (GPT-2, LLaMA)."""
+    """No step: the hidden states pass unchanged (GPT-2, LLaMA)."""
 
     kind: Literal["none"] = "none"
 
@@ -121,7 +121,7 @@ class NoTransform(Part):
 
 
 class DenseTransform(Part):
-    """A projection and an activation (BERT's pooler), and a norm behind them if asked for (ModernBERT)."""
+    """A projection and an activation (BERT's pooler), then a norm if asked for (ModernBERT)."""
 
     builder = "heads.head:Transform"
     kind: Literal["dense"] = "dense"
@@ -130,7 +130,7 @@ class DenseTransform(Part):
     bias: bool = True
     """Bias of the projection."""
     norm: bool = False
-    """A norm of the model's kind behind the activation."""
+    """A norm of the model's kind after the activation."""
 
     def build(self, model: Model) -> Any:
         return self.make(model.width, self.bias, self.activation, model.norm.build(model.width) if self.norm else None)

@@ -55,7 +55,7 @@ Distribution = Annotated[
 
 
 class Scheme(Config):
-    """What every scheme of initial values has besides its formula."""
+    """Fields of every scheme of initial values."""
 
     overrides: dict[str, Distribution] = Field(default_factory=dict)
     """Glob over names of parameters -> distribution in the scheme's place; of several that match, the last holds."""
@@ -137,7 +137,7 @@ class MuP(Scheme):
     base_width: Count = Field(ge=1)
     """Width at which the settings were tuned."""
     base_layers: Count | None = Field(default=None, ge=1)
-    """Layers at which they were tuned; none leaves depth as it is."""
+    """Layers at which they were tuned; none scales nothing by depth."""
     depth_power: float = Field(default=1.0, ge=0.5, le=1)
     """Branches are multiplied by (layers / base_layers)^-depth_power: 1 is CompleteP, 0.5 is depth-muP."""
     std: Number = Field(default=0.02, gt=0)

@@ -76,11 +76,11 @@ class SigmoidRouterConfig(Part):
     scale: Number = 1.0
     """Factor of the weights."""
     groups: Count = Field(default=1, ge=1)
-    """Experts are in so many groups ..."""
+    """Number of groups that the experts are divided into."""
     groups_active: Count = Field(default=1, ge=1)
-    """... of which so many may be chosen from: those with the largest sum of their two best."""
+    """Number of groups that a token chooses from: those with the largest sum of their two best scores."""
     balance_rate: Number = Field(default=1e-3, ge=0)
-    """After each step the bias moves by so much against the sign of an expert's excess load (arXiv 2408.15664)."""
+    """Step of the bias after each update, against the sign of an expert's excess load (arXiv 2408.15664)."""
 
 
 class SwitchRouterConfig(Part):
@@ -109,9 +109,9 @@ class ExpertsConfig(LayerPart):
     activation: Activation = "silu"
     """Activation of the gates."""
     router: RouterConfig = SoftmaxRouterConfig()
-    """Who is chosen, and how much they count."""
+    """Which experts a token uses, and their weights."""
     shared_hidden: Count | None = Field(default=None, ge=1)
-    """Inner width of an expert that every token uses besides; none by default."""
+    """Inner width of a further expert that every token uses; none by default."""
     capacity: Number | None = Field(default=None, gt=0)
     """In training an expert takes at most capacity * active * tokens / count tokens of a row; the rest pass it by."""
     balance_loss: Number = Field(default=0.01, ge=0)

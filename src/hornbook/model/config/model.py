@@ -68,7 +68,7 @@ LayerPosition = Annotated[RopeConfig | NoPositions, Field(discriminator="kind")]
 
 
 class LayerConfig(Config):
-    """What is different in a layer: a part named here stands in for the model's."""
+    """Differences in a layer: a part named here replaces the model's."""
 
     attention: AttentionConfig | None = None
     """How positions exchange information."""
@@ -89,7 +89,7 @@ class EmbeddingConfig(Config):
     scale: Number = 1.0
     """Factor of the embedding (Gemma: sqrt(width))."""
     norm: bool = False
-    """A norm behind the embedding (BERT, BART, BLOOM)."""
+    """A norm after the embedding (BERT, BART, BLOOM)."""
     types: Count = Field(default=0, ge=0)
     """Vectors of token types, of which the first is added everywhere unless types are given (BERT: 2)."""
     width: Count | None = Field(default=None, ge=1)
@@ -135,9 +135,9 @@ class ModelConfig(Config):
     position: PositionConfig = RopeConfig()
     """How order is known."""
     first: list[LayerConfig] = Field(default_factory=list)
-    """What is different in the first layers, one by one."""
+    """Differences in the first layers, one by one."""
     pattern: list[LayerConfig] = Field(default_factory=list)
-    """What is different in the layers behind them, repeated to the last; it has to come out even."""
+    """Differences in the layers after `first`, repeated up to the last; their number must divide those layers."""
     head: HeadConfig = LMHead()
     """What is read from the hidden states: tokens, labels, numbers, places."""
     init: InitConfig = ScaledNormal()

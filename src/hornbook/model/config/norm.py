@@ -65,7 +65,7 @@ class BatchNormConfig(NormPart):
 
 
 class NoNorm(NormPart):
-    """The input as it is (as in T-Fixup)."""
+    """No normalisation: the input passes unchanged (T-Fixup)."""
 
     kind: Literal["none"] = "none"
 

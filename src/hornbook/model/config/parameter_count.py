@@ -12,7 +12,7 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head."""
     stacks = stacks_of(config)
     layers = [stack.layer(i) for stack in stacks for i in range(stack.layers)]
-    # Each layer of a decoder that has an encoder attends to it besides.
+    # Each layer of a decoder with an encoder has a second attention, to the encoder.
     attentions = layers + (layers[: config.layers] if len(stacks) > 1 else [])
     return {
         "embedding": sum(stack.embedding.num_parameters(stack) for stack in stacks)

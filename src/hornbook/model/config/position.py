@@ -103,7 +103,7 @@ class Llama3Scaling(Config):
 
 
 class NoScaling(Config):
-    """Wavelengths as they are."""
+    """Unchanged wavelengths."""
 
     kind: Literal["none"] = "none"
 

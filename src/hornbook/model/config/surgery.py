@@ -37,13 +37,13 @@ class Lora(Part):
 
 
 class Dora(Lora):
-    """LoRA of the direction of each row of W, and its length trained besides (Liu et al. 2024, arXiv 2402.09353)."""
+    """LoRA of the direction of each row of W, and its length, both trained (Liu et al. 2024, arXiv 2402.09353)."""
 
     kind: Literal["dora"] = "dora"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class BottleneckConfig(Part):
-    """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) behind frozen projections."""
+    """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) after frozen projections."""
 
     builder = "surgery.adapters.bottleneck:add_bottleneck"
     kind: Literal["bottleneck"] = "bottleneck"
@@ -83,7 +83,7 @@ class Nf4(Part):
 
 
 class Grid(Config):
-    """Integers that stand for the weights of a linear layer, and what shares a scale."""
+    """Integers in place of the weights of a linear layer, and which of them share a scale."""
 
     bits: Count = Field(default=4, ge=2, le=8)
     """Of each integer."""

@@ -33,7 +33,7 @@ NAMES = ("libgomp*", "libomp*", "libiomp*")
 HEADER = 3
 """Slots before the arguments."""
 CHUNKS = 64
-"""Into so many chunks rows are cut at most, however many threads there are: sums over chunks keep their bits."""
+"""Largest number of chunks of rows, for any number of threads: so sums over chunks keep their bits."""
 
 
 class Kernel:
@@ -90,7 +90,7 @@ def launch(kernel: Kernel, rows: int, *arguments: Tensor | int | float) -> None:
 
 
 def chunks(rows: int) -> int:
-    """Number of chunks that `launch` makes of so many rows."""
+    """Number of chunks that `launch` makes of this number of rows."""
     return -(-rows // _rows_per_chunk(rows))
 
 

@@ -42,7 +42,7 @@ def beam_search(
     memory: Memory | None = None,
     vocab: int | None = None,
 ) -> list[Hypothesis]:
-    """The finished texts behind `prompt`, best first; a text also ends with `max_tokens`.
+    """The finished continuations of `prompt`, best first; a text also ends with `max_tokens`.
 
     memory: what an encoder-decoder answers to (`Transformer.encode`). vocab: ids from here on are never chosen.
     Errors: UsageError.
@@ -78,7 +78,7 @@ def beam_search(
 def _log_likelihoods(
     model: Transformer, pending: list[list[int]], cache: KVCache, memory: Memory | None, vocab: int | None
 ) -> Float[Tensor, "beams vocab"]:
-    """Of each token behind each text, whose last tokens are not in the cache yet."""
+    """Log-likelihood of each token as the next of each text, whose last tokens are not in the cache yet."""
     assert model.head is not None
     with torch.no_grad():
         tokens = torch.tensor(pending, device=next(model.parameters()).device)

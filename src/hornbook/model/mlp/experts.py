@@ -2,11 +2,11 @@
 
     y = sum over the chosen experts e of  w_e  down_e (activation(gate_e x) * up_e x)  +  shared(x)
 
-What a token's router says depends on that token alone, so packed documents are served as separate ones are. Only a
-`capacity` breaks this, in training: then each row (sequence) has room for so many tokens per expert, earlier tokens
-come first, and what finds no room passes the experts by. In evaluation everything is served.
+The router's choice for a token depends on that token alone, so packed documents are served as separate ones are. Only
+a `capacity` breaks this, in training: then each expert takes a limited number of tokens of a row (sequence), earlier
+tokens come first, and the rest passes the experts by. In evaluation every token is served.
 
-`forward` returns besides y, in training, by name:
+In training `forward` returns, besides y, by name:
 balance, router_z: [batch], losses of each row times their weight in the config (`balance.py`); the engine
 weights a row by its share of the objective, so that microbatches of any shape add up to the same number.
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.

@@ -37,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class DispatchPlan(NamedTuple):
-    """How choices (token, expert) are sorted; those of no expert stand behind all others."""
+    """How choices (token, expert) are sorted; those of no expert come last."""
 
     order: Int[Tensor, " choices"]
     """The choices, numbered token by token, in the order of their experts."""
@@ -101,7 +101,7 @@ def _by_grouped_products(
     """Three launches; shapes do not depend on the routing, so nothing waits for the device."""
     gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices)
     ends = plan.counts.cumsum(0).to(torch.int32)
-    # The product leaves rows behind the last expert as they come, forward and backward.
+    # The product leaves rows after the last expert undefined, forward and backward.
     idle = (torch.arange(len(plan.order), device=x.device) >= ends[-1])[:, None]
     rows = x[plan.order // plan.places.shape[1]].masked_fill(idle, 0)
     hidden = activate(F.grouped_mm(rows, gate, offs=ends), activation) * F.grouped_mm(rows, up, offs=ends)

@@ -1,7 +1,7 @@
 """Surgery: `operate(model, steps)` changes a built model in place, before it is spread over devices.
 
 The base's names and values stay; what is added has names of its own below the layers it hangs on. Values come as a
-stream: the base's, and right behind a layer's weight those of what hangs on it (`hornbook.model.surgery.values`).
+stream: the base's, and right after a layer's weight those of the modules on it (`hornbook.model.surgery.values`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751): y + up(gelu(down(y))) behind a frozen projection.
+"""Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751): y + up(gelu(down(y))) after a frozen projection.
 
 `up` begins at zero, so the first step computes what the base computes.
 """
@@ -36,7 +36,7 @@ class Bottleneck(Added):
 
 
 def add_bottleneck(model: nn.Module, step: config.BottleneckConfig) -> None:
-    """Hang an adapter behind each layer the step names. UsageError for one wider than what it is behind."""
+    """Hang an adapter on each layer the step names. UsageError for one wider than that layer's output."""
     for name, layer in matching_linears(model, step.targets, "surgery bottleneck targets").items():
         width = layer.weight.shape[0]
         if step.width > width:

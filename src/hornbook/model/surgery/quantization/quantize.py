@@ -1,6 +1,6 @@
 """Post-training quantization: linear layers of a trained model as codes, and folders that hold them.
 
-Embeddings, head and norms stay as they are. Products are computed in floating point with the values that the codes
+Embeddings, head and norms are not quantized. Products are computed in floating point with the values that the codes
 stand for, so a model takes less memory and computes no faster. A folder has config.json with our configuration, and
 quantized.safetensors with codes and all that is not quantized, under our names.
 """
@@ -94,7 +94,7 @@ def _check_rows(rows: Mapping[str, int], step: Integers | Nf4) -> None:
 
 @torch.no_grad()
 def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
-    """Let codes stand for the weights of the layers the step names, in place. UsageError for shares that do not fit."""
+    """Replace the weights of the layers the step names by codes, in place. UsageError for shares that do not fit."""
     layers = matching_linears(model, step.targets, "--quantize targets")
     _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
     before = after = 0
