@@ -225,7 +225,7 @@ def test_its_own_conditions_are_checked() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_former_name_asked_for_while_it_is_built_is_answered(tmp_path: Path) -> None:
-    late = ATTENTION.replace("return MeanAttention", "from hornbook.model.config.mlp import GLU")
+    late = ATTENTION.replace("return MeanA", "from hornbook.model.config.mlp import GLU; return MeanA")
     (tmp_path / "mean_attention.py").write_text(late)
     config = resolve(None, ["model.attention=mean_attention:Mean"], {}).recipe.model
     with pytest.raises(UsageError, match=r"GLU is now hornbook\.model\.config\.mlp\.GLUConfig: import that in mean_at"):

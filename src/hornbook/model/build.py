@@ -53,7 +53,9 @@ def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.
     attention, mlp = build_part(own.attention, own, layer), build_part(own.mlp, own, layer)
     residual_adds = _residual_add(cfg, rate, layer, 1), _residual_add(cfg, rate, layer, 2)
     if isinstance(cfg.block, config.Parallel):
-        norms = cfg.norm.build(cfg.width), None if cfg.block.shared_norm else cfg.norm.build(cfg.width)
+        first = cfg.norm.build(cfg.width)
+        assert first is not None
+        norms = first, None if cfg.block.shared_norm else cfg.norm.build(cfg.width)
         return ParallelBlock(attention, mlp, norms, residual_adds)
     norms = _norms(cfg, cfg.attention_norm(number)), _norms(cfg, cfg.norm)
     if not cross:

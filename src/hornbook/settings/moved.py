@@ -66,6 +66,6 @@ def _answer(error: ImportError | AttributeError) -> str | None:
 def _not_found(error: ImportError | AttributeError) -> tuple[str, str]:
     """(module, name in it or "") that an error is about; ("", "") where it is about none."""
     if isinstance(error, AttributeError):
-        return (error.obj.__name__, error.name) if isinstance(error.obj, ModuleType) else ("", "")
+        return (error.obj.__name__, error.name or "") if isinstance(error.obj, ModuleType) else ("", "")
     found = _NO_NAME.match(str(error))
     return error.name or "", found[1] if found else ""
