@@ -108,7 +108,7 @@ class Trained:
         import torch
 
         from hornbook.model.build import build_model, parameter_roles
-        from hornbook.model.cpu.memory import keep_freed_memory
+        from hornbook.model.cpu.team import keep_freed_memory
         from hornbook.model.init.init import initial_values
         from hornbook.optim.build import build_optimizer
         from hornbook.parallel.parallelize import parallelize

@@ -10,7 +10,7 @@ from benchmarks.peers import family_data
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.hf.hf import read_hf
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW

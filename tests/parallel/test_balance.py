@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Source, empty_microbatch
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import Experts, SigmoidRouter
+from hornbook.model.config.mlp import ExpertsConfig, SigmoidRouterConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
@@ -21,11 +21,13 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 VOCAB, TIME, RATE = 64, 16, 0.125
-EXPERTS = Experts(count=8, active=2, hidden=16, z_loss=0.1, balance_loss=0.5, router=SigmoidRouter(balance_rate=RATE))
+EXPERTS = ExpertsConfig(
+    count=8, active=2, hidden=16, z_loss=0.1, balance_loss=0.5, router=SigmoidRouterConfig(balance_rate=RATE)
+)
 BIASES = [f"blocks.{layer}.mlp.router.bias" for layer in range(2)]
 
 
-def make_engine(recompute: str = "none", mlp: Experts = EXPERTS, **train: Any) -> Engine:
+def make_engine(recompute: str = "none", mlp: ExpertsConfig = EXPERTS, **train: Any) -> Engine:
     config = ModelConfig(layers=2, width=32, heads=2, mlp=mlp)
     model = build_model(config, VOCAB)
     parallel = ParallelConfig.model_validate({"recompute": recompute})

@@ -161,7 +161,7 @@ class Engine:
             prefixes=batch.prefixes,
             types=self._types(batch),
             source=self._source(batch, source_mask),
-            counted=None if mask is None else self._to_device(mask),
+            token_mask=None if mask is None else self._to_device(mask),
         )
 
     def _targets(self, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import process_identity
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.model.surgery.build import build_operated
+from hornbook.model.surgery.operate import build_operated
 from hornbook.parallel.world import RankInfo
 from hornbook.run.horizon import Horizon, horizon
 from hornbook.run.launch.pulse import Pulse

@@ -23,7 +23,7 @@ from hornbook.model.config.head import (
     TokenClassificationHead,
 )
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.model.likenesses import bert_like
@@ -38,7 +38,7 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 CLASSES = ClassificationHead(labels=["bad", "good", "neither"], transform=DenseTransform())
 BERT = bert_like(length=POSITIONS)
-LLAMA = ModelConfig(layers=2, width=32, heads=4, position=Rope(length=POSITIONS))
+LLAMA = ModelConfig(layers=2, width=32, heads=4, position=RopeConfig(length=POSITIONS))
 CLASS_AUTO = "AutoModelForSequenceClassification"
 Run = Callable[..., tuple[int, str, str]]
 

@@ -45,8 +45,8 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
     """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
     from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.model.build import build_model
-    from hornbook.model.surgery.build import fill
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
+    from hornbook.model.surgery.operate import fill
     from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model, write_quantized
     from hornbook.run.start.lineage import write_lineage
 

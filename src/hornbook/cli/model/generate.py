@@ -163,12 +163,12 @@ def _stream(
 ) -> Iterator[str]:
     """Pieces of text; the ids are collected in `ids` on the way."""
     from hornbook.model.generate.generate import stream_text
-    from hornbook.model.generate.prompts import begin
+    from hornbook.model.generate.prompts import encode_prompt
     from hornbook.model.surgery.folders import decoder_start_of
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    begun = begin(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
+    begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
     alone = loaded.model.encoder is None
     stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
     made = _tokens(loaded, begun, max_tokens, sampling, beam, stop)

@@ -36,7 +36,7 @@ def grow(
 ) -> None:
     """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
     from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.config.mlp import Experts
+    from hornbook.model.config.mlp import ExpertsConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
@@ -54,7 +54,7 @@ def grow(
     tensors = regrow(stream, old, deep, order, identity=identity)
     same, new = identity or (deep.layers, deep.encoder.layers) == (old.layers, old.encoder.layers), deep
     if experts is not None:
-        part = Experts(count=experts, active=active)
+        part = ExpertsConfig(count=experts, active=active)
         new, same = upcycled(deep, part), same and preserves(part)
         tensors = upcycle(tensors, new, vocab, seed)
     same = same and deep.layers >= old.layers and deep.encoder.layers >= old.encoder.layers

@@ -67,7 +67,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.files.journal import read_records
     from hornbook.model.config.parameter_count import count_parameters
-    from hornbook.model.surgery.build import trained_parameters
+    from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.world import choose_device
     from hornbook.run.job import cut_horizon, vocabulary_warning
     from hornbook.run.launch.launch import check_start, read_inputs

@@ -15,8 +15,7 @@ from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.config.head import describe_head
 from hornbook.model.config.surgery import adapter_of
-from hornbook.model.init.init import initial_values
-from hornbook.model.init.lsuv import scale_to_unit_variance
+from hornbook.model.init.init import initial_values, scale_to_unit_variance
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.saves import Saves
 from hornbook.run.job import Job, vocabulary_warning
