@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.result import CommandGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.errors import EXIT_MEANING, UsageError
 from hornbook.kernels.ahead import announce_late_compiling
@@ -22,8 +23,8 @@ from hornbook.run.launch.signals import leave_early
 
 
 @dataclass(frozen=True)
-class Verb:
-    """Where a verb is: module `hornbook.cli.MODULE`, and there a function, or `app` for a group of verbs."""
+class Command:
+    """Where a command is: module `hornbook.cli.MODULE`, and there a function, or `app` for a group of commands."""
 
     module: str
     function: str
@@ -33,68 +34,70 @@ class Verb:
     """Whether it takes `--section.key value` in any place."""
 
 
-VERBS = {
-    "quickstart": Verb("start.quickstart", "quickstart", "Raw text to an exported model in three minutes", "Start"),
-    "doctor": Verb("start.doctor", "doctor", "Check this machine", "Start"),
-    "fetch": Verb("data.fetch", "fetch", "Files of the usual public corpora", "Data"),
-    "prepare": Verb("prepare.prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
-    "prepare report": Verb("prepare.report", "report", "What prepare removed and why: a page, a data card", "Data"),
-    "prepare review": Verb("prepare.review", "review", "Judge examples of each rule; its estimated precision", "Data"),
-    "prepare curve": Verb("prepare.curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
-    "prepare bias": Verb("prepare.bias", "bias", "Who is mentioned with what, by source", "Data"),
-    "prepare classifier": Verb("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
-    "prepare perplexity": Verb("prepare.perplexity", "perplexity", "Train a language model of good text", "Data"),
-    "tokenize": Verb("data.tokenize", "tokenize", "Documents to token shards", "Data", words=True),
-    "tokenize terms": Verb("data.tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
-    "train": Verb("train.train", "train", "Train a model", "Train", words=True),
-    "resume": Verb("train.resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
-    "fork": Verb("train.fork", "fork", "Start a new run from the weights of another", "Train", words=True),
-    "verify": Verb("train.verify", "verify", "Compare two runs bit for bit", "Train"),
-    "eval": Verb("model.evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
-    "generate": Verb("model.generate", "generate", "Continue a prompt", "Model"),
-    "chat": Verb("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
-    "predict": Verb("model.predict", "predict", "Labels, tags, numbers, answers for lines of text", "Model"),
-    "import": Verb("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
-    "grow": Verb("model.grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
-    "export": Verb("model.export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
-    "data": Verb("data.data", "app", "Which documents a step saw, which steps saw a document", "Look"),
-    "runs": Verb("train.runs", "app", "List, show, compare and plot runs", "Look"),
-    "runs plot": Verb("train.plot", "plot", "Curves of runs as a picture (.svg) or a page (.html)", "Look"),
-    "recipes": Verb("settings.recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
-    "config": Verb("settings.config", "app", "Show, explain and check settings", "Look"),
+COMMANDS = {
+    "quickstart": Command("start.quickstart", "quickstart", "Raw text to an exported model in three minutes", "Start"),
+    "doctor": Command("start.doctor", "doctor", "Check this machine", "Start"),
+    "fetch": Command("data.fetch", "fetch", "Files of the usual public corpora", "Data"),
+    "prepare": Command("prepare.prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
+    "prepare report": Command("prepare.report", "report", "What prepare removed and why: a page, a data card", "Data"),
+    "prepare review": Command(
+        "prepare.review", "review", "Judge examples of each rule; its estimated precision", "Data"
+    ),
+    "prepare curve": Command("prepare.curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
+    "prepare bias": Command("prepare.bias", "bias", "Who is mentioned with what, by source", "Data"),
+    "prepare classifier": Command("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
+    "prepare perplexity": Command("prepare.perplexity", "perplexity", "Train a language model of good text", "Data"),
+    "tokenize": Command("data.tokenize", "tokenize", "Documents to token shards", "Data", words=True),
+    "tokenize terms": Command("data.tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
+    "train": Command("train.train", "train", "Train a model", "Train", words=True),
+    "resume": Command("train.resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
+    "fork": Command("train.fork", "fork", "Start a new run from the weights of another", "Train", words=True),
+    "verify": Command("train.verify", "verify", "Compare two runs bit for bit", "Train"),
+    "eval": Command("model.evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
+    "generate": Command("model.generate", "generate", "Continue a prompt", "Model"),
+    "chat": Command("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
+    "predict": Command("model.predict", "predict", "Labels, tags, numbers, answers for lines of text", "Model"),
+    "import": Command("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
+    "grow": Command("model.grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
+    "export": Command("model.export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
+    "data": Command("data.data", "app", "Which documents a step saw, which steps saw a document", "Look"),
+    "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Look"),
+    "runs plot": Command("train.plot", "plot", "Curves of runs as a picture (.svg) or a page (.html)", "Look"),
+    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
+    "config": Command("settings.config", "app", "Show, explain and check settings", "Look"),
 }
 """Every command, in the order of `--help`."""
 
 
-class VerbGroup(TyperGroup):
-    """The group of all verbs; listing them imports none."""
+class AllCommands(TyperGroup):
+    """The group of all commands; listing them imports none."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Names of all verbs."""
-        return list(VERBS)
+        """Names of all commands."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import the verb and make its command."""
-        return load_verb(cmd_name) if cmd_name in VERBS else None
+        """Import a command."""
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As usual, with commands of two words and a did-you-mean for a mistyped one. Raises UsageError."""
-        if (pair := " ".join(args[:2])) in VERBS:
+        if (pair := " ".join(args[:2])) in COMMANDS:
             args = [pair, *args[2:]]
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=2, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook --help` lists them"
             raise UsageError(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write the verbs from the table, and the exit codes."""
+        """Write the commands from the table, and the exit codes."""
         formatter.write_usage("hornbook", "COMMAND [ARGUMENTS]")
         formatter.write_paragraph()
         formatter.write_text("Train language models from scratch: raw text to a trained, evaluated, exported model.")
-        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+        for section in dict.fromkeys(each.section for each in COMMANDS.values()):
             with formatter.section(section):
-                formatter.write_dl([(name, verb.help) for name, verb in VERBS.items() if verb.section == section])
+                formatter.write_dl([(name, each.help) for name, each in COMMANDS.items() if each.section == section])
         with formatter.section("Options"):
             formatter.write_dl(
                 [
@@ -109,24 +112,24 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_MEANING.items()])
 
 
-def load_verb(name: str) -> Any:
-    """The command of a verb, from its module. Raises UsageError where the module is absent."""
-    verb = VERBS[name]
-    module = f"hornbook.cli.{verb.module}"
+def load_command(name: str) -> Any:
+    """What the parser calls for a name in the table. Raises UsageError where the module is absent."""
+    entry = COMMANDS[name]
+    module = f"hornbook.cli.{entry.module}"
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"`hornbook {name}` is not part of this version")
-    found = getattr(importlib.import_module(module), verb.function)
+    found = getattr(importlib.import_module(module), entry.function)
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
-        command = build_command(found, name, words=verb.words)
+        command = build_command(found, name, words=entry.words)
     command.name = name
     return command
 
 
 def build_command(function: Any, name: str, *, words: bool) -> Any:
-    """A command of one function."""
-    single = typer.Typer(add_completion=False)
+    """The parser's command for one function that returns a `Result`."""
+    single = CommandGroup(add_completion=False)
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     kind: type[TyperCommand] = ExampleCommand
     if words:
@@ -146,7 +149,7 @@ def _version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=VerbGroup,
+    cls=AllCommands,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=False,
     invoke_without_command=True,

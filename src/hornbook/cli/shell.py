@@ -1,12 +1,10 @@
-"""What all verbs share: streams, options, free words, and errors turned into messages and exit codes.
+"""What all commands share: options, free words, messages for people, and errors turned into exit codes.
 
-stdout is for the answer (one JSON object under `--json`), stderr is for people. A verb is one function;
-it may return an `Exit` or raise a `HornbookError`, and never calls sys.exit.
+A command is one function. It returns a `Result` (result.py) or raises a `HornbookError`, and never calls sys.exit.
 """
 
 import contextlib
 import errno
-import json
 import os
 import select
 import sys
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from hornbook.errors import Exit, HornbookError, StorageError, UsageError
-from hornbook.files.journal import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from hornbook.settings.resolve import Resolved
 
 WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Context settings of a verb that takes `--section.key value` in any place."""
+"""Context settings of a command that takes `--section.key value` in any place."""
 
 RunWords = Annotated[
     list[str] | None, typer.Argument(metavar="RUN [--section.key value]...", help="Run directory, then settings.")
@@ -35,7 +32,6 @@ Words = Annotated[
     typer.Argument(metavar="RECIPE|RUN [--section.key value]...", help="Recipe or run directory, then settings."),
 ]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done and write nothing.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 # -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the
 # command line and processes that it starts see them too.
@@ -85,17 +81,8 @@ def say(text: str) -> None:
     people().print(text)
 
 
-def answer(value: dict[str, Any], text: str | None = None, *, as_json: bool = False) -> None:
-    """Print the answer on stdout: `value` as one JSON object on one line, or `text` as it is."""
-    if as_json or text is None:
-        text = json.dumps(finite(value), ensure_ascii=False, default=str)
-    text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
-
-
 def split_target(words: Sequence[str] | None, what: str = "recipe or run directory") -> tuple[str | None, list[str]]:
-    """(the one positional word or None, overrides written `key=value`) of a verb's free words."""
+    """(the one positional word or None, overrides written `key=value`) of a command's free words."""
     targets, overrides = split_targets(words)
     if len(targets) > 1:
         raise UsageError(
@@ -106,7 +93,7 @@ def split_target(words: Sequence[str] | None, what: str = "recipe or run directo
 
 
 def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(all positional words, overrides written `key=value`) of a verb's free words."""
+    """(all positional words, overrides written `key=value`) of a command's free words."""
     from hornbook.settings.sources import split_words
 
     return split_words(words or [])
@@ -115,7 +102,7 @@ def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
 def resolve_words(words: Sequence[str] | None, *extra: str, default: str | None = None) -> "Resolved":
     """The recipe that free words make: a recipe or run directory first, settings in any place.
 
-    `extra` are overrides that options of the verb stand for, such as `data.path=DATA`; they win. `default`
+    `extra` are overrides that options of the command stand for, such as `data.path=DATA`; they win. `default`
     is the recipe used when the words name none; without it, the schema's defaults are used.
     """
     from hornbook.settings.resolve import resolve

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hornbook.cli.shell import Json, answer, say
-from hornbook.cli.train.runs import columns, existing_run
+from hornbook.cli.result import CommandGroup, Result, columns
+from hornbook.cli.shell import say
+from hornbook.cli.train.runs import existing_run
 from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _ByPlace(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+app = CommandGroup(
     cls=_ByPlace,
     help="`hornbook data RUN@STEP` names the documents of a step; `where` and `affected` answer the reverse question.",
     no_args_is_help=True,
@@ -54,8 +55,7 @@ Runs = Annotated[
 @app.command()
 def documents(
     place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and a step that it has done.")],
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Name the documents that a step learned from."""
     from hornbook.files.run_status import steps_that_count
     from hornbook.run.observe.exposure import loader_of, windows_of
@@ -78,15 +78,14 @@ def documents(
         "documents": [{"sample": sample, **asdict(reference)} for sample, reference in found],
     }
     rows = [(str(s), r.source, r.id, r.origin, f"{r.start:,}", f"{r.length:,}") for s, r in found]
-    answer(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]), as_json=as_json)
+    return Result(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]))
 
 
 @app.command()
 def where(
     name: Annotated[str, typer.Argument(metavar="ID", help="Id or origin (path:row) of a document.")],
     runs: Runs = None,
-    as_json: Json = False,
-) -> Exit:
+) -> Result:
     """Say which steps of which runs learned from a document, in the run itself or before it began.
 
     Exit code 3 if a run cannot be read, for then the answer is not complete.
@@ -106,8 +105,8 @@ def where(
         for run, each in found.items()
     }
     lines = [line for run, each in found.items() for line in _where_lines(run, each)]
-    answer({"name": name, "runs": value, "unreadable": unread}, "\n".join(lines + _unread(unread)), as_json=as_json)
-    return Exit.INTEGRITY if unread else Exit.DONE
+    value = {"name": name, "runs": value, "unreadable": unread}
+    return Result(value, "\n".join(lines + _unread(unread)), _code(unread))
 
 
 def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
@@ -127,11 +126,11 @@ def _steps(steps: Sequence[int]) -> str:
     return f"{'step' if len(steps) == 1 else 'steps'} {_ranges(steps)}"
 
 
+@app.command()
 def affected(
     name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or id or origin of a document.")],
     runs: Runs = None,
-    as_json: Json = False,
-) -> Exit:
+) -> Result:
     """Name every checkpoint that learned from a source or a document, those of later runs included.
 
     Nothing is changed: what is named has to be trained again without it. Exit code 3 if a run cannot be read.
@@ -147,18 +146,14 @@ def affected(
     text = (
         "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} has learned from {name}"
     )
-    answer(value, "\n".join([text, *began, *_unread(unread)]), as_json=as_json)
-    return Exit.INTEGRITY if unread else Exit.DONE
-
-
-app.command()(affected)
+    return Result(value, "\n".join([text, *began, *_unread(unread)]), _code(unread))
 
 
 @app.command(hidden=True)
-def remove(name: str, runs: Runs = None, as_json: Json = False) -> Exit:
+def remove(name: str, runs: Runs = None) -> Result:
     """The former name of `affected`."""
     say("[yellow]note[/] `data remove` removes nothing and is called `data affected` now")
-    return affected(name, runs, as_json)
+    return affected(name, runs)
 
 
 def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
@@ -168,6 +163,10 @@ def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
     ids = sorted({document.id for document in documents})
     word = shlex.quote(json.dumps(ids) if len(ids) > 1 or any(mark in ids[0] for mark in ',"[]') else ids[0])
     return f"prepare again without it, into a new folder: `--text.exclude {word}`; then tokenize and train on that"
+
+
+def _code(unread: Mapping[str, str]) -> Exit:
+    return Exit.INTEGRITY if unread else Exit.DONE
 
 
 def _unread(unread: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ def fetch(
     files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="At most so many files.")] = 1,
     everything: Annotated[bool, typer.Option("--all", help="All files, however many.")] = False,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Fetch a public corpus, or a part of it, and print the settings with which prepare reads it.
 
     Interrupted downloads resume; published digests are checked. -n prints every address and size.
@@ -36,8 +36,7 @@ def fetch(
     from hornbook.text.ingest.corpora.corpora import CORPORA, corpus_of
 
     if name is None:
-        answer({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table(), as_json=as_json)
-        return
+        return Result({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table())
     from hornbook.text.ingest.corpora.fetch import plan
 
     corpus = corpus_of(name)
@@ -49,7 +48,7 @@ def fetch(
         _fetch(remotes, folder)
     section = _section(corpus, remotes, folder)
     listed = [{"url": each.url, "path": str(folder / each.name), "bytes": each.size} for each in remotes]
-    answer({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section, as_json=as_json)
+    return Result({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section)
 
 
 def _fetch(remotes: "list[Remote]", folder: Path) -> None:

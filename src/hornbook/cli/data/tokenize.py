@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, people, split_target, split_targets
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def tokenize(
         str | None, typer.Option("--proxy-bytes", metavar="N", help="Text the small models are trained on (1M).")
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Train or load a tokenizer and encode all documents, held-out ones apart.
 
     Settings come from the recipe that prepare had. A killed run goes on where it was; any number of workers
@@ -76,22 +76,17 @@ def tokenize(
             raise UsageError(
                 f"{', '.join(idle)}: of no use with --compare, which writes nothing; bpe:16k is one to train"
             )
-        _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0, as_json)
-        return
+        return _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0)
     data, config = _config(words or [], vocab, tokenizer)
     if dry_run:
-        _show_plan(data, config, as_json)
-        return
+        return _plan(data, config)
     with progress_bar() as progress:
         report = run(data, config, workers=workers, overwrite=overwrite, progress=progress)
-    people().print(*report_tables(report, data))
-    if as_json:
-        answer({"data": str(data), **report.to_json()}, as_json=True)
+    return Result({"data": str(data), **report.to_json()}, report=report_tables(report, data))
 
 
 def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
     """The data folder, and the [text] section stored in it with the settings given now."""
-    from hornbook.cli.shell import split_target
     from hornbook.settings.resolve import resolve
     from hornbook.text.refinery.pipeline.folder import TEXT_TOML, read_text_config
 
@@ -113,10 +108,10 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
 
 
-def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
+def _compare(words: list[str], proxy_bytes: int) -> Result:
     """Compare tokenizers; where `proxy_bytes` is not 0, by small models on that much text too."""
     from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
-    from hornbook.cli.shell import split_targets
+    from hornbook.cli.data.train_proxy import noise, proxy_table
     from hornbook.text.tokenizer.compare.compare import compare
 
     targets, overrides = split_targets(words)
@@ -125,20 +120,20 @@ def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
     named, texts = sort_words(targets)
     samples, tokenizers = load_samples(texts), load_tokenizers(named, texts)
     found = compare(tokenizers, samples)
-    people().print(figures_table(found, tokenizers))
-    result: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
-    if proxy_bytes:
-        share = load_samples(texts, proxy_bytes // len(samples), held_out=False)
-        lossy = [name for name in tokenizers if any(each.tokenizer == name and not each.lossless for each in found)]
-        result["proxy"] = _train_proxies(tokenizers, share, lossy)
-    if as_json:
-        answer(result, as_json=True)
+    people().print(figures_table(found, tokenizers))  # training small models takes a while
+    value: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
+    if not proxy_bytes:
+        return Result(value)
+    proxies = _train_proxies(tokenizers, load_samples(texts, proxy_bytes // len(samples), held_out=False))
+    lossy = [name for name in tokenizers if any(each.tokenizer == name and not each.lossless for each in found)]
+    value["proxy"] = {"models": [proxy.to_json() for proxy in proxies], "noise": noise(proxies)}
+    return Result(value, report=proxy_table(proxies, lossy))
 
 
-def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]", lossy: list[str]) -> dict[str, Any]:
+def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> "list[Proxy]":
     import tempfile
 
-    from hornbook.cli.data.train_proxy import noise, proxy_table, train_proxies
+    from hornbook.cli.data.train_proxy import train_proxies
     from hornbook.progress import progress_bar
 
     with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
@@ -148,8 +143,7 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
             for proxy in train_proxies(tokenizers, samples, Path(scratch)):
                 found.append(proxy)
                 progress("train small models", len(found), len(tokenizers))
-    people().print(*proxy_table(found, lossy))
-    return {"models": [proxy.to_json() for proxy in found], "noise": noise(found)}
+    return found
 
 
 def read_count(text: str) -> int:
@@ -162,7 +156,7 @@ def read_count(text: str) -> int:
     return number
 
 
-def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
+def _plan(data: Path, config: "TextConfig") -> Result:
     from hornbook.text.config.text import TokenizerFile
 
     kind = config.tokenizer
@@ -170,7 +164,7 @@ def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
     share = f"{config.validation:.1%} held out"
     text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {share}; nothing written"
     plan = {"dry_run": True, "data": str(data), "tokenizer": kind.model_dump(), "validation": config.validation}
-    answer(plan, text, as_json=as_json)
+    return Result(plan, text)
 
 
 def report_tables(report: "TokenReport", data: Path) -> list[Any]:

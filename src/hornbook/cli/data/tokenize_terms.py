@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.compare.text_samples import TextSample
@@ -27,14 +27,12 @@ def terms(
     least: Annotated[int, typer.Option("--least", min=1, help="Occurrences below which no word counts.")] = 5,
     megabytes: Annotated[int, typer.Option("--megabytes", min=1, help="How much of each text is read.")] = 20,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the terms, one in a line.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Find the words of a domain whose own tokens would shorten its text most.
 
     `hornbook import CHECKPOINT --add-tokens FILE` gives a model tokens for them, and `hornbook tokenize --compare`
     shows what that saved.
     """
-    from hornbook.cli.train.runs import columns
     from hornbook.files.durable import write_atomic
     from hornbook.text.tokenizer.compare.terms import mine_terms
     from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -52,7 +50,7 @@ def terms(
     table = columns([("term", "count", "tokens", "saved", "keyness"), *rows])
     note = f"{len(found)} terms would save {saved:,} tokens of {size:,} bytes"
     value = {"terms": [asdict(term) for term in found], "saved": saved, "bytes": size}
-    answer(value, f"{table}\n{note}", as_json=as_json)
+    return Result(value, f"{table}\n{note}")
 
 
 def _samples(text: str, most: int) -> "Iterator[TextSample]":

@@ -21,9 +21,10 @@ from hornbook.cli.model.generate import (
     load_speaker,
     read_utf8,
     require_utf8,
-    show,
+    speed_text,
 )
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Json, Result, Results, write
+from hornbook.cli.shell import say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def chat(
     top_p: TopP = 1.0,
     device: Device = "auto",
     as_json: Json = False,
-) -> None:
+) -> Results:
     """Talk with a model: each line is a turn, and the answer comes as it is written.
 
     A model with a chat template beside its tokenizer answers by it. Any other decoder is a base model: it continues the
@@ -73,7 +74,7 @@ def chat(
             conversation.reset()
             say("a new conversation")
         elif (heard := _understood(line)) is not None and conversation.hear(heard):
-            speaker.take_turn(line, as_json=as_json)
+            yield speaker.take_turn(line, as_json=as_json)
 
 
 def _understood(line: str) -> str | None:
@@ -201,8 +202,8 @@ class Speaker:
         self._max_tokens, self._sampling = max_tokens, sampling
         self._turns, self._past = 0, Past()
 
-    def take_turn(self, line: str, *, as_json: bool) -> None:
-        """Answer, piece by piece, until the end of a turn, the limit, or Ctrl-C."""
+    def take_turn(self, line: str, *, as_json: bool) -> Result:
+        """Answer, showing the text piece by piece unless `as_json`, until the end of a turn, the limit, or Ctrl-C."""
         ids: list[int] = []
         pieces: list[str] = []
         start, ended = time.perf_counter(), _ENDED
@@ -210,19 +211,15 @@ class Speaker:
             for piece in self._stream(ids):
                 pieces.append(piece)
                 if not as_json:
-                    show(piece)
+                    write(piece)
             ended = _FULL if len(ids) == self._max_tokens else _ENDED
         except KeyboardInterrupt:
             ended = _STOPPED
         text, seconds = "".join(pieces), time.perf_counter() - start
         self._conversation.said(ids, text, ended=ended == _ENDED)
         self._turns += 1
-        if as_json:
-            facts = {"tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
-            answer({"prompt": line, "text": text, **facts}, as_json=True)
-        else:
-            show("\n")
-        say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
+        value = {"prompt": line, "text": text, "tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
+        return Result(value, "", report=[speed_text(len(ids), seconds, ended)])
 
     def _stream(self, ids: list[int]) -> Iterator[str]:
         """Pieces of the answer; the ids are collected in `ids` on the way. Each turn has draws of its own."""
@@ -280,7 +277,7 @@ def _ask() -> str:
     try:
         return input("> ") + "\n"
     except EOFError:
-        show("\n")
+        write("\n")
         return ""
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import Json, answer, people
+from hornbook.cli.result import Result
 from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from hornbook.data.corpus import Corpus
     from hornbook.model.storage.load import Loaded
@@ -33,8 +35,7 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also gzip and a unigram model on the same text.")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Loss and bits-per-byte, per source and in all, over every held-out token.
 
     Of a run's last checkpoint it is the figure that the run ended with.
@@ -44,10 +45,7 @@ def evaluate(
     with progress_bar() as progress:
         progress("load the model", 0, None)
         figures = _figures(target, data, progress, baselines=baselines)
-    if as_json:
-        answer(figures, as_json=True)
-    else:
-        _show(figures)
+    return Result(figures, notes=[_table_of_labels(figures) if "labels" in figures else _table(figures)])
 
 
 def _figures(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
@@ -131,15 +129,12 @@ def _labels(recipe: "Recipe") -> "LabelsConfig | None":
     return labels
 
 
-def _show(figures: dict[str, Any]) -> None:
-    """Print the figures as a table for people."""
+def _table(figures: dict[str, Any]) -> "Table":
+    """Loss and bits per byte by source, then the baselines."""
     from rich.table import Table
 
     from hornbook.files.run_status import coverage
 
-    if "labels" in figures:
-        _show_labels(figures)
-        return
     table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
     for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == "source" else "right")
@@ -150,11 +145,11 @@ def _show(figures: dict[str, Any]) -> None:
         )
     for name, bits in figures.get("baselines", {}).items():
         table.add_row(name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", "")
-    people().print(table)
+    return table
 
 
-def _show_labels(figures: dict[str, Any]) -> None:
-    """Print the figures of labels as a table for people."""
+def _table_of_labels(figures: dict[str, Any]) -> "Table":
+    """Accuracy and the like by source."""
     from rich.table import Table
 
     from hornbook.files.run_status import coverage
@@ -166,4 +161,4 @@ def _show_labels(figures: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "source" else "right")
     for name, score in rows:
         table.add_row(name, *(f"{score[figure]:.4f}" for figure in names), f"{score['labels']:,}")
-    people().print(table)
+    return table

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
@@ -30,8 +31,7 @@ def export(
         bool, typer.Option("--certificate/--no-certificate", help="Load it back with transformers and compare.")
     ] = True,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Write a folder that transformers loads, and prove that it computes the same.
 
     The folder appears when everything is written and certified. Exit code 3 if the certificate fails. Adapters are
@@ -55,16 +55,13 @@ def export(
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
-        export_adapter(folder, out, dry_run=dry_run, as_json=as_json)
-        return
+        return export_adapter(folder, out, dry_run=dry_run)
     if quantize is not None:
-        export_quantized(folder, out, quantize, dry_run=dry_run, as_json=as_json)
-        return
+        return export_quantized(folder, out, quantize, dry_run=dry_run)
     config, vocab, stream, with_tokenizer = read_merged(folder)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
     if dry_run:
-        answer(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab), as_json=as_json)
-        return
+        return Result(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab))
     with appearing(out) as partial:
         tensors = dict(stream)
         tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
@@ -76,12 +73,9 @@ def export(
         write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
-    answer(report, report_text(out, report["files"], found.summary() if found else note), as_json=as_json)
-    if as_json:
-        return
-    if found is None:
-        say(f"[yellow]warning[/] {note}")
-    say(f"next: {use_command(config.head.kind, str(out))}")
+    notes = [f"[yellow]warning[/] {note}"] if found is None else []
+    notes.append(f"next: {use_command(config.head.kind, str(out))}")
+    return Result(report, report_text(out, report["files"], found.summary() if found else note), notes=notes)
 
 
 def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli.shell import answer, say
+from hornbook.cli.result import Result
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
 
-def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
+def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
     from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
@@ -29,19 +29,17 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool, as_json: bool) -> 
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "base": str(found.base_folder)}
     if dry_run:
         text = f"would write the adapter of {folder} to {out}; nothing written"
-        answer(report | {"dry_run": True}, text, as_json=as_json)
-        return
+        return Result(report | {"dry_run": True}, text)
     with appearing(out) as partial:
         write_adapter(partial, spec, found.added or {}, folder if (folder / "tokenizer.json").exists() else None)
         write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
     last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
-    if not as_json:
-        say(f"next: {use_command(found.config.head.kind, str(out))}")
+    next_line = f"next: {use_command(found.config.head.kind, str(out))}"
+    return Result(report, report_text(out, report["files"], last), notes=[next_line])
 
 
-def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_json: bool) -> None:
+def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Result:
     """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
     from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.model.build import build_model
@@ -66,13 +64,11 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool, as_js
     sizes = f"{figures.bytes_before / 1e6:,.1f} MB as float32, {figures.bytes_after / 1e6:,.1f} MB as {form}"
     last = f"{figures.layers} layers, {sizes}; rounding changed the weights by {figures.error:.2%} (relative L2 norm)"
     if dry_run:
-        answer(report | {"dry_run": True}, f"would write {out}: {last}; nothing written", as_json=as_json)
-        return
+        return Result(report | {"dry_run": True}, f"would write {out}: {last}; nothing written")
     with appearing(out) as partial:
         with_tokenizer = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_quantized(partial, model, config, vocab, step, with_tokenizer, decoder_start_of(folder))
         write_lineage(partial, "export", folder)
         report["files"] = file_sizes(partial)
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
-    if not as_json:
-        say(f"next: {use_command(config.head.kind, str(out))}")
+    next_line = f"next: {use_command(config.head.kind, str(out))}"
+    return Result(report, report_text(out, report["files"], last), notes=[next_line])

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Json, Result, Results, write
+from hornbook.cli.shell import say
 from hornbook.errors import UsageError
+from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
     from hornbook.model.generate.prompts import Prompt
@@ -52,7 +54,7 @@ def generate(
     ] = 1.0,
     device: Device = "auto",
     as_json: Json = False,
-) -> None:
+) -> Results:
     """Continue a prompt, answer to it, or fill its masks. stdout has the text, stderr the speed.
 
     A decoder continues the prompt. An encoder-decoder reads it as its source and answers; an encoder fills the masks in
@@ -66,10 +68,10 @@ def generate(
     loaded = load_speaker(target, device)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
-            _fill(loaded, each, as_json=as_json)
+            yield _fill(loaded, each)
             continue
         echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
-        _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
+        yield _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
@@ -114,28 +116,33 @@ def _prompts(prompt: str | None) -> Iterator[str]:
 
 def _respond(
     loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, *, as_json: bool, echo: bool
-) -> None:
-    """Generate, showing the text piece by piece (or one JSON object at the end)."""
+) -> Result:
+    """Generate, showing the text piece by piece unless `as_json`."""
     pieces: list[str] = []
     ids: list[int] = []
     start = time.perf_counter()
     if echo and not as_json:
-        show(prompt)
+        write(prompt)
     for piece in _stream(loaded, prompt, max_tokens, sampling, beam, ids):
         pieces.append(piece)
         if not as_json:
-            show(piece)
+            write(piece)
     seconds = time.perf_counter() - start
     ended = "length" if len(ids) == max_tokens else "end of text"
-    if as_json:
-        answer(_record(prompt, "".join(pieces), ids, sampling) | {"ended": ended, "seconds": round(seconds, 3)})
-    else:
-        show("\n")
-    say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
+    record = {"prompt": prompt, "text": "".join(pieces), "tokens": len(ids), "ids": ids}
+    record |= dataclasses.asdict(sampling) | {"ended": ended, "seconds": round(seconds, 3)}
+    return Result(record, "", report=[speed_text(len(ids), seconds, ended)])
 
 
-def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
-    """Show the prompt with its masks filled, and on stderr what else could stand there."""
+def speed_text(tokens: int, seconds: float, ended: str) -> str:
+    """How many tokens a text has, how fast they came and what ended it."""
+    return f"{tokens} tokens, {tokens / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}"
+
+
+def _fill(loaded: "Loaded", prompt: str) -> Result:
+    """The prompt with its masks filled; on stderr the most likely tokens of each mask."""
+    from rich.markup import escape
+
     from hornbook.model.generate.prompts import encode_spelled, fill_masks
 
     tokenizer = loaded.tokenizer
@@ -150,12 +157,12 @@ def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
         [{"text": tokenizer.decode([token]), "id": token, "probability": share} for token, share in pairs]
         for pairs in (zip(each.tokens, each.probabilities, strict=True) for each in found)
     ]
-    if as_json:
-        answer({"prompt": prompt, "text": text, "masks": choices})
-        return
-    show(f"{text}\n")
-    for number, chosen in enumerate(choices, 1):
-        say(f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen))
+    notes = [
+        f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen)
+        for number, chosen in enumerate(choices, 1)
+    ]
+    value = {"prompt": prompt, "text": text, "masks": choices}
+    return Result(value, f"{text}\n", notes=[escape(escape_controls(note)) for note in notes])
 
 
 def _stream(
@@ -228,13 +235,3 @@ def require_utf8(prompt: str) -> str:
     except UnicodeEncodeError as error:
         raise UsageError("the prompt is not UTF-8 text") from error
     return prompt
-
-
-def _record(prompt: str, text: str, ids: list[int], sampling: "Sampling") -> dict[str, Any]:
-    return {"prompt": prompt, "text": text, "tokens": len(ids), "ids": ids, **dataclasses.asdict(sampling)}
-
-
-def show(text: str) -> None:
-    """Write a piece of text on stdout at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

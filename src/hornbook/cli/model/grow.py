@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def grow(
     active: Annotated[int, typer.Option(min=1, help="Experts each token uses.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the experts' routers.")] = 1,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
     from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
     from hornbook.model.config.mlp import Experts
@@ -61,15 +61,14 @@ def grow(
     report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
     report |= {"computes_the_same": same}
     if dry_run:
-        answer(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written", as_json=as_json)
-        return
+        return Result(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written")
     with appearing(out) as partial:
         beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
         write_lineage(partial, "grow", folder)
         report["files"] = file_sizes(partial)
     says = "it computes what its origin does" if same else "it computes something else than its origin"
-    answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)
+    return Result(report, report_text(out, report["files"], f"{_shape(new)}; {says}"))
 
 
 def _shape(cfg: "ModelConfig") -> str:

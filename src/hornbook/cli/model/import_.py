@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, say
 from hornbook.errors import UsageError
 
 
@@ -21,8 +22,7 @@ def import_(
         bool, typer.Option("--certificate/--no-certificate", help="Compare with transformers on the original.")
     ] = True,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Read a model of transformers and write it as a checkpoint to train from, evaluate or generate with.
 
     Decoders, encoders of masked text, encoder-decoders; docs/parity.md lists the architectures.
@@ -38,15 +38,11 @@ def import_(
     config, vocab, stream = read_hf(source)
     check_free(out)
     if add_tokens is not None:
-        _extend(source, add_tokens, out, dry_run=dry_run, as_json=as_json)
-        return
+        return _extend(source, add_tokens, out, dry_run=dry_run)
     report: dict[str, Any] = {"source": str(source), "out": str(out), "model": config.model_dump(mode="json")}
     if dry_run:
         shape = f"{config.layers} layers, width {config.width}, {vocab} rows of embedding"
-        answer(
-            report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written", as_json=as_json
-        )
-        return
+        return Result(report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written")
     found, note = None, "not certified (--no-certificate)"
     with appearing(out) as partial:
         tensors = dict(stream)
@@ -65,9 +61,8 @@ def import_(
         names = ", ".join(report["left_out"])
         say(f"[yellow]warning[/] {names}: of other heads than the one that config.json names, left out")
     last = found.summary().replace("loaded back", "original loaded") if found else note
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
-    if found is None and not as_json:
-        say(f"[yellow]warning[/] {note}")
+    notes = [f"[yellow]warning[/] {note}"] if found is None else []
+    return Result(report, report_text(out, report["files"], last), notes=notes)
 
 
 def _require_folder(source: Path) -> None:
@@ -81,7 +76,7 @@ def _require_folder(source: Path) -> None:
         raise UsageError(f"{source}: it has no config.json, so it is no folder of a Hugging Face model; {HOW_TO_GET}")
 
 
-def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
+def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
     from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
     from hornbook.errors import IntegrityError
@@ -109,8 +104,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
     last = f"{len(tokens)} new tokens (of {mean:.1f} pieces on average) behind {known}; {rows} rows of embedding"
     report: dict[str, Any] = {"source": str(source), "out": str(out), "added": len(tokens), "vocab": rows}
     if dry_run:
-        answer(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written", as_json=as_json)
-        return
+        return Result(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written")
     with appearing(out) as partial:
         scratch = partial.with_name(f"{partial.name}-tokenizer")
         try:
@@ -124,4 +118,4 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
             shutil.rmtree(scratch, ignore_errors=True)
         write_lineage(partial, "import", source)
         report["files"] = file_sizes(partial)
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
+    return Result(report, report_text(out, report["files"], last))

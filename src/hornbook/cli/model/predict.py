@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Result, Results
+from hornbook.cli.shell import say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ def predict(
         bool, typer.Option("--objects", help="Lines are JSON objects, as in a .jsonl file (questions always are).")
     ] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
-    as_json: Json = False,
-) -> None:
+) -> Results:
     """Classify, tag or answer each line with a fine-tuned model.
 
     A line is a text; or a JSON object with text (and text_pair), words, or question and context. A text longer than the
@@ -54,7 +54,7 @@ def predict(
             loaded, file, _queries(file, kind, objects=objects), 1 if typed else CHUNK, progress
         ):
             truncated += found.get("truncated", False)
-            answer(given | found, None if as_json else SHOWN[kind](found))
+            yield Result(given | found, SHOWN[kind](found))
     if truncated:
         say(
             f"[yellow]warning[/] {truncated:,} texts are longer than the model's "
@@ -81,9 +81,9 @@ def _load(target: Path, device: str) -> "Loaded":
 
 
 def _found(
-    loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Progress"
+    loaded: "Loaded", file: Path, queries: "Iterator[Line]", size: int, progress: "Progress"
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
-    """What each line holds, and what is said of it; so many lines at once."""
+    """What each line holds, and what the model says of it; `size` lines are computed together."""
     from hornbook.model.generate.predict import predict as ask
     from hornbook.progress import without_bars
 
@@ -106,14 +106,14 @@ def _count(file: Path) -> int | None:
     return None
 
 
-Asked = tuple[dict[str, Any], "Query"]
-"""What a line holds, for the answer to say it again, and what it asks."""
+Line = tuple[dict[str, Any], "Query"]
+"""The object of a line, which `--json` repeats, and the query made of it."""
 
 
 # ---- Lines
 
 
-def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Asked]:
+def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Line]:
     """Each line read. UsageError that names the line where there is nothing in it, or not what the head needs."""
     name, number = "stdin" if str(file) == "-" else str(file), 0
     with _open(file) as lines:
@@ -139,13 +139,13 @@ def _open(file: Path) -> BinaryIO:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _from_text(line: str) -> Asked:
+def _from_text(line: str) -> Line:
     from hornbook.model.generate.predict import Query
 
     return {"text": line}, Query(line)
 
 
-def _from_object(where: str, line: str, kind: str) -> Asked:
+def _from_object(where: str, line: str, kind: str) -> Line:
     from hornbook.model.generate.predict import Query
 
     try:

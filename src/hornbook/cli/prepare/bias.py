@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def bias(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
     top: Annotated[int, typer.Option("--top", min=1, help="Most pairs shown of each source; --json has all.")] = 10,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Say which groups of people are mentioned with what more often than by their share, per source and in all.
 
     Where {kind = "mentions"} or {kind = "rebalance"} is one of the steps; from what prepare counted: no text is read.
@@ -33,7 +32,7 @@ def bias(
             "edits, and prepare again"
         )
     value = {"data": str(data), "steps": [_as_json(each) for each in found]}
-    answer(value, "\n\n".join(_text(each, top) for each in found), as_json=as_json)
+    return Result(value, "\n\n".join(_text(each, top) for each in found))
 
 
 def _as_json(report: "MentionReport") -> dict[str, object]:
@@ -56,7 +55,6 @@ def _text(report: "MentionReport", top: int) -> str:
 
 
 def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> str:
-    from hornbook.cli.train.runs import columns
     from hornbook.text.refinery.bias.bias import nothing_stands_out, shares, standing_out
 
     pairs = standing_out(source)

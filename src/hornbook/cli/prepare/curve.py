@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
 
 
@@ -16,14 +16,12 @@ def curve(
     values: Annotated[
         list[float] | None, typer.Argument(metavar="[VALUE]...", help="By default around today's.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Say how many documents stay for each value of a threshold, of which sources and languages, and of which words.
 
     What of the vocabulary stays is estimated where {kind = "vocabulary"} is one of the steps, with 95 % intervals.
     From the columns that prepare stored: no text is read, and nothing is changed.
     """
-    from hornbook.cli.train.runs import columns
     from hornbook.text.refinery.pipeline.folder import read_text_config
     from hornbook.text.refinery.scores.curve import around, numbers, read_signals
     from hornbook.text.refinery.scores.curve import curve as points_of
@@ -38,4 +36,4 @@ def curve(
         values = around(now)
     points = points_of(step, signals, key, values or [0.0])
     value = {"data": str(data), "threshold": threshold, "now": now, "points": [asdict(point) for point in points]}
-    answer(value, columns(curve_table(points, now)), as_json=as_json)
+    return Result(value, columns(curve_table(points, now)))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 
 
 def perplexity(
@@ -19,13 +19,12 @@ def perplexity(
     ngrams: Annotated[
         int, typer.Option("--ngrams", min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are left out.")
     ] = 4_000_000,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Train a model of bytes on good text and say how predictable to it documents are that it did not learn from.
 
     Use it as a step: {kind = "perplexity", model = "FILE", maximum = 2.4}; bits per byte beyond that are dropped.
     """
-    from hornbook.cli.prepare.sample_texts import sample_texts
+    from hornbook.cli.prepare.classifier import sample_texts
     from hornbook.text.refinery.scores.perplexity_train import train
 
     model, report = train(sample_texts("--good", good), order, megabytes * 1_000_000, ngrams)
@@ -36,4 +35,4 @@ def perplexity(
         f"{report.held_out:,} documents held out take so many bits per byte:",
         *(f"  {share:2d} % at most {bits:.3f}" for share, bits in report.percentiles.items()),
     ]
-    answer({"model": str(out), "order": order, **asdict(report)}, "\n".join(lines), as_json=as_json)
+    return Result({"model": str(out), "order": order, **asdict(report)}, "\n".join(lines))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def prepare(
         str, typer.Option("--on", metavar="here|ray", help="Where tasks run: a Ray cluster, or here.")
     ] = "here",
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Read text, normalise it, drop empty documents and duplicates, and count every row.
 
     A killed run goes on where it was. Any number of workers writes the same bytes. Rows that cannot be
@@ -79,18 +79,14 @@ def prepare(
                 progress=progress,
                 on=place,
             )
-        answer({"data": str(out), "phase": phase, "done": said}, said, as_json=as_json)
-        return
+        return Result({"data": str(out), "phase": phase, "done": said}, said)
     if shard != "1/1":
         raise UsageError("--shard is of one phase: `--phase measure --shard 1/8`, then decide, then write")
     if dry_run:
-        _show_plan(config, out, as_json)
-        return
+        return _plan(config, out)
     with progress_bar() as progress:
         funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=place)
-    people().print(*funnel_tables(funnel, out))
-    if as_json:
-        answer({"data": str(out), **funnel.to_json()}, as_json=True)
+    return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
 
 
 def _one_of(option: str, given: str, *known: str) -> Any:
@@ -178,7 +174,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
+def _plan(config: "TextConfig", out: Path) -> Result:
     from hornbook.progress import size_text
     from hornbook.text.refinery.pipeline.plan import list_all, plan
 
@@ -198,7 +194,7 @@ def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
         for name, each in sources.items()
     ]
     lines.append(f"  steps: {', '.join(step.kind for step in config.steps)}; nothing written")
-    answer({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines), as_json=as_json)
+    return Result({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines))
 
 
 def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:

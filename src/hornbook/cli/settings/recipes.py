@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import WORDS, DryRun, Json, Words, answer, resolve_words, split_target
+from hornbook.cli.result import CommandGroup, Result
+from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, split_target
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
     from hornbook.run.config import TrainConfig
 
-app = typer.Typer(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbook recipes ls`.")]
 
@@ -26,13 +27,13 @@ WIDTH = 100
 
 
 @app.command("ls")
-def list_recipes(as_json: Json = False) -> None:
+def list_recipes() -> Result:
     """List them by family, with their size and length of training."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
     rows.sort(key=_place)
-    answer({"recipes": rows}, "\n".join(table(rows)), as_json=as_json)
+    return Result({"recipes": rows}, "\n".join(table(rows)))
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -57,7 +58,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @app.command(context_settings=WORDS)
-def show(words: Words = None, as_json: Json = False) -> None:
+def show(words: Words = None) -> Result:
     """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state, steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
@@ -83,7 +84,7 @@ def show(words: Words = None, as_json: Json = False) -> None:
     lines.append(state_line(state, recipe.parallel.data))
     lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
-    answer(value, "\n".join([*header, resolved.to_toml()]), as_json=as_json)
+    return Result(value, "\n".join([*header, resolved.to_toml()]))
 
 
 def parameter_line(counts: dict[str, int]) -> str:
@@ -130,8 +131,7 @@ def copy(
     name: Name,
     out: Annotated[Path | None, typer.Argument(help="File to write; by default RECIPE.toml here.")] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Copy a recipe to a file of your own, to be changed."""
     from hornbook.settings.recipe_files import shipped_recipes
 
@@ -148,7 +148,7 @@ def copy(
     if not dry_run:
         path.write_text(shipped_recipes()[name], encoding="utf-8")
     text = f"would write {path}" if dry_run else f"{path}: change it, then hornbook train {path}"
-    answer({"path": str(path), "written": not dry_run}, text, as_json=as_json)
+    return Result({"path": str(path), "written": not dry_run}, text)
 
 
 def summary(name: str, text: str) -> dict[str, Any]:

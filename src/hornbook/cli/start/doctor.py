@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 from hornbook.errors import Exit
 
 
 def doctor(
     folder: Annotated[Path, typer.Option("--folder", help="Where runs will lie: its disk is measured.")] = Path(),
-    as_json: Json = False,
-) -> Exit:
+) -> Result:
     """Check this machine: versions, devices, speed of arithmetic and disk.
 
     Exit code 0 unless something fails: then 7 for the disk, 2 for what is installed.
@@ -27,8 +26,6 @@ def doctor(
         lines.append(f"{check.verdict:<4}  {check.name:<11}  {check.text}")
         if check.remedy:
             lines.append(f"{'':<19}-> {check.remedy}")
-    answer({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), as_json=as_json)
     failed = [check.name for check in checks if check.verdict == "fail"]
-    if not failed:
-        return Exit.DONE
-    return Exit.STORAGE if failed == ["disk"] else Exit.USAGE
+    code = Exit.DONE if not failed else Exit.STORAGE if failed == ["disk"] else Exit.USAGE
+    return Result({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), code)

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from hornbook.cli.result import Result
 from hornbook.cli.shell import say
 from hornbook.cli.start import demo
 from hornbook.cli.start.demo_time import Budget, Plan
@@ -33,8 +34,7 @@ def quickstart(
         str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers, any time.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the figures.")] = False,
-) -> None:
+) -> Result:
     """Train a language model here, now: about three minutes, no GPU, no network."""
     pinned = _pinned(size)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -50,8 +50,7 @@ def quickstart(
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    if as_json:
-        typer.echo(json.dumps(figures))
+    return Result(figures)
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001

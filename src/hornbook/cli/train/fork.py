@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, RunWords, split_target
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, RunWords, split_target
 from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
@@ -18,8 +19,7 @@ def fork(
         int | None, typer.Option(metavar="STEP", help="Checkpoint of this step; by default the newest.")
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> Exit:
+) -> Result | Exit:
     """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
     load_engine()
     from hornbook.files.run_directory import RunDir
@@ -39,4 +39,4 @@ def fork(
     origin = fork_origin(parent, at, recipe_in_force(parent), resolved.recipe)
     if resolved.origins.get("name", "") != "command line":
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
-    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run, as_json=as_json)
+    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, say
 from hornbook.errors import HornbookError, UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ def plot(
     x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="What figures are drawn against.")] = "step",
     log: Annotated[bool, typer.Option("--log", help="The loss on a logarithmic axis.")] = False,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Draw loss, held-out figures by source, gradient norm, learning rate, speed and events of runs.
 
     Long runs are thinned: at each place the least and the greatest value stay, so every spike does. A page also says
@@ -45,7 +45,7 @@ def plot(
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page(chart) if out.suffix == ".html" else picture(chart))
     figures = f"would write {out}: {', '.join(chart.describe())}" if dry_run else str(out)
-    answer(value, figures, as_json=as_json)
+    return Result(value, figures)
 
 
 def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["History"], dict[str, str]]:

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from hornbook.cli.shell import DryRun, Json, RunWords, split_target
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, RunWords, split_target
 from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
 
-def resume(words: RunWords = None, dry_run: DryRun = False, as_json: Json = False) -> Exit:
+def resume(words: RunWords = None, dry_run: DryRun = False) -> Result | Exit:
     """Go on with a run exactly where its newest checkpoint is; settings that may change can be given."""
     load_engine()
     from hornbook.files.run_directory import RunDir
@@ -19,4 +20,4 @@ def resume(words: RunWords = None, dry_run: DryRun = False, as_json: Json = Fals
         raise UsageError("which run? write hornbook resume RUN")
     run = RunDir(Path(target))
     check_directory(run, "resume")
-    return run_job(resolve(str(run.recipe), overrides), run, Start("resume"), dry_run=dry_run, as_json=as_json)
+    return run_job(resolve(str(run.recipe), overrides), run, Start("resume"), dry_run=dry_run)

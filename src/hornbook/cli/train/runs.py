@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hornbook.files.run_directory import RunDir
     from hornbook.files.run_status import Summary
 
-app = typer.Typer(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
 app.command("plot")(plot)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
@@ -29,8 +29,7 @@ def list_runs(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder of runs; by default HORNBOOK_RUNS, else ./runs.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """List the runs in a folder, with their status."""
     from hornbook.files.run_status import find_runs, summarize
 
@@ -40,11 +39,11 @@ def list_runs(
     rows = [summarize(run) for run in find_runs(place)]
     value = {"runs": [asdict(row) for row in rows]}
     text = columns([_HEADER, *(_row(row) for row in rows)]) if rows else f"no runs in {place}"
-    answer(value, text, as_json=as_json)
+    return Result(value, text)
 
 
 @app.command()
-def show(run: Run, as_json: Json = False) -> None:
+def show(run: Run) -> Result:
     """One run: where it is, how it went, what happened to it."""
     from hornbook.files.run_status import (
         coverage,
@@ -79,14 +78,13 @@ def show(run: Run, as_json: Json = False) -> None:
             lines.append(f"held out    {source}: {_named(figures_of(score))}{on} (step {last['step']:,})")
     lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
     lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
-    answer(value, "\n".join(lines), as_json=as_json)
+    return Result(value, "\n".join(lines))
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run directories.")],
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Which settings differ between runs, and what came of it."""
     from hornbook.files.run_status import steps_that_count, summarize
     from hornbook.run.observe.console import sparkline
@@ -106,7 +104,7 @@ def compare(
     lines += [columns([("figure", *names), *rows]), *([note] if note else []), ""]
     for directory, name in zip(directories, names, strict=True):
         lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
-    answer(value, "\n".join(lines), as_json=as_json)
+    return Result(value, "\n".join(lines))
 
 
 def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -115,15 +113,6 @@ def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]
     keys = sorted({key for recipe in flat for key in recipe})
     rows = {key: [recipe.get(key) for recipe in flat] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as aligned columns, the first line a header; what could steer the terminal is escaped."""
-    rows = [[word if word.isprintable() else repr(word)[1:-1] for word in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def existing_run(path: Path) -> "RunDir":

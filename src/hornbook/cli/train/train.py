@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, Words, resolve_words, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Words, resolve_words, say
 from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 from hornbook.settings.sources import COMMAND_LINE
@@ -28,8 +29,7 @@ def train(
         Path | None, typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from these weights.")
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> Exit:
+) -> Result | Exit:
     """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on.
 
     What starts from weights is evaluated before its first step.
@@ -46,12 +46,12 @@ def train(
     resolved = resolve_words(words, *extra)
     run = RunDir(out or default_folder(resolved.recipe))
     if resume == "auto" and run.recipe.is_file():
-        return run_job(resolved, run, Start("resume"), dry_run=dry_run, as_json=as_json)
+        return run_job(resolved, run, Start("resume"), dry_run=dry_run)
     if from_ is None:
-        return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
+        return run_job(resolved, run, Start(), dry_run=dry_run)
     resolved, origin = import_origin(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
+    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run)
 
 
 def rate_text(resolved: "Resolved") -> str:

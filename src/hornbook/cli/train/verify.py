@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 from hornbook.errors import Exit
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ def verify(
         Path | None, typer.Argument(metavar="[RUN_B]", help="Another; without it, RUN_A is checked for damage.")
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="For one run: read every byte of its token shards too.")] = False,
-    as_json: Json = False,
-) -> Exit:
+) -> Result:
     """Compare two runs bit for bit: tokens, losses, weights, optimizer. Exit code 0 equal, 3 different.
 
     With one run, check its ledger, its checkpoints and its data. Exit code 0 whole, 3 damaged.
@@ -30,11 +29,13 @@ def verify(
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)
         value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
-        answer(value, describe_checkup(checkup), as_json=as_json)
-        return Exit.DONE if checkup.ok else Exit.INTEGRITY
+        return Result(value, describe_checkup(checkup), _code(checkup.ok))
     comparison = compare_runs(RunDir(run_a), RunDir(run_b))
-    answer(comparison.to_json(), describe_comparison(comparison), as_json=as_json)
-    return Exit.DONE if comparison.equal else Exit.INTEGRITY
+    return Result(comparison.to_json(), describe_comparison(comparison), _code(comparison.equal))
+
+
+def _code(good: bool) -> Exit:
+    return Exit.DONE if good else Exit.INTEGRITY
 
 
 def describe_checkup(checkup: "Checkup") -> str:
