@@ -97,12 +97,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], "error there is no command 'trian': did you mean train?\n"),
         (["exprot", "x"], "error there is no command 'exprot': did you mean export or import?\n"),
         (["zzzz"], "error there is no command 'zzzz': `hornbook --help` lists them\n"),
-        (["--bogus"], "error No such option: --bogus\n`hornbook --help` lists what there is\n"),
+        (["--bogus"], "error No such option: --bogus\nsee `hornbook --help`\n"),
         (
             ["config", "shwo"],
-            "error No such command 'shwo'. Did you mean 'show'?\n`hornbook config --help` lists what there is\n",
+            "error No such command 'shwo'. Did you mean 'show'?\nsee `hornbook config --help`\n",
         ),
-        (["recipes", "copy"], "error Missing argument 'RECIPE'.\n`hornbook recipes copy --help` lists what there is\n"),
+        (["recipes", "copy"], "error Missing argument 'RECIPE'.\nsee `hornbook recipes copy --help`\n"),
     ],
 )
 def test_mistakes_in_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +173,8 @@ def test_negative_and_dashed_values() -> None:
 def test_two_recipes_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_sample("tiny", "small")["code"] == Exit.USAGE
     assert capsys.readouterr().err == (
-        "error one recipe or run directory is enough, but there are 2: tiny small\n"
-        "settings are written --section.key value or section.key=value\n"
+        "error name one recipe or run directory, not 2: tiny small\n"
+        "write settings as --section.key value or section.key=value\n"
     )
 
 

@@ -35,35 +35,33 @@ class Command:
 
 
 COMMANDS = {
-    "quickstart": Command("start.quickstart", "quickstart", "Raw text to an exported model in three minutes", "Start"),
+    "quickstart": Command("start.quickstart", "quickstart", "Train and export a small model in three minutes", "Start"),
     "doctor": Command("start.doctor", "doctor", "Check this machine", "Start"),
-    "fetch": Command("data.fetch", "fetch", "Files of the usual public corpora", "Data"),
-    "prepare": Command("prepare.prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
-    "prepare report": Command("prepare.report", "report", "What prepare removed and why: a page, a data card", "Data"),
-    "prepare review": Command(
-        "prepare.review", "review", "Judge examples of each rule; its estimated precision", "Data"
-    ),
-    "prepare curve": Command("prepare.curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
-    "prepare bias": Command("prepare.bias", "bias", "Who is mentioned with what, by source", "Data"),
+    "fetch": Command("data.fetch", "fetch", "Download public corpora", "Data"),
+    "prepare": Command("prepare.prepare", "prepare", "Clean and deduplicate raw text", "Data", words=True),
+    "prepare report": Command("prepare.report", "report", "Report what prepare dropped, and why", "Data"),
+    "prepare review": Command("prepare.review", "review", "Judge examples of each rule, for its precision", "Data"),
+    "prepare curve": Command("prepare.curve", "curve", "Count documents kept for each value of a threshold", "Data"),
+    "prepare bias": Command("prepare.bias", "bias", "Show which words occur near groups of people", "Data"),
     "prepare classifier": Command("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
-    "prepare perplexity": Command("prepare.perplexity", "perplexity", "Train a language model of good text", "Data"),
-    "tokenize": Command("data.tokenize", "tokenize", "Documents to token shards", "Data", words=True),
-    "tokenize terms": Command("data.tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
+    "prepare perplexity": Command("prepare.perplexity", "perplexity", "Train a score on good text alone", "Data"),
+    "tokenize": Command("data.tokenize", "tokenize", "Train a tokenizer and write token shards", "Data", words=True),
+    "tokenize terms": Command("data.tokenize_terms", "terms", "Find words of a domain that a tokenizer splits", "Data"),
     "train": Command("train.train", "train", "Train a model", "Train", words=True),
-    "resume": Command("train.resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
-    "fork": Command("train.fork", "fork", "Start a new run from the weights of another", "Train", words=True),
-    "verify": Command("train.verify", "verify", "Compare two runs bit for bit", "Train"),
-    "eval": Command("model.evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
+    "resume": Command("train.resume", "resume", "Continue a run exactly where it stopped", "Train", words=True),
+    "fork": Command("train.fork", "fork", "Start a new run from a checkpoint of another", "Train", words=True),
+    "verify": Command("train.verify", "verify", "Compare two runs bit for bit, or check one", "Train"),
+    "eval": Command("model.evaluate", "evaluate", "Measure loss and bits per byte of a model", "Model"),
     "generate": Command("model.generate", "generate", "Continue a prompt", "Model"),
     "chat": Command("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
-    "predict": Command("model.predict", "predict", "Labels, tags, numbers, answers for lines of text", "Model"),
+    "predict": Command("model.predict", "predict", "Predict labels, tags, numbers or answers", "Model"),
     "import": Command("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
-    "grow": Command("model.grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
-    "export": Command("model.export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
-    "data": Command("data.data", "app", "Which documents a step saw, which steps saw a document", "Look"),
+    "grow": Command("model.grow", "grow", "Copy a model with more or fewer layers, or experts", "Model"),
+    "export": Command("model.export", "export", "Write a certified Hugging Face folder", "Model"),
+    "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Look"),
     "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Look"),
-    "runs plot": Command("train.plot", "plot", "Curves of runs as a picture (.svg) or a page (.html)", "Look"),
-    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
+    "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Look"),
+    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that hornbook brings", "Look"),
     "config": Command("settings.config", "app", "Show, explain and check settings", "Look"),
 }
 """Every command, in the order of `--help`."""
@@ -101,11 +99,11 @@ class AllCommands(TyperGroup):
         with formatter.section("Options"):
             formatter.write_dl(
                 [
-                    ("-h, --help", "Of hornbook, or of a command; so does `hornbook help COMMAND`"),
-                    ("-v, --verbose", "Say more; show whole tracebacks"),
-                    ("-q, --quiet", "Say nothing but problems"),
+                    ("-h, --help", "Show this help, or that of a command: `hornbook help COMMAND`"),
+                    ("-v, --verbose", "Print more, and whole tracebacks"),
+                    ("-q, --quiet", "Print only problems"),
                     ("--version", "Print the version"),
-                    ("--install-completion", "Let the shell complete commands and options"),
+                    ("--install-completion", "Install completion for your shell"),
                 ]
             )
         with formatter.section("Exit codes"):

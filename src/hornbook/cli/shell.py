@@ -10,6 +10,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -25,13 +26,18 @@ WORDS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Context settings of a command that takes `--section.key value` in any place."""
 
 RunWords = Annotated[
-    list[str] | None, typer.Argument(metavar="RUN [--section.key value]...", help="Run directory, then settings.")
+    list[str] | None, typer.Argument(metavar="RUN [--section.key value]...", help="A run directory, and settings.")
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RECIPE|RUN [--section.key value]...", help="Recipe or run directory, then settings."),
+    typer.Argument(metavar="RECIPE|RUN [--section.key value]...", help="A recipe or a run directory, and settings."),
 ]
-DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done and write nothing.")]
+Target = Annotated[
+    Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint is used) or a checkpoint.")
+]
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `hornbook prepare`.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done; write nothing.")]
 
 # -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the
 # command line and processes that it starts see them too.
@@ -86,8 +92,8 @@ def split_target(words: Sequence[str] | None, what: str = "recipe or run directo
     targets, overrides = split_targets(words)
     if len(targets) > 1:
         raise UsageError(
-            f"one {what} is enough, but there are {len(targets)}: {' '.join(targets)}\n"
-            "settings are written --section.key value or section.key=value"
+            f"name one {what}, not {len(targets)}: {' '.join(targets)}\n"
+            "write settings as --section.key value or section.key=value"
         )
     return (targets[0] if targets else None), overrides
 
@@ -136,10 +142,10 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         return str(error), error.exit_code
     if hasattr(error, "format_message"):  # the command-line parser's own errors, whichever library they come from
         context = getattr(error, "ctx", None)
-        hint = f"\n`{context.command_path} --help` lists what there is" if context is not None else ""
+        hint = f"\nsee `{context.command_path} --help`" if context is not None else ""
         message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
         if not message:  # a group alone: its help is printed already
-            return f"a command is missing: one of those above, such as `{_first_command(context)}`", Exit.USAGE
+            return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, unimported
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT

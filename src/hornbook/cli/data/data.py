@@ -42,36 +42,39 @@ class _ByPlace(TyperGroup):
 
 app = CommandGroup(
     cls=_ByPlace,
-    help="`hornbook data RUN@STEP` names the documents of a step; `where` and `affected` answer the reverse question.",
+    help="`hornbook data RUN@STEP` lists the documents of a step; `where` and `affected` find the steps of a document.",
     no_args_is_help=True,
     add_completion=False,
 )
 
 Runs = Annotated[
-    Path | None, typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; HORNBOOK_RUNS, else ./runs.")
+    Path | None,
+    typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs."),
 ]
 
 
 @app.command()
 def documents(
-    place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and a step that it has done.")],
+    place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and one of its steps.")],
 ) -> Result:
-    """Name the documents that a step learned from."""
+    """List the documents that a step was trained on."""
     from hornbook.files.run_status import steps_that_count
     from hornbook.run.observe.exposure import loader_of, windows_of
 
     path, _, step = place.rpartition("@")
     if not path or not step.isdecimal():
-        raise UsageError(f"{place!r} is no RUN@STEP, such as runs/mine@100")
+        raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
     run = existing_run(Path(path))
     record = next((record for record in steps_that_count(run) if record["step"] == int(step)), None)
     if record is None:
-        raise UsageError(f"{path} has no step {step} in its metrics")
+        raise UsageError(f"{path} has not done step {step}: its metrics do not have it")
     loader = loader_of(run)
     samples = _samples(windows_of(run), record)
     found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
     if (again := _token_hash(loader, samples)) != record["token_hash"]:
-        raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
+        raise IntegrityError(
+            f"step {step} read tokens {record['token_hash']}, the data has {again} now: it was changed"
+        )
     value = {
         "step": record["step"],
         "token_hash": record["token_hash"],
@@ -86,9 +89,9 @@ def where(
     name: Annotated[str, typer.Argument(metavar="ID", help="Id or origin (path:row) of a document.")],
     runs: Runs = None,
 ) -> Result:
-    """Say which steps of which runs learned from a document, in the run itself or before it began.
+    """Find the steps that were trained on a document, of each run and of the runs it started from.
 
-    Exit code 3 if a run cannot be read, for then the answer is not complete.
+    Exit code 3 if a run cannot be read, because the answer is then incomplete.
     """
     exposures, unread = _exposures(name, runs)
     found = {run: each for run, each in exposures.items() if each.known}
@@ -128,12 +131,12 @@ def _steps(steps: Sequence[int]) -> str:
 
 @app.command()
 def affected(
-    name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or id or origin of a document.")],
+    name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or the id or origin of a document.")],
     runs: Runs = None,
 ) -> Result:
-    """Name every checkpoint that learned from a source or a document, those of later runs included.
+    """List all checkpoints that were trained on a source or a document, also those of runs started from them.
 
-    Nothing is changed: what is named has to be trained again without it. Exit code 3 if a run cannot be read.
+    Nothing is changed: train these again without it. Exit code 3 if a run cannot be read.
     """
     exposures, unread = _exposures(name, runs)
     if not unread and not any(each.known for each in exposures.values()):
@@ -152,7 +155,7 @@ def affected(
 @app.command(hidden=True)
 def remove(name: str, runs: Runs = None) -> Result:
     """The former name of `affected`."""
-    say("[yellow]note[/] `data remove` removes nothing and is called `data affected` now")
+    say("[yellow]note[/] `data remove` removes nothing; its new name is `data affected`")
     return affected(name, runs)
 
 
@@ -202,7 +205,7 @@ def _runs(runs: Path | None) -> "list[RunDir]":
 
     found = find_runs(_folder(runs))
     if not found:
-        raise UsageError(f"there is no run in {_folder(runs)}: name a run or a folder of runs with --runs")
+        raise UsageError(f"{_folder(runs)} holds no run: name a run or a folder of runs with --runs")
     return found
 
 

@@ -25,45 +25,48 @@ def tokenize(
         list[str] | None,
         typer.Argument(
             metavar="DATA [--section.key value]...",
-            help="Folder written by prepare; settings in any place. With --compare: tokenizers and texts.",
+            help="A folder written by `hornbook prepare`, and settings. With --compare: tokenizers and texts.",
         ),
     ] = None,
     *,
     vocab: Annotated[
-        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size (16k).")
+        str | None,
+        typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
+        str | None,
+        typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder)."),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a tokenizer and tokens made with other settings.")
+        bool, typer.Option("--overwrite", help="Replace the tokenizer and tokens of other settings.")
     ] = False,
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
-            help="Write nothing; compare tokenizers (tokenizer.json, folders, bpe:16k unigram:8k ...) on texts.",
+            help="Compare tokenizers (tokenizer.json, folders, bpe:16k, unigram:8k ...) on texts; write nothing.",
         ),
     ] = False,
     train_proxy: Annotated[
-        bool, typer.Option("--train-proxy", help="With --compare: also train the same small model on each.")
+        bool, typer.Option("--train-proxy", help="With --compare: also train the same small model with each.")
     ] = False,
     proxy_bytes: Annotated[
-        str | None, typer.Option("--proxy-bytes", metavar="N", help="Text the small models are trained on (1M).")
+        str | None,
+        typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M)."),
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:
-    """Train or load a tokenizer and encode all documents, held-out ones apart.
+    """Train or load a tokenizer, and encode all documents into token shards for training and validation.
 
-    Settings come from the recipe that prepare had. A killed run goes on where it was; any number of workers
-    writes the same bytes.
+    Settings come from the recipe given to prepare. A killed tokenize resumes; any number of workers writes the
+    same bytes.
     """
     from hornbook.progress import progress_bar
     from hornbook.text.tokenizer.tokenize import tokenize as run
 
     if proxy_bytes is not None and not train_proxy:
-        raise UsageError("--proxy-bytes says how much text --train-proxy takes: give both, or neither")
+        raise UsageError("--proxy-bytes is the amount of text for --train-proxy: give both, or neither")
     if compare or train_proxy:
         given = {
             "--vocab": vocab,
@@ -74,7 +77,7 @@ def tokenize(
         }
         if idle := [name for name, value in given.items() if value]:
             raise UsageError(
-                f"{', '.join(idle)}: of no use with --compare, which writes nothing; bpe:16k is one to train"
+                f"{', '.join(idle)}: of no use with --compare, which writes nothing; write bpe:16k to train a tokenizer"
             )
         return _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0)
     data, config = _config(words or [], vocab, tokenizer)
@@ -94,7 +97,7 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     if target is None:
         raise UsageError("name the folder that `hornbook prepare` wrote: hornbook tokenize DATA")
     if vocab is not None and tokenizer is not None:
-        raise UsageError("--vocab trains a tokenizer and --tokenizer takes one that exists: give one of them")
+        raise UsageError("--vocab trains a tokenizer and --tokenizer uses an existing one: give one of them")
     data = Path(target)
     kind = read_text_config(data).tokenizer.kind
     if vocab is not None:
@@ -116,7 +119,7 @@ def _compare(words: list[str], proxy_bytes: int) -> Result:
 
     targets, overrides = split_targets(words)
     if overrides:
-        raise UsageError(f"--compare takes tokenizers and texts, no settings: {overrides[0].partition('=')[0]}")
+        raise UsageError(f"--compare takes tokenizers and texts, but no settings: {overrides[0].partition('=')[0]}")
     named, texts = sort_words(targets)
     samples, tokenizers = load_samples(texts), load_tokenizers(named, texts)
     found = compare(tokenizers, samples)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from hornbook.cli.model.generate import (
-    Device,
     Greedy,
     MaxTokens,
     Seed,
-    Target,
     Temperature,
     TopK,
     TopP,
@@ -24,7 +22,7 @@ from hornbook.cli.model.generate import (
     speed_text,
 )
 from hornbook.cli.result import Json, Result, Results, write
-from hornbook.cli.shell import say
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +37,7 @@ _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
 def chat(
     target: Target,
     *,
-    system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told first; needs a chat template.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message; needs a chat template.")] = None,
     tokens: MaxTokens = 256,
     seed: Seed = 0,
     greedy: Greedy = False,
@@ -51,19 +47,21 @@ def chat(
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
-    """Talk with a model: each line is a turn, and the answer comes as it is written.
+    """Talk with a model: each line is a turn, and the answer is printed while it is generated.
 
-    A model with a chat template beside its tokenizer answers by it. Any other decoder is a base model: it continues the
-    text that the lines and its own words make together, and an empty line lets it go on.
+    A model whose tokenizer has a chat template answers by it. Any other decoder is a base model: it continues the one
+    text that your lines and its answers form, and an empty line lets it continue.
     /reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer and keeps the session. stdout has the answers,
-    stderr all else; --json prints one object per turn.
+    stderr everything else. --json prints one object per turn.
     """
     from hornbook.model.generate.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     loaded = load_speaker(target, device)
     if loaded.config.kind != "decoder":
-        raise UsageError(f"{loaded.folder}: a model of kind {loaded.config.kind} keeps no conversation: use generate")
+        raise UsageError(
+            f"{loaded.folder}: chat needs a decoder, and this is an {loaded.config.kind}: use `hornbook generate`"
+        )
     conversation = _conversation(loaded, system)
     speaker = Speaker(loaded, conversation, tokens, sampling)
     say(f"{conversation.about}; {_KEYS}")
@@ -78,7 +76,7 @@ def chat(
 
 
 def _understood(line: str) -> str | None:
-    """A line as UTF-8; None for one from a terminal that is not, and the conversation goes on. Raises UsageError."""
+    """The line, or None if it was typed at a terminal and is not UTF-8. From a pipe, that is a UsageError."""
     try:
         return require_utf8(line)
     except UsageError as error:
@@ -152,8 +150,8 @@ class OneText:
         assert loaded.tokenizer is not None
         self._tokenizer = loaded.tokenizer
         self.about = (
-            "a base model: no chat template came with its tokenizer, so it continues the text that you write together "
-            "(an empty line lets it go on)"
+            "a base model: no chat template came with its tokenizer, so it continues the text you write together "
+            "(an empty line lets it continue)"
         )
         self.stop = frozenset({self._tokenizer.end_id, self._tokenizer.delimiter_id})
         self.reset()
@@ -188,7 +186,9 @@ def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
     if template is not None:
         return Turns(loaded, template, None if system is None else require_utf8(system))
     if system is not None:
-        raise UsageError(f"{loaded.folder} has no chat template, so --system has no place: write it as the first line")
+        raise UsageError(
+            f"{loaded.folder} has no chat template, so it takes no --system: write that text as the first line"
+        )
     return OneText(loaded)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.result import Result
+from hornbook.cli.shell import Target
 from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
@@ -25,20 +26,18 @@ WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
 
 
 def evaluate(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
+    target: Target,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help="Text to score instead of the run's validation shards; repeatable."),
+        typer.Option("--data", help="Text to score instead of the run's validation shards; may be repeated."),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also gzip and a unigram model on the same text.")
+        bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")
     ] = False,
 ) -> Result:
-    """Loss and bits-per-byte, per source and in all, over every held-out token.
+    """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
 
-    Of a run's last checkpoint it is the figure that the run ended with.
+    For the last checkpoint of a run, this is the result that the run ended with.
     """
     from hornbook.progress import progress_bar
 

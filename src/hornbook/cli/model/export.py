@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import DryRun
+from hornbook.cli.shell import DryRun, Target
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
@@ -17,25 +17,24 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def export(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
+    target: Target,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option("--to", help="hf: a whole model; peft: an adapter alone.")] = "hf",
-    dtype: Annotated[str, typer.Option("--dtype", help="Stored type of the weights: fp32 or bf16.")] = "fp32",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; new or empty.")],
+    to: Annotated[str, typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")] = "hf",
+    dtype: Annotated[str, typer.Option("--dtype", help="Data type of the stored weights: fp32 or bf16.")] = "fp32",
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Codes instead of weights: int8, int4, int4-group64, nf4.")
+        str | None, typer.Option("--quantize", help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Load it back with transformers and compare.")
+        bool,
+        typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers."),
     ] = True,
     dry_run: DryRun = False,
 ) -> Result:
-    """Write a folder that transformers loads, and prove that it computes the same.
+    """Write a Hugging Face folder, and check that transformers computes the same logits from it.
 
-    The folder appears when everything is written and certified. Exit code 3 if the certificate fails. Adapters are
-    merged into their base; with --to peft they stay apart. What --quantize writes, eval and generate read.
+    The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
+    merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
     from hornbook.cli.model.export_forms import export_adapter, export_quantized
     from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
@@ -49,7 +48,7 @@ def export(
     if to not in ("hf", "peft"):
         raise UsageError(f"--to {to}: choose hf or peft")
     if to == "peft" and quantize is not None:
-        raise UsageError("--quantize is for whole models, not with --to peft")
+        raise UsageError("--quantize needs a whole model: leave out --to peft")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
     folder = checkpoint_path(target)

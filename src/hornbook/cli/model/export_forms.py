@@ -16,15 +16,17 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     from hornbook.run.start.lineage import write_lineage
 
     if not is_adapter(folder):
-        raise UsageError(f"{folder} holds no adapter: --to peft is for what surgery with lora, dora or prompt trained")
+        raise UsageError(
+            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora or prompt trained"
+        )
     found = read_operated(folder)
     digest = read_meta(folder).base_digest or ""
     spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
     if fused := adapter_config(spec).get("rank_pattern"):
         raise UsageError(
-            f"{folder}: transformers has several of the adapted layers in one matrix ({', '.join(fused)}). A LoRA "
-            f"of rank {max(fused.values())} there computes the same and trains on as another model: leave out "
-            "--to peft, which merges the adapter"
+            f"{folder}: transformers stores several of the adapted layers in one matrix ({', '.join(fused)}). A LoRA "
+            f"of rank {max(fused.values())} there computes the same, but trains as another model: leave out --to peft "
+            "to merge the adapter"
         )
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "base": str(found.base_folder)}
     if dry_run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Json, Result, Results, write
-from hornbook.cli.shell import say
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 from hornbook.progress import escape_controls
 
@@ -20,25 +20,21 @@ if TYPE_CHECKING:
     from hornbook.model.generate.sampling import Sampling
     from hornbook.model.storage.load import Loaded
 
-Target = Annotated[
-    Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-]
-MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Tokens to generate at most.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text.")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")]
+MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Maximum number of tokens to generate.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
 Temperature = Annotated[
-    float, typer.Option("--temperature", help="Below 1 safer and more alike, above 1 more varied; 0 is greedy.")
+    float, typer.Option("--temperature", help="Below 1 more predictable, above 1 more varied; 0 is greedy.")
 ]
-TopK = Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 means all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability.")]
 
 
 def generate(
     target: Target,
     *,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="What to continue; without it, lines of stdin.")
+        str | None, typer.Option("-p", "--prompt", help="The text to continue; without it, each line of stdin.")
     ] = None,
     tokens: MaxTokens = 128,
     seed: Seed = 0,
@@ -47,20 +43,22 @@ def generate(
     top_k: TopK = 50,
     top_p: TopP = 1.0,
     beams: Annotated[
-        int, typer.Option("--beams", min=1, help="Texts grown side by side, within the model's positions; 1 samples.")
+        int,
+        typer.Option("--beams", min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling."),
     ] = 1,
     length_penalty: Annotated[
-        float, typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below shorter.")
+        float,
+        typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below 0 shorter ones."),
     ] = 1.0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
-    """Continue a prompt, answer to it, or fill its masks. stdout has the text, stderr the speed.
+    """Continue a prompt, answer it, or fill its masks. stdout has the text, stderr the speed.
 
-    A decoder continues the prompt. An encoder-decoder reads it as its source and answers; an encoder fills the masks in
-    it: both read masks and sentinels as the tokenizer spells them ([MASK], <extra_id_0>).
-    A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
-    Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
+    A decoder continues the prompt, an encoder-decoder answers it, an encoder fills its masks. Spell masks and sentinels
+    as the tokenizer does ([MASK], <extra_id_0>).
+    Text ends at the model's end-of-text token. When it fills the model's positions, it continues from its second half.
+    Without -p, each line of stdin is a prompt of its own. --json prints one object per prompt.
     """
     from hornbook.model.generate.sampling import Sampling
 
@@ -75,7 +73,7 @@ def generate(
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
-    """A model with a tokenizer, and a head that says tokens. Raises UsageError where it is none."""
+    """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.world import choose_device
@@ -83,15 +81,17 @@ def load_speaker(target: Path, device: str) -> "Loaded":
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read or write text")
     if isinstance(loaded.config.head, LabelHeadConfig):
-        raise UsageError(f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says labels: use predict")
+        raise UsageError(
+            f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts labels: use `hornbook predict`"
+        )
     return loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Beam search, where there is more than one beam."""
+    """Beam search with more than one beam; sampling with one."""
 
     beams: int
     length_penalty: float
@@ -168,7 +168,7 @@ def _fill(loaded: "Loaded", prompt: str) -> Result:
 def _stream(
     loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, ids: list[int]
 ) -> Iterator[str]:
-    """Pieces of text; the ids are collected in `ids` on the way."""
+    """Pieces of text as they are generated; their token ids are appended to `ids`."""
     from hornbook.model.generate.generate import stream_text
     from hornbook.model.generate.prompts import begin
     from hornbook.model.surgery.folders import decoder_start_of
@@ -223,13 +223,13 @@ def _tokens(
 
 
 def read_utf8() -> None:
-    """Let stdin be read as UTF-8; what is none is judged by `require_utf8`."""
+    """Read stdin as UTF-8; other bytes become surrogates, which `require_utf8` refuses."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def require_utf8(prompt: str) -> str:
-    """The prompt. Raises UsageError where it has bytes that are no UTF-8."""
+    """The prompt. Raises UsageError if it holds bytes that are not UTF-8."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -12,20 +12,20 @@ from hornbook.errors import UsageError
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Local folder: config.json and safetensors.")],
+    source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     add_tokens: Annotated[
-        Path | None, typer.Option("--add-tokens", help="File of new tokens, one in a line, for the tokenizer.")
+        Path | None, typer.Option("--add-tokens", help="File of tokens to add to the tokenizer, one per line.")
     ] = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare with transformers on the original.")
+        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
     ] = True,
     dry_run: DryRun = False,
 ) -> Result:
-    """Read a model of transformers and write it as a checkpoint to train from, evaluate or generate with.
+    """Convert a Hugging Face model to a checkpoint that train --from, eval and generate read.
 
-    Decoders, encoders of masked text, encoder-decoders; docs/parity.md lists the architectures.
+    Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
     from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
@@ -59,7 +59,7 @@ def import_(
     report["left_out"] = left_out(source)
     if report["left_out"]:
         names = ", ".join(report["left_out"])
-        say(f"[yellow]warning[/] {names}: of other heads than the one that config.json names, left out")
+        say(f"[yellow]warning[/] {names}: left out: they belong to other heads than the one in config.json")
     last = found.summary().replace("loaded back", "original loaded") if found else note
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
     return Result(report, report_text(out, report["files"], last), notes=notes)
@@ -71,9 +71,9 @@ def _require_folder(source: Path) -> None:
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
-        raise UsageError(f"{source}: {what}. import takes a local folder of a Hugging Face model; {HOW_TO_GET}")
+        raise UsageError(f"{source}: {what}. import takes a local folder with a Hugging Face model; {HOW_TO_GET}")
     if not (source / "config.json").exists():
-        raise UsageError(f"{source}: it has no config.json, so it is no folder of a Hugging Face model; {HOW_TO_GET}")
+        raise UsageError(f"{source}: it has no config.json, so it is not a Hugging Face model; {HOW_TO_GET}")
 
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
@@ -88,7 +88,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
-        raise UsageError(f"{source}: it has no tokenizer.json, so there is nothing to add tokens to")
+        raise UsageError(f"{source}: it has no tokenizer.json to add tokens to")
     try:
         tokens = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +97,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     old = Tokenizer.load(source)
     known, pieces = old.vocab_size, pieces_of(tokens, old)
     if known > vocab:
-        raise IntegrityError(f"{source}: its tokenizer has {known} ids, its model only {vocab} rows of embedding")
+        raise IntegrityError(f"{source}: its tokenizer has {known} ids, but its model only {vocab} embedding rows")
     rows = extended_vocab(vocab, known, len(tokens))
     config = config.model_copy(update={"vocab": rows})
     mean = sum(map(len, pieces)) / max(len(pieces), 1)

@@ -13,9 +13,9 @@ from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, syn
 def check_free(out: Path) -> None:
     """UsageError unless `out` is missing or an empty folder."""
     if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out}: it is not empty; choose another folder, or remove it first")
+        raise UsageError(f"{out}: the folder is not empty: choose another, or remove it first")
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: it is a file; choose another name")
+        raise UsageError(f"{out}: it is a file: choose another name")
 
 
 @contextmanager

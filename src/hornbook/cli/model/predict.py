@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from hornbook.cli.result import Result, Results
-from hornbook.cli.shell import say
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ CHUNK = 256
 
 
 def predict(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
-    file: Annotated[Path, typer.Argument(metavar="[FILE|-]", help="Lines of text, or .jsonl; - is stdin.")] = Path("-"),
+    target: Target,
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE|-]", help="Lines of text, or a .jsonl file; - is stdin.")
+    ] = Path("-"),
     *,
     objects: Annotated[
-        bool, typer.Option("--objects", help="Lines are JSON objects, as in a .jsonl file (questions always are).")
+        bool, typer.Option("--objects", help="Read JSON objects, as from a .jsonl file (always so for questions).")
     ] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    device: Device = "auto",
 ) -> Results:
-    """Classify, tag or answer each line with a fine-tuned model.
+    """Predict the label, the tags or the answer of each line with a fine-tuned model.
 
-    A line is a text; or a JSON object with text (and text_pair), words, or question and context. A text longer than the
-    model's positions is cut, and a note says so; words and contexts are read in overlapping windows: nothing is lost.
+    A line is a text, or a JSON object with text (and text_pair), words, or question and context. A text longer than
+    the model's positions is cut, and a warning says so; words and contexts are read whole, in overlapping windows.
     --json prints one object per line, with the probability of every label.
     """
     from hornbook.progress import progress_bar
@@ -58,7 +58,7 @@ def predict(
     if truncated:
         say(
             f"[yellow]warning[/] {truncated:,} texts are longer than the model's "
-            f"{loaded.config.position.length:,} positions: what is behind those was not read"
+            f"{loaded.config.position.length:,} positions: the rest of each was not read"
         )
 
 
@@ -72,11 +72,11 @@ def _load(target: Path, device: str) -> "Loaded":
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if not isinstance(loaded.config.head, LabelHeadConfig):
         raise UsageError(
-            f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says tokens, not labels: `hornbook "
-            "generate` is for it, and `hornbook train --from` it with another model.head.kind makes a model that labels"
+            f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts tokens, not labels: use `hornbook "
+            "generate`, or fine-tune it with `hornbook train --from` and another model.head.kind"
         )
     if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read")
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read text")
     return loaded
 
 
@@ -153,17 +153,17 @@ def _from_object(where: str, line: str, kind: str) -> Line:
     except ValueError as error:
         raise UsageError(f"{where} is not JSON ({error}); lines of text need a file that is not .jsonl") from error
     if not isinstance(given, dict):
-        raise UsageError(f"{where} is JSON, but no object: {NEEDED[kind]}")
+        raise UsageError(f"{where} is JSON, but not an object: {NEEDED[kind]}")
     if kind == "span":
         return given, Query(_text(where, given, "context", kind), _text(where, given, "question", kind))
     if kind == "token_classification" and "words" in given:
         words = given["words"]
         if not (isinstance(words, list) and words and all(isinstance(each, str) and each.strip() for each in words)):
-            raise UsageError(f"{where}: words is {words!r}: a list of words is expected")
+            raise UsageError(f"{where}: words is {words!r}: write a list of words")
         return given, Query("", words=words)
     pair = _text(where, given, "text_pair", kind) if "text_pair" in given else None
     if kind == "token_classification" and pair is not None:
-        raise UsageError(f"{where}: there is a text_pair, but words are tagged in one text")
+        raise UsageError(f"{where}: a tagger takes one text: leave out text_pair")
     return given, Query(_text(where, given, "text", kind), pair)
 
 

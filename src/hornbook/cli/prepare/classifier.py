@@ -12,12 +12,14 @@ from hornbook.errors import UsageError
 
 
 def classifier(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The classifier to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
     good: Annotated[list[str], typer.Option("--good", metavar="PATH", help="Files of good samples; may be repeated.")],
     bad: Annotated[list[str], typer.Option("--bad", metavar="PATH", help="Files of bad samples; may be repeated.")],
-    words: Annotated[str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="What a word is.")] = "cjk",
+    words: Annotated[
+        str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="How words are split.")
+    ] = "cjk",
 ) -> Result:
-    """Train a classifier of documents and say how well it does on samples that it did not learn from.
+    """Train a classifier of documents, and measure it on samples it was not trained on.
 
     Use it as a step: {kind = "classifier", model = "FILE", keep = "above", threshold = 0.5}.
     """
@@ -25,7 +27,7 @@ def classifier(
     from hornbook.text.refinery.words.words import DEFINITIONS
 
     if words not in DEFINITIONS:
-        raise UsageError(f"--words {words}: it is one of {', '.join(DEFINITIONS)}")
+        raise UsageError(f"--words {words}: choose one of {', '.join(DEFINITIONS)}")
     model, report = train(list(sample_texts("--good", good)), list(sample_texts("--bad", bad)), words)
     model.save(out)
     text = (

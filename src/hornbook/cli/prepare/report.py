@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from hornbook.cli.result import Result
+from hornbook.cli.shell import Data
 
 
 def report(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA itself.")] = None,
+    data: Data,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA.")] = None,
 ) -> Result:
-    """Write report.html (funnel, examples and precision of every rule) and DATA_CARD.md."""
+    """Write report.html (the funnel, and examples and precision of every rule) and DATA_CARD.md."""
     from hornbook.files.durable import write_atomic
     from hornbook.text.refinery.pipeline.folder import CARD, PAGE
     from hornbook.text.refinery.report.report import card, page, read_receipt

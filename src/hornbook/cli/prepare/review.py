@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Json, Result, columns
-from hornbook.cli.shell import people
+from hornbook.cli.shell import Data, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ _KEYS = {"y": True, "n": False}
 
 
 def review(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
-    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows documents that stayed.")] = "",
+    data: Data,
+    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows kept documents.")] = "",
     as_json: Json = False,
 ) -> Result:
-    """Show documents that each rule dropped, and some that stayed, and ask whether that was right.
+    """Show documents that each rule dropped, and some that were kept, and ask whether that was right.
 
-    Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again: they then count where the same text
-    is again an example. Without a terminal only what is known so far is printed.
+    Your answers are stored in DATA/reviews.jsonl. They stay when the folder is prepared again, and count wherever the
+    same text is an example again. Without a terminal, only the results so far are printed.
     """
     from hornbook.text.refinery.report.reviews import as_json as precisions_as_json
     from hornbook.text.refinery.report.reviews import judge, judged, precisions

@@ -1,4 +1,4 @@
-"""`hornbook config show | explain | schema | check`: what is set, by whom, and what could be."""
+"""`hornbook config show | explain | schema | check`: the settings, their origins and their types."""
 
 import json
 from typing import Annotated
@@ -14,7 +14,7 @@ app = CommandGroup(help="Show, explain and check settings.", no_args_is_help=Tru
 
 @app.command(context_settings=WORDS)
 def show(words: Words = None) -> Result:
-    """Print every setting with its origin, as a recipe that gives the same run."""
+    """Print all settings with their origins, as a recipe that gives the same run."""
     resolved = resolve_words(words)
     value = {"recipe": resolved.recipe.model_dump(mode="json"), "origins": resolved.origins}
     return Result(value, resolved.to_toml())
@@ -24,7 +24,7 @@ def show(words: Words = None) -> Result:
 def explain(
     words: Annotated[list[str], typer.Argument(metavar="KEY [RECIPE|RUN] [--section.key value]...")],
 ) -> Result:
-    """Tell what a setting does, its type, limits and default, and who set it."""
+    """Explain a setting: what it does, its type, limits and default, and where its value comes from."""
     from hornbook.settings.resolve import resolve
     from hornbook.settings.show import explanation
 
@@ -47,12 +47,12 @@ def schema() -> Result:
 
 @app.command(context_settings=WORDS)
 def check(words: Words = None, as_json: Json = False) -> Result:
-    """Check a recipe; all problems are told at once, with exit code 2."""
+    """Check a recipe and print all problems at once. Exit code 2 if there are any."""
     from hornbook.settings.resolve import ConfigError, resolve
 
     target, overrides = split_target(words)
     if target is None:
-        raise UsageError("which recipe? write hornbook config check RECIPE")
+        raise UsageError("name a recipe: hornbook config check RECIPE")
     try:
         resolved = resolve(target, overrides)
     except ConfigError as error:
@@ -60,5 +60,5 @@ def check(words: Words = None, as_json: Json = False) -> Result:
             raise
         return Result({"ok": False, "problems": [vars(problem) for problem in error.problems]}, code=error.exit_code)
     given = sum(origin != "default" for origin in resolved.origins.values())
-    text = f"{target} is valid; {given} of {len(resolved.origins)} settings are not at their default"
+    text = f"{target} is valid; {given} of {len(resolved.origins)} settings differ from their defaults"
     return Result({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text)

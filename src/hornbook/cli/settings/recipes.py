@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
     from hornbook.run.config import TrainConfig
 
-app = CommandGroup(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="List, show and copy recipes.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbook recipes ls`.")]
 
@@ -28,7 +28,7 @@ WIDTH = 100
 
 @app.command("ls")
 def list_recipes() -> Result:
-    """List them by family, with their size and length of training."""
+    """List all recipes by family, with their size and training length."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
@@ -59,12 +59,12 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 @app.command(context_settings=WORDS)
 def show(words: Words = None) -> Result:
-    """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state, steps."""
+    """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
 
     if split_target(words)[0] is None:
-        raise UsageError("which recipe? `hornbook recipes ls` lists them")
+        raise UsageError("name a recipe: `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
@@ -132,22 +132,22 @@ def copy(
     out: Annotated[Path | None, typer.Argument(help="File to write; by default RECIPE.toml here.")] = None,
     dry_run: DryRun = False,
 ) -> Result:
-    """Copy a recipe to a file of your own, to be changed."""
+    """Copy a recipe to a file for you to edit."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     if name not in shipped_recipes():
         family = [known for known in shipped_recipes() if known.startswith(name)]
         close = family[:3] or get_close_matches(name, shipped_recipes(), n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook recipes ls` lists them"
-        raise UsageError(f"there is no shipped recipe {name}: {hint}")
+        raise UsageError(f"there is no recipe {name}: {hint}")
     path = out if out is not None else Path(f"{name}.toml")
     if path.is_dir():
         path = path / f"{name}.toml"
     if path.exists():
-        raise UsageError(f"{path} is there already: name another file")
+        raise UsageError(f"{path} already exists: name another file")
     if not dry_run:
         path.write_text(shipped_recipes()[name], encoding="utf-8")
-    text = f"would write {path}" if dry_run else f"{path}: change it, then hornbook train {path}"
+    text = f"would write {path}" if dry_run else f"{path}: edit it, then run hornbook train {path}"
     return Result({"path": str(path), "written": not dry_run}, text)
 
 

@@ -1,4 +1,4 @@
-"""`hornbook doctor`: what this machine can do, and what to mend."""
+"""`hornbook doctor`: what this machine can do, and what to repair."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +11,11 @@ from hornbook.errors import Exit
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option("--folder", help="Where runs will lie: its disk is measured.")] = Path(),
+    folder: Annotated[Path, typer.Option("--folder", help="A folder on the disk to measure.")] = Path(),
 ) -> Result:
-    """Check this machine: versions, devices, speed of arithmetic and disk.
+    """Check this machine: versions, devices, speed of arithmetic and of the disk.
 
-    Exit code 0 unless something fails: then 7 for the disk, 2 for what is installed.
+    Exit code 0 unless a check fails: 7 if it is only the disk, otherwise 2.
     """
     from hornbook.run.diagnose.doctor import diagnose, worst
 

@@ -25,20 +25,20 @@ DEFAULT_SECONDS = 180.0
 
 
 def quickstart(
-    keep: Annotated[Path | None, typer.Option(help="Keep everything the demo makes in this new folder.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep all files of the demo in this new folder.")] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help=f"Time in which the demo ends, {DEFAULT_SECONDS:.0f} by default; sizes are chosen to fit."),
+        typer.Option(help=f"Time limit, {DEFAULT_SECONDS:.0f} by default; the model size is chosen to fit."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers, any time.")
+        str | None, typer.Option(help="Fix the model size: xs, s, m, l or xl. The same size gives the same numbers.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
 ) -> Result:
-    """Train a language model here, now: about three minutes, no GPU, no network."""
+    """Train a language model on this machine in about three minutes, without a GPU or a network."""
     pinned = _pinned(size)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(f"{keep} is not an empty folder: give --keep a new one")
+        raise UsageError(f"{keep} is not an empty folder: choose a new one for --keep")
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -61,7 +61,7 @@ def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
 def _pinned(name: str | None) -> demo.Size | None:
     sizes = {size.name: size for size in demo.SIZES}
     if name is not None and name not in sizes:
-        raise UsageError(f"no size {name!r}: choose one of {', '.join(sizes)}")
+        raise UsageError(f"there is no size {name!r}: choose one of {', '.join(sizes)}")
     return sizes[name] if name is not None else None
 
 
@@ -109,14 +109,14 @@ def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> t
         say(f"size {pinned.name} (pinned)")
         return None, pinned
     limit = DEFAULT_SECONDS if seconds is None else seconds
-    say(f"Looking how fast this machine is, to end within {limit:g} s (--size pins the size instead).")
+    say(f"Measuring this machine, to choose a size that ends within {limit:g} s (--size sets it instead).")
     with progress_bar() as progress:
         progress("look at the machine", 0, None)
         budget = Budget.probed(limit, begun)
     size = budget.first_size(refuse=seconds is not None)
     machine = budget.machine
     kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"
-    say(f"A process starts in {machine.start:.1f} s, {kernels}, the precision is {machine.precision}.")
+    say(f"A process starts in {machine.start:.1f} s, {kernels}, precision {machine.precision}.")
     return budget, size
 
 
@@ -124,10 +124,10 @@ def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> d
     from hornbook.text.ingest.corpora.installed import score, write_installed_corpus
 
     planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
-    say("The text is what every Python installation carries: code, and its docstrings. We planted duplicates in it.")
+    say("The text comes with every Python installation: code and its docstrings. We planted duplicates in it.")
     demo.hornbook(*_command("prepare", recipe, "--out", data))
     precision, recall = score(data, planted)
-    say(f"Recall: {recall:.1%} of all duplicates were found. Precision: {precision:.1%} of what was removed was one.")
+    say(f"Recall: {recall:.1%} of duplicates were dropped. Precision: {precision:.1%} of the dropped are duplicates.")
     return {"dedup_precision": precision, "dedup_recall": recall}
 
 
@@ -154,7 +154,7 @@ def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict
     if steps < plan.size.steps:
         say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     if kill is None:
-        say("The run was at its end before its worker could be killed.")
+        say("The run ended before its worker could be killed.")
         return figures
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
@@ -191,6 +191,6 @@ def _farewell(kept: Path | None) -> None:
     if kept is not None:
         say(f'  hornbook generate {kept}/run -p "def"')
     else:
-        say("  hornbook quickstart --keep demo               the same, and everything it makes stays in demo/")
+        say("  hornbook quickstart --keep demo               the same, and keep its files in demo/")
     say("  hornbook prepare YOUR_TEXT --out data/mine    your own text: files, folders, jsonl, parquet")
-    say("  hornbook recipes ls                           models to train on it")
+    say("  hornbook recipes ls                           recipes to train on it")

@@ -26,9 +26,7 @@ _HEADER = ("run", "status", "step", "tokens", "done", "loss", "heartbeat", "held
 
 @app.command("ls")
 def list_runs(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder of runs; by default HORNBOOK_RUNS, else ./runs.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Folder of runs; by default $HORNBOOK_RUNS, or ./runs.")] = None,
 ) -> Result:
     """List the runs in a folder, with their status."""
     from hornbook.files.run_status import find_runs, summarize
@@ -44,7 +42,7 @@ def list_runs(
 
 @app.command()
 def show(run: Run) -> Result:
-    """One run: where it is, how it went, what happened to it."""
+    """Show one run: status, loss, validation, checkpoints and events."""
     from hornbook.files.run_status import (
         coverage,
         evaluations,
@@ -85,12 +83,12 @@ def show(run: Run) -> Result:
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run directories.")],
 ) -> Result:
-    """Which settings differ between runs, and what came of it."""
+    """Compare runs: the settings that differ, and the results."""
     from hornbook.files.run_status import steps_that_count, summarize
     from hornbook.run.observe.console import sparkline
 
     if len(runs) < 2:
-        raise UsageError("give two runs or more: hornbook runs compare RUN_A RUN_B")
+        raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")
     directories = [existing_run(path) for path in runs]
     settings = different_settings([_settings(directory) for directory in directories])
     figures = [_figures(directory) for directory in directories]
@@ -121,7 +119,7 @@ def existing_run(path: Path) -> "RunDir":
 
     run = RunDir(path)
     if not run.exists():
-        raise UsageError(f"{path}: no run there; `hornbook runs ls FOLDER` lists runs")
+        raise UsageError(f"{path} holds no run: `hornbook runs ls FOLDER` lists runs")
     return run
 
 

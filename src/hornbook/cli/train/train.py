@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 def train(
     words: Words = None,
     *,
-    data: Annotated[Path | None, typer.Option(help="Folder written by `hornbook tokenize`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder written by `hornbook tokenize`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to create; by default runs/NAME.")] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="auto", help="auto: go on if the run directory holds a run, else start.")
+        str | None, typer.Option(metavar="auto", help="auto: resume if the run directory holds a run, otherwise start.")
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from these weights.")
+        Path | None,
+        typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from the weights of a run or checkpoint."),
     ] = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
-    """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on.
+    """Train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and stop (exit code 75); `hornbook resume` continues.
 
-    What starts from weights is evaluated before its first step.
+    A run that starts from weights (--from) is evaluated before its first step.
     """
     load_engine()
     from hornbook.files.run_directory import RunDir
@@ -41,7 +42,7 @@ def train(
     from hornbook.run.start.origin import import_origin
 
     if resume not in (None, "auto"):
-        raise UsageError(f"--resume {resume}: the one word here is auto; `hornbook resume RUN` goes on with a run")
+        raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
     extra = [] if data is None else [f"data.path={data}"]
     resolved = resolve_words(words, *extra)
     run = RunDir(out or default_folder(resolved.recipe))

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def verify(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run directory.")],
     run_b: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_B]", help="Another; without it, RUN_A is checked for damage.")
+        Path | None, typer.Argument(metavar="[RUN_B]", help="A second run; without it, RUN_A is checked for damage.")
     ] = None,
-    data: Annotated[bool, typer.Option("--data", help="For one run: read every byte of its token shards too.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="For one run: read all bytes of its token shards too.")] = False,
 ) -> Result:
-    """Compare two runs bit for bit: tokens, losses, weights, optimizer. Exit code 0 equal, 3 different.
+    """Compare two runs bit for bit: tokens, losses, weights, moments. Exit code 0 if equal, 3 if different.
 
-    With one run, check its ledger, its checkpoints and its data. Exit code 0 whole, 3 damaged.
+    With one run, check its ledger, checkpoints and data for damage. Exit code 0 if whole, 3 if damaged.
     """
     from hornbook.files.run_directory import RunDir
     from hornbook.run.diagnose.verify import check_run, compare_runs
