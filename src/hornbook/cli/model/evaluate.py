@@ -44,7 +44,7 @@ def evaluate(
     with progress_bar() as progress:
         progress("load the model", 0, None)
         figures = _figures(target, data, progress, baselines=baselines)
-    return Result(figures, notes=[_table_of_labels(figures) if "labels" in figures else _table(figures)])
+    return Result(figures, notes=[_table(figures)])
 
 
 def _figures(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
@@ -129,35 +129,28 @@ def _labels(recipe: "Recipe") -> "LabelsConfig | None":
 
 
 def _table(figures: dict[str, Any]) -> "Table":
-    """Loss and bits per byte by source, then the baselines."""
+    """By source: loss and bits per byte with the baselines, or what figures of labels there are."""
     from rich.table import Table
 
     from hornbook.files.run_status import coverage
 
+    scores = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
+    if "labels" in figures:
+        names = [name for name, value in scores[0][1].items() if isinstance(value, float)]
+        header = ["source", *(name.replace("_", " ") for name in names), "labels"]
+        rows = [(name, *(f"{each[key]:.4f}" for key in names), f"{each['labels']:,}") for name, each in scores]
+    else:
+        header = ["source", "loss", "bits per byte", "tokens", "bytes"]
+        rows = [(name, *_cells(each)) for name, each in scores]
+        for name, bits in figures.get("baselines", {}).items():
+            rows.append((name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", ""))
     table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
-    for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
+    for column in header:
         table.add_column(column, justify="left" if column == "source" else "right")
-    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
-    for name, score in rows:
-        table.add_row(
-            name, f"{score['loss']:.4f}", f"{score['bits_per_byte']:.4f}", f"{score['tokens']:,}", f"{score['bytes']:,}"
-        )
-    for name, bits in figures.get("baselines", {}).items():
-        table.add_row(name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", "")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _table_of_labels(figures: dict[str, Any]) -> "Table":
-    """Accuracy and the like by source."""
-    from rich.table import Table
-
-    from hornbook.files.run_status import coverage
-
-    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
-    names = [name for name, value in rows[0][1].items() if isinstance(value, float)]
-    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
-    for column in ("source", *(name.replace("_", " ") for name in names), "labels"):
-        table.add_column(column, justify="left" if column == "source" else "right")
-    for name, score in rows:
-        table.add_row(name, *(f"{score[figure]:.4f}" for figure in names), f"{score['labels']:,}")
-    return table
+def _cells(score: dict[str, Any]) -> tuple[str, ...]:
+    return f"{score['loss']:.4f}", f"{score['bits_per_byte']:.4f}", f"{score['tokens']:,}", f"{score['bytes']:,}"

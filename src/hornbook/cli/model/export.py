@@ -37,13 +37,12 @@ def export(
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
     from hornbook.cli.model.export_forms import export_adapter, export_quantized
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.hf.tokenizer import begin_texts
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.start.lineage import write_lineage
 
     if to not in ("hf", "peft"):
         raise UsageError(f"--to {to}: choose hf or peft")
@@ -61,7 +60,7 @@ def export(
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
     if dry_run:
         return Result(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab))
-    with appearing(out) as partial:
+    with new_model(out, "export", folder, report) as partial:
         tensors = dict(stream)
         tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
         start = decoder_start_of(folder)
@@ -69,8 +68,6 @@ def export(
         if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
             begin_texts(partial)
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
-        write_lineage(partial, "export", folder)
-        report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
     notes.append(f"next: {use_command(config.head.kind, str(out))}")

@@ -10,10 +10,9 @@ from hornbook.errors import UsageError
 
 def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
-    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
+    from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
-    from hornbook.run.start.lineage import write_lineage
 
     if not is_adapter(folder):
         raise UsageError(
@@ -32,10 +31,8 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     if dry_run:
         text = f"would write the adapter of {folder} to {out}; nothing written"
         return Result(report | {"dry_run": True}, text)
-    with appearing(out) as partial:
+    with new_model(out, "export", folder, report) as partial:
         write_adapter(partial, spec, found.added or {}, folder if (folder / "tokenizer.json").exists() else None)
-        write_lineage(partial, "export", folder)
-        report["files"] = file_sizes(partial)
     last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
     next_line = f"next: {use_command(found.config.head.kind, str(out))}"
     return Result(report, report_text(out, report["files"], last), notes=[next_line])
@@ -43,12 +40,11 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
 
 def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Result:
     """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
-    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
+    from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.model.build import build_model
     from hornbook.model.surgery.build import fill
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model, write_quantized
-    from hornbook.run.start.lineage import write_lineage
 
     step = parse_format(form)
     config, vocab, stream, tokenizer = read_merged(folder)
@@ -67,10 +63,8 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Re
     last = f"{figures.layers} layers, {sizes}; rounding changed the weights by {figures.error:.2%} (relative L2 norm)"
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {last}; nothing written")
-    with appearing(out) as partial:
+    with new_model(out, "export", folder, report) as partial:
         with_tokenizer = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_quantized(partial, model, config, vocab, step, with_tokenizer, decoder_start_of(folder))
-        write_lineage(partial, "export", folder)
-        report["files"] = file_sizes(partial)
     next_line = f"next: {use_command(config.head.kind, str(out))}"
     return Result(report, report_text(out, report["files"], last), notes=[next_line])

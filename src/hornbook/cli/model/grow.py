@@ -37,13 +37,12 @@ def grow(
     dry_run: DryRun = False,
 ) -> Result:
     """Make a copy of a model with more or fewer layers, or with experts, to start `hornbook train --from` with."""
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.config.mlp import Experts
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.start.lineage import write_lineage
 
     if order not in ("stack", "spread"):
         raise UsageError(f"--order {order}: choose stack or spread")
@@ -64,11 +63,9 @@ def grow(
     report |= {"computes_the_same": same}
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written")
-    with appearing(out) as partial:
+    with new_model(out, "grow", folder, report) as partial:
         beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
-        write_lineage(partial, "grow", folder)
-        report["files"] = file_sizes(partial)
     says = "it computes the same as the original" if same else "it does not compute the same as the original"
     return Result(report, report_text(out, report["files"], f"{_shape(new)}; {says}"))
 

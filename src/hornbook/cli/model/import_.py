@@ -28,11 +28,10 @@ def import_(
     Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.hf.certificate import MissingTransformers, certify
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
-    from hornbook.run.start.lineage import write_lineage
 
     _require_folder(source)
     config, vocab, stream = read_hf(source)
@@ -44,7 +43,7 @@ def import_(
         shape = f"{config.layers} layers, width {config.width}, {vocab} rows of embedding"
         return Result(report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written")
     found, note = None, "not certified (--no-certificate)"
-    with appearing(out) as partial:
+    with new_model(out, "import", source, report) as partial:
         tensors = dict(stream)
         tokenizer = source if (source / "tokenizer.json").exists() else None
         write_hf(partial, tensors, config, vocab, tokenizer, decoder_start=decoder_start_of(source))
@@ -53,8 +52,6 @@ def import_(
                 found = certify(partial, reference=source, source=tensors).require()
             except MissingTransformers as error:
                 note = f"imported, but {error}"
-        write_lineage(partial, "import", source)
-        report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     report["left_out"] = left_out(source)
     if report["left_out"]:
@@ -78,13 +75,12 @@ def _require_folder(source: Path) -> None:
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
-    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
+    from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.errors import IntegrityError
     from hornbook.model.hf.hf import read_hf, write_hf
     from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
-    from hornbook.run.start.lineage import write_lineage
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
@@ -105,7 +101,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     report: dict[str, Any] = {"source": str(source), "out": str(out), "added": len(tokens), "vocab": rows}
     if dry_run:
         return Result(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written")
-    with appearing(out) as partial:
+    with new_model(out, "import", source, report) as partial:
         scratch = partial.with_name(f"{partial.name}-tokenizer")
         try:
             write_extended_tokenizer(source, tokens, scratch)
@@ -116,6 +112,4 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
             write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        write_lineage(partial, "import", source)
-        report["files"] = file_sizes(partial)
     return Result(report, report_text(out, report["files"], last))

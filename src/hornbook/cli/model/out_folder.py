@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file
@@ -51,9 +52,15 @@ def _publish(partial: Path, out: Path) -> None:
         raise storage_error(error, out) from error
 
 
-def file_sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file, by name."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+@contextmanager
+def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
+    """As `appearing`, for a model that `command` makes of `source`; `report["files"]` has the bytes of each file."""
+    from hornbook.run.start.lineage import write_lineage
+
+    with appearing(out) as partial:
+        yield partial
+        write_lineage(partial, command, source)
+        report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
 
 
 def report_text(out: Path, files: dict[str, int], last: str) -> str:

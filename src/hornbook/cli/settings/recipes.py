@@ -75,7 +75,9 @@ def show(words: Words = None) -> Result:
         "origins": resolved.origins,
         "parameters": counts,
         "total": sum(counts.values()),
-        "flops_per_token": {name: described(each) for name, each in operations.items()},
+        "flops_per_token": {
+            name: asdict(each) | {"matrices": each.matrices, "total": each.total} for name, each in operations.items()
+        },
         "state_bytes": state,
         "batches": [list(level) for level in recipe.train.ramp.levels(recipe.train.batch_tokens)],
     }
@@ -119,11 +121,6 @@ def length_line(train: "TrainConfig") -> str | None:
 def gigabytes(size: int) -> str:
     """Bytes in units of 10^9, to three digits or whole."""
     return f"{size / 1e9:,.0f} GB" if size >= 100e9 else f"{size / 1e9:.3g} GB"
-
-
-def described(operations: "Operations") -> dict[str, float]:
-    """As JSON."""
-    return asdict(operations) | {"matrices": operations.matrices, "total": operations.total}
 
 
 @app.command()
