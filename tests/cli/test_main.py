@@ -187,7 +187,7 @@ def test_help_shows_what_people_change_most(name: str, capsys: pytest.CaptureFix
     assert main([name, "--help"]) == Exit.DONE
     text = capsys.readouterr().out
     assert all(f"--{key}" in text for key in FREQUENT[name])
-    assert "Settings people change most (--help-all shows every one)" in text
+    assert "Common settings (--help-all shows all)" in text
 
 
 @pytest.mark.parametrize("words", [["--help-all"], ["--help", "all"]])

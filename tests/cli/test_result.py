@@ -39,6 +39,33 @@ def test_a_result_is_text_or_one_json_object(capsys: pytest.CaptureFixture[str])
     assert out.count("\n") == 1
 
 
+def test_help_breaks_lines_only_between_paragraphs() -> None:
+    """The lines of a docstring are those of the source, not of the terminal."""
+
+    def sample() -> Result:
+        """Do something.
+
+        What it does is said here,
+        in two lines.
+        """
+        return Result({})
+
+    assert (
+        build_command(sample, "sample", words=False).help == "Do something.\n\nWhat it does is said here, in two lines."
+    )
+
+
+def test_usage_names_arguments_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, usage in (
+        (["verify"], "verify [OPTIONS] RUN_A [RUN_B]"),
+        (["runs", "compare"], "runs compare [OPTIONS] RUN..."),
+        (["prepare", "curve"], "prepare curve [OPTIONS] DATA STEP.KEY [VALUE]..."),
+        (["recipes", "show"], "recipes show [OPTIONS] RECIPE|RUN [--section.key value]..."),
+    ):
+        assert main([*words, "--help"]) == Exit.DONE
+        assert f"Usage: hornbook {usage} " in capsys.readouterr().out
+
+
 def test_without_a_text_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("source")
     table.add_row("notes")

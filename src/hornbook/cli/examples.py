@@ -57,6 +57,10 @@ EXAMPLES = {
 class ExampleCommand(TyperCommand):
     """A command whose `--help` ends with examples."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Options, then arguments; a metavar of several words is shown as it is written."""
+        return ["[OPTIONS]", *(_usage(param) for param in self.params if param.param_type_name == "argument")]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The usual help, then what `format_more` adds, then examples."""
         super().format_help(ctx, formatter)
@@ -67,3 +71,11 @@ class ExampleCommand(TyperCommand):
 
     def format_more(self, ctx: Any, formatter: Any) -> None:
         """Write what stands between options and examples."""
+
+
+def _usage(argument: Any) -> str:
+    """`RUN`, `[RUN]`, `RUN...` or `[RUN]...`."""
+    metavar = str(argument.metavar or argument.name.upper())
+    if " " in metavar:
+        return metavar
+    return f"{metavar if argument.required else f'[{metavar}]'}{'...' if argument.nargs == -1 else ''}"

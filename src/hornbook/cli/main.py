@@ -58,11 +58,11 @@ COMMANDS = {
     "import": Command("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
     "grow": Command("model.grow", "grow", "Copy a model with more or fewer layers, or experts", "Model"),
     "export": Command("model.export", "export", "Write a certified Hugging Face folder", "Model"),
-    "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Look"),
-    "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Look"),
-    "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Look"),
-    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that hornbook brings", "Look"),
-    "config": Command("settings.config", "app", "Show, explain and check settings", "Look"),
+    "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Inspect"),
+    "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Inspect"),
+    "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Inspect"),
+    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that hornbook brings", "Inspect"),
+    "config": Command("settings.config", "app", "Show, explain and check settings", "Inspect"),
 }
 """Every command, in the order of `--help`."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.examples import ExampleCommand
 from hornbook.cli.shell import forget, people, reader_has_gone
 from hornbook.errors import Exit
 from hornbook.files.journal import finite
@@ -51,7 +52,7 @@ class CommandGroup(typer.Typer):
 
     def command(self, *arguments: Any, **options: Any) -> Any:
         """Register a command; the function itself stays as it was."""
-        register = super().command(*arguments, **options)
+        register = super().command(*arguments, **({"cls": ExampleCommand} | options))
 
         def decorate(function: Command) -> Command:
             register(_printing(function))
@@ -76,6 +77,8 @@ def _printing(function: Command) -> Callable[..., Exit]:
         signature = signature.replace(parameters=[*signature.parameters.values(), option])
         command.__annotations__ = function.__annotations__ | {"as_json": Json}
     vars(command)["__signature__"] = signature
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # a terminal breaks lines elsewhere
     return command
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def fetch(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME | URL]", help="A corpus or a URL. Without it: list the corpora."),
+        typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora."),
     ] = None,
     variables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="A part, such as language=de or crawl=CC-MAIN-2025-05."),
+        typer.Argument(metavar="KEY=VALUE", help="A part, such as language=de or crawl=CC-MAIN-2025-05."),
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default corpora/NAME.")] = None,

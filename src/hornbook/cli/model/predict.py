@@ -26,9 +26,9 @@ CHUNK = 256
 
 def predict(
     target: Target,
-    file: Annotated[
-        Path, typer.Argument(metavar="[FILE|-]", help="Lines of text, or a .jsonl file; - is stdin.")
-    ] = Path("-"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines of text, or a .jsonl file; - is stdin.")] = Path(
+        "-"
+    ),
     *,
     objects: Annotated[
         bool, typer.Option("--objects", help="Read JSON objects, as from a .jsonl file (always so for questions).")

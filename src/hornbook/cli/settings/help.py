@@ -1,4 +1,4 @@
-"""`--help` of commands that take settings: the ones people change most, from the schema; `--help-all` shows all."""
+"""`--help` of commands that take settings: common ones, from the schema; `--help-all` shows all of them."""
 
 from typing import Any
 
@@ -59,16 +59,11 @@ class SettingsCommand(ExampleCommand):
             args = ["--help"]
         return super().parse_args(ctx, args)
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Options, then the free words as their metavar says; the parser would put brackets around them again."""
-        free = [str(param.metavar) for param in self.params if param.param_type_name == "argument" and param.metavar]
-        return ["[OPTIONS]", *free]
-
     def format_more(self, ctx: Any, formatter: Any) -> None:
         """The settings."""
         every = ctx.meta.get(_ALL, False)
         rows = setting_rows(None if every else FREQUENT.get(ctx.info_name or "", _TRAIN))
-        with formatter.section("Settings" if every else "Settings people change most (--help-all shows every one)"):
+        with formatter.section("Settings" if every else "Common settings (--help-all shows all)"):
             formatter.write_dl(rows)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, in the order of the legend.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, in the order of the legend.")],
     *,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")

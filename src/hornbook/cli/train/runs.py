@@ -81,7 +81,7 @@ def show(run: Run) -> Result:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run directories.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
 ) -> Result:
     """Compare runs: the settings that differ, and the results."""
     from hornbook.files.run_status import steps_that_count, summarize

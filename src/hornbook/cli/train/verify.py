@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def verify(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run directory.")],
     run_b: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_B]", help="A second run; without it, RUN_A is checked for damage.")
+        Path | None, typer.Argument(metavar="RUN_B", help="A second run; without it, RUN_A is checked for damage.")
     ] = None,
     data: Annotated[bool, typer.Option("--data", help="For one run: read all bytes of its token shards too.")] = False,
 ) -> Result:
