@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of every command. Schedulers should start the same command again on 7 (once there is room), 8 and 75."""
+    """Exit codes of commands. Schedulers should start the same command again on 7 (once there is room), 8 and 75."""
 
     DONE = 0
     DEFECT = 1
