@@ -43,12 +43,12 @@ def evaluate(
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
-        figures = _figures(target, data, progress, baselines=baselines)
-    return Result(figures, notes=[_table(figures)])
+        metrics = _score(target, data, progress, baselines=baselines)
+    return Result(metrics, notes=[_table(metrics)])
 
 
-def _figures(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
-    """All figures, as `--json` shows them."""
+def _score(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
+    """All metrics, as `--json` shows them."""
     from hornbook.evals import corpus as scoring
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
@@ -73,11 +73,11 @@ def _figures(target: Path, data: list[str] | None, progress: "Progress", *, base
         token_bytes, micro_batch = loaded.tokenizer.token_bytes(), recipe.train.micro_batch
         scores = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch, progress=progress)
         report = scores.report()
-        figures: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
+        metrics: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
         if baselines:
             progress("compute baselines", 0, None)
-            figures["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
-    return figures
+            metrics["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
+    return metrics
 
 
 def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
@@ -128,23 +128,23 @@ def _labels(recipe: "Recipe") -> "LabelsConfig | None":
     return labels
 
 
-def _table(figures: dict[str, Any]) -> "Table":
-    """By source: loss and bits per byte with the baselines, or what figures of labels there are."""
+def _table(metrics: dict[str, Any]) -> "Table":
+    """By source: loss and bits per byte with the baselines, or the metrics of labels."""
     from rich.table import Table
 
     from hornbook.files.run_status import coverage
 
-    scores = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
-    if "labels" in figures:
+    scores = [*metrics["sources"].items(), *([("all", metrics)] if len(metrics["sources"]) > 1 else [])]
+    if "labels" in metrics:
         names = [name for name, value in scores[0][1].items() if isinstance(value, float)]
         header = ["source", *(name.replace("_", " ") for name in names), "labels"]
         rows = [(name, *(f"{each[key]:.4f}" for key in names), f"{each['labels']:,}") for name, each in scores]
     else:
         header = ["source", "loss", "bits per byte", "tokens", "bytes"]
         rows = [(name, *_cells(each)) for name, each in scores]
-        for name, bits in figures.get("baselines", {}).items():
+        for name, bits in metrics.get("baselines", {}).items():
             rows.append((name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", ""))
-    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
+    table = Table(title=f"{metrics['checkpoint']}, {coverage(metrics)}")
     for column in header:
         table.add_column(column, justify="left" if column == "source" else "right")
     for row in rows:

@@ -49,18 +49,18 @@ def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Re
     step = parse_format(form)
     config, vocab, stream, tokenizer = read_merged(folder)
     model = fill(build_model(config, vocab, "meta"), stream, None)
-    figures = quantize_model(model, step)
+    change = quantize_model(model, step)
     report: dict[str, Any] = {
         "checkpoint": str(folder),
         "out": str(out),
         "quantize": step.model_dump(mode="json"),
-        "layers": figures.layers,
-        "bytes_before": figures.bytes_before,
-        "bytes_after": figures.bytes_after,
-        "relative_error": figures.error,
+        "layers": change.layers,
+        "bytes_before": change.bytes_before,
+        "bytes_after": change.bytes_after,
+        "relative_error": change.error,
     }
-    sizes = f"{figures.bytes_before / 1e6:,.1f} MB as float32, {figures.bytes_after / 1e6:,.1f} MB as {form}"
-    last = f"{figures.layers} layers, {sizes}; rounding changed the weights by {figures.error:.2%} (relative L2 norm)"
+    sizes = f"{change.bytes_before / 1e6:,.1f} MB as float32, {change.bytes_after / 1e6:,.1f} MB as {form}"
+    last = f"{change.layers} layers, {sizes}; rounding changed the weights by {change.error:.2%} (relative L2 norm)"
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {last}; nothing written")
     with new_model(out, "export", folder, report) as partial:

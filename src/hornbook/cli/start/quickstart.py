@@ -45,12 +45,12 @@ def quickstart(
         if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a closed terminal ends nothing
             signal.signal(number, _interrupt)
     try:
-        figures = _film(folder.resolve(), pinned, seconds, seed)
+        measured = _film(folder.resolve(), pinned, seconds, seed)
         _farewell(folder if keep is not None else None)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    return Result(figures)
+    return Result(measured)
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
@@ -66,33 +66,33 @@ def _pinned(name: str | None) -> demo.Size | None:
 
 
 def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: int) -> dict[str, object]:
-    """All scenes in order; returns the figures of the demo."""
+    """All scenes in order; returns the measurements of the demo."""
     begun = time.monotonic() - time.process_time()  # what was imported until here counts
     budget, size = _machine(pinned, seconds, begun)
     raw, data, run, recipe = folder / "raw", folder / "data", RunDir(folder / "run"), folder / "demo.toml"
     recipe.write_text(demo.recipe_text(size, raw))
     stages = {"probe": time.monotonic() - begun}
-    figures: dict[str, object] = {"seed": seed}
-    figures |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
-    figures |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
+    measured: dict[str, object] = {"seed": seed}
+    measured |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
+    measured |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
     plan = budget.plan(size) if budget is not None else Plan(size, None, "pinned")
     recipe.write_text(demo.recipe_text(plan.size, raw))
-    figures |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
-    figures |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
-    figures |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
-    figures |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
-    figures["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
-    figures["seconds"] = round(time.monotonic() - begun, 1)
-    say(f"\n[bold]Done in {figures['seconds']} s.[/]")
-    return figures
+    measured |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
+    measured |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
+    measured |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
+    measured |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
+    measured["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
+    measured["seconds"] = round(time.monotonic() - begun, 1)
+    say(f"\n[bold]Done in {measured['seconds']} s.[/]")
+    return measured
 
 
 def _scene(title: str, stages: dict[str, float], play: Callable[[], dict[str, object]]) -> dict[str, object]:
     say(f"\n[bold cyan]{title}[/]")
     begun = time.monotonic()
-    figures = play()
+    measured = play()
     stages[title] = time.monotonic() - begun
-    return figures
+    return measured
 
 
 def _command(*words: str | Path) -> tuple[str | Path, ...]:
@@ -149,16 +149,16 @@ def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict
         demo.hornbook(*_command("resume", run.path))
     kill, losses = demo.compare_attempts(run), demo.losses(run)
     steps = max(losses)
-    figures: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
-    figures |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
+    measured: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
+    measured |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
     if steps < plan.size.steps:
         say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     if kill is None:
         say("The run ended before its worker could be killed.")
-        return figures
+        return measured
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
-    return figures | {"resumed_loss_equal": kill.before == kill.after}
+    return measured | {"resumed_loss_equal": kill.before == kill.after}
 
 
 def _evaluate(run: RunDir) -> dict[str, object]:

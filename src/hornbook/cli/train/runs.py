@@ -91,14 +91,14 @@ def compare(
         raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")
     directories = [existing_run(path) for path in runs]
     settings = different_settings([_settings(directory) for directory in directories])
-    figures = [_figures(directory) for directory in directories]
+    metrics = [_measurements(directory) for directory in directories]
     held_out, note = _held_out(directories)
-    figures = [figure | held for figure, held in zip(figures, held_out, strict=True)]
+    metrics = [each | held for each, held in zip(metrics, held_out, strict=True)]
     names = [str(path) for path in runs]
-    value = {"runs": names, "settings": settings, "figures": figures, "note": note}
+    value = {"runs": names, "settings": settings, "figures": metrics, "note": note}
     table = [("setting", *names), *((key, *map(_text, values)) for key, values in settings.items())]
     lines = [columns(table) if settings else "the settings are equal", ""]
-    rows = [(key, *(_text(figure.get(key)) for figure in figures)) for key in figures[0]]
+    rows = [(key, *(_text(each.get(key)) for each in metrics)) for key in metrics[0]]
     lines += [columns([("figure", *names), *rows]), *([note] if note else []), ""]
     for directory, name in zip(directories, names, strict=True):
         lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
@@ -128,15 +128,15 @@ def _row(row: "Summary") -> tuple[str, ...]:
     age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"
     if row.problem:
         return (row.name, row.status, "-", "-", "-", "-", "-", row.problem)
-    figures = {name: value for name, value in row.held_out.items() if name != "loss"} or row.held_out
-    held_out = f"{_named(figures)}{' on ' * bool(row.coverage)}{row.coverage}" if figures else "-"
+    metrics = {name: value for name, value in row.held_out.items() if name != "loss"} or row.held_out
+    held_out = f"{_named(metrics)}{' on ' * bool(row.coverage)}{row.coverage}" if metrics else "-"
     return (row.name, row.status, f"{row.step:,}", f"{row.tokens:,}", done, _text(row.loss), age, held_out)
 
 
-def _named(figures: Mapping[str, float]) -> str:
-    """`2.1320 bits per byte`, or the figures of labels."""
+def _named(metrics: Mapping[str, float]) -> str:
+    """`2.1320 bits per byte`, or the metrics of labels."""
     words = []
-    for name, value in figures.items():
+    for name, value in metrics.items():
         spaced = name.replace("_", " ")
         words.append(f"{_text(value)} {spaced}" if name == "bits_per_byte" else f"{spaced} {_text(value)}")
     return ", ".join(words)
@@ -148,7 +148,7 @@ def _facts(row: "Summary") -> list[str]:
 
 
 def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
-    """Validation figures of each run on rows that all of them scored, and a note where there are none.
+    """Validation metrics of each run on the rows that all runs scored, and a note if there are none.
 
     The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
     """
@@ -165,10 +165,10 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
     found = []
     for each in scored:
         last = figures_of(each[widest][-1])
-        figures: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
-        figures["lowest of"] = coverage(each[along][-1])
-        figures |= {f"last {_label(name)}": value for name, value in last.items()}
-        found.append(figures | {"last of": coverage(each[widest][-1])})
+        metrics: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
+        metrics["lowest of"] = coverage(each[along][-1])
+        metrics |= {f"last {_label(name)}": value for name, value in last.items()}
+        found.append(metrics | {"last of": coverage(each[widest][-1])})
     return found, ""
 
 
@@ -206,7 +206,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": manifest.total_bytes, "score": loss, "best": best, "mark": mark}
 
 
-def _figures(run: "RunDir") -> dict[str, Any]:
+def _measurements(run: "RunDir") -> dict[str, Any]:
     from hornbook.files.run_status import steps_that_count, summarize
 
     steps = steps_that_count(run)
