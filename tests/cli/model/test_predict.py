@@ -315,7 +315,7 @@ def test_a_text_too_long_is_cut_and_that_is_said(model, run: Run, tmp_path: Path
         (CLASSES, "lines.txt", b"the page\n\nwho\n", "lines.txt, line 2 is empty"),
         (CLASSES, "lines.txt", b"the page\n\xff\n", "lines.txt, line 2 is not UTF-8"),
         (CLASSES, "lines.jsonl", b"the page\n", "lines.jsonl, line 1 is not JSON"),
-        (CLASSES, "lines.jsonl", b"[1]\n", 'line 1 is JSON, but no object: it needs {"text": "..."}'),
+        (CLASSES, "lines.jsonl", b"[1]\n", 'line 1 is JSON, but not an object: it needs {"text": "..."}'),
         (CLASSES, "lines.jsonl", b'{"sentence": "a"}\n', "there is no text (keys: sentence)"),
         (CLASSES, "lines.jsonl", b'{"text": "a", "text_pair": 3}\n', "text_pair is 3"),
         (SpanHead(), "lines.txt", b'{"question": "who ?"}\n', "there is no context (keys: question)"),

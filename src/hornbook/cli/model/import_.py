@@ -56,7 +56,7 @@ def import_(
     report["left_out"] = left_out(source)
     if report["left_out"]:
         names = ", ".join(report["left_out"])
-        say(f"[yellow]warning[/] {names}: left out: they belong to other heads than the one in config.json")
+        say(f"[yellow]warning[/] {names}: left out, for config.json names another head")
     last = found.summary().replace("loaded back", "original loaded") if found else note
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
     return Result(report, report_text(out, report["files"], last), notes=notes)
