@@ -24,14 +24,14 @@ from hornbook.run.launch.signals import leave_early
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command is: module `hornbook.cli.MODULE`, and there a function, or `app` for a group of commands."""
+    """Where a command is defined: module `hornbook.cli.MODULE`, and in it a function, or `app` for a group."""
 
     module: str
     function: str
     help: str
     section: str
     words: bool = False
-    """Whether it takes `--section.key value` in any place."""
+    """Whether it takes settings (`--section.key value`) anywhere in its arguments."""
 
 
 COMMANDS = {
@@ -79,7 +79,7 @@ class AllCommands(TyperGroup):
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As usual, with commands of two words and a did-you-mean for a mistyped one. Raises UsageError."""
+        """Resolve a command of one word or two. Raises UsageError with a suggestion for a mistyped one."""
         if (pair := " ".join(args[:2])) in COMMANDS:
             args = [pair, *args[2:]]
         if args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -111,7 +111,7 @@ class AllCommands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """What the parser calls for a name in the table. Raises UsageError where the module is absent."""
+    """The parser's command for a name in the table. Raises UsageError if its module does not exist."""
     entry = COMMANDS[name]
     module = f"hornbook.cli.{entry.module}"
     if importlib.util.find_spec(module) is None:
@@ -166,7 +166,7 @@ def hornbook(
 
 
 SPINS = "1000"
-"""How often a thread of libgomp looks for work before it sleeps; its own default looks 300,000 times.
+"""How often an idle thread of libgomp looks for work before it sleeps; its own default is 300,000.
 
 Beside another busy process, a thread that spins holds the core that its partner needs: training on two busy
 cores was 4.5 times as fast with this, and 2 % slower on idle ones (docs/speed.md).
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch loads the library, which is later
     if arguments is None:
         announce_late_compiling()
-        atexit.register(gc.freeze)  # a last search for cycles would take as long as a quarter of a short command
+        atexit.register(gc.freeze)  # the last garbage collection would take a quarter of the time of a short command
         if set(sys.argv[1:2]) & {"train", "resume", "fork"}:
             leave_early()
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> Any:
-    """Parse and run; what goes wrong is raised, for `guard` to judge. Typer's own `main` would exit by itself."""
+    """Parse and run a command line; errors are raised for `guard`. Typer's own `main` would exit the process."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     command = typer.main.get_command(app)

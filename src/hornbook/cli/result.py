@@ -1,6 +1,6 @@
-"""What a command returns, and how the shell shows it: no command writes its answer itself.
+"""The results of commands, and the one place that prints them.
 
-stdout has the answer: its text, or one JSON object on one line under `--json`. stderr is for people.
+stdout has the answer: its text, or with `--json` one JSON object on one line. stderr is for people.
 """
 
 import contextlib
@@ -28,30 +28,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 
 @dataclass(frozen=True)
 class Result:
-    """The answer of a command, or one of several that it yields as they come."""
+    """The result of a command, or one of several that it yields."""
 
     value: Mapping[str, Any]
-    """The JSON object of `--json`; what JSON cannot hold is written as its str()."""
+    """The JSON object of `--json`; other types are written as their str()."""
     text: str | None = None
-    """What stdout has without `--json`; nothing where it is None."""
+    """The text for stdout without `--json`; None writes nothing."""
     code: Exit = Exit.DONE
-    """With which the process ends, if this is the last result."""
+    """Exit code of the process, if this is its last result."""
     report: Sequence["RenderableType"] = ()
-    """For people, on stderr: rich's tables, and lines that may have rich's markup."""
+    """For people, on stderr, also with `--json`: tables of rich, and lines that may have its markup."""
     notes: Sequence["RenderableType"] = ()
-    """More of the same, left out under `--json`."""
+    """The same, but not with `--json`."""
 
 
 Results = Generator[Result, None, None]
 Command = Callable[..., Result | Results | Exit]
-"""A function of options. It returns one result, yields several, or returns an exit code alone if it has none."""
+"""A function of options that returns one result, yields several, or returns an exit code alone."""
 
 
 class CommandGroup(typer.Typer):
-    """Commands that return results: each gets an option `--json`, and the shell prints what it returns."""
+    """A group of commands that return results: it adds `--json` to each, and prints what it returns."""
 
     def command(self, *arguments: Any, **options: Any) -> Any:
-        """Register a command; the function itself stays as it was."""
+        """Register a command; the function itself is unchanged and can be called from Python."""
         register = super().command(*arguments, **({"cls": ExampleCommand} | options))
 
         def decorate(function: Command) -> Command:
@@ -62,7 +62,7 @@ class CommandGroup(typer.Typer):
 
 
 def _printing(function: Command) -> Callable[..., Exit]:
-    """A function that prints what `function` returns, with an option `--json` unless `function` has it itself."""
+    """A function that prints what `function` returns; it has an option `--json`, its own or that of `function`."""
     signature = inspect.signature(function)
     takes_json = "as_json" in signature.parameters
 
@@ -83,9 +83,9 @@ def _printing(function: Command) -> Callable[..., Exit]:
 
 
 def show(found: Result | Results | Exit, *, as_json: bool = False) -> Exit:
-    """Print a result, or each of several as it comes; returns the exit code, that of the last.
+    """Print one result, or each of several when it is yielded; returns the exit code of the last.
 
-    A reader of stdout that leaves ends the output and changes no exit code.
+    If the reader of stdout leaves, the output ends, and the exit code stays.
     """
     if isinstance(found, Exit):
         return found
@@ -117,14 +117,14 @@ def _print(result: Result, *, as_json: bool) -> None:
 
 
 def write(text: str, *, raw: bool = False) -> None:
-    """Write text on stdout at once; on a terminal nothing in it steers the terminal, unless it is `raw`."""
+    """Write text to stdout and flush it; on a terminal, control characters are escaped unless `raw`."""
     text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
     sys.stdout.write(escape_controls(text) if not raw and sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as aligned columns, the first row a header; what could steer the terminal is escaped."""
+    """Rows of words as aligned columns, the header first; unprintable characters are escaped."""
     rows = [[word if word.isprintable() else repr(word)[1:-1] for word in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(

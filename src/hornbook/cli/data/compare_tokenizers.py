@@ -1,4 +1,4 @@
-"""`hornbook tokenize --compare`: the words of the command line, and the tables for people."""
+"""`hornbook tokenize --compare`: parse its arguments and format its tables."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`hornbook tokenize`: documents to token shards."""
+"""`hornbook tokenize`: train a tokenizer and encode documents to token shards."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +89,7 @@ def tokenize(
 
 
 def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
-    """The data folder, and the [text] section stored in it with the settings given now."""
+    """The data folder, and its stored [text] section with the settings of the command line."""
     from hornbook.settings.resolve import resolve
     from hornbook.text.refinery.pipeline.folder import TEXT_TOML, read_text_config
 
@@ -112,7 +112,7 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
 
 
 def _compare(words: list[str], proxy_bytes: int) -> Result:
-    """Compare tokenizers; where `proxy_bytes` is not 0, by small models on that much text too."""
+    """Compare tokenizers; with `proxy_bytes`, also by small models trained on that amount of text."""
     from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
     from hornbook.cli.data.train_proxy import noise, proxy_table
     from hornbook.text.tokenizer.compare.compare import compare
@@ -150,7 +150,7 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
 
 
 def read_count(text: str) -> int:
-    """A positive number that may be written 64k or 1.5M. Raises UsageError."""
+    """Parse a positive integer such as 64k or 1.5M. Raises UsageError."""
     from hornbook.settings.fields import parse_number
 
     number = parse_number(text)
@@ -171,7 +171,7 @@ def _plan(data: Path, config: "TextConfig") -> Result:
 
 
 def report_tables(report: "TokenReport", data: Path) -> list[Any]:
-    """The report for people: a table, notes, and what to do next."""
+    """The report for people: a table, notes and the next command."""
     from rich import box
     from rich.table import Table
 

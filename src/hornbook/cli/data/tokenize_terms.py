@@ -1,4 +1,4 @@
-"""`hornbook tokenize terms`: words of a domain that a tokenizer breaks."""
+"""`hornbook tokenize terms`: find the words of a domain that a tokenizer splits."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

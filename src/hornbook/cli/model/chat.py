@@ -1,4 +1,4 @@
-"""`hornbook chat`: talk with a model turn by turn, or write a text together with one that only continues."""
+"""`hornbook chat`: talk with a model turn by turn, or write a text together with a base model."""
 
 import importlib
 import sys
@@ -87,26 +87,26 @@ def _understood(line: str) -> str | None:
 
 
 class Conversation(Protocol):
-    """What was said, as the tokens that an answer continues."""
+    """The conversation so far, as the tokens that the next answer continues."""
 
     about: str
-    """For people: what kind of model this is."""
+    """The kind of model, for people."""
     stop: frozenset[int]
     """Tokens that end an answer."""
 
     def reset(self) -> None: ...
     def hear(self, line: str) -> bool:
-        """Take up a line; whether there is something to answer."""
+        """Add a line; returns whether it needs an answer."""
         ...
 
     def tokens(self) -> list[int]: ...
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Take up an answer; `ended`: by a token of `stop`."""
+        """Add an answer; `ended`: it ended with a token of `stop`."""
         ...
 
 
 class Turns:
-    """Turns of a chat template."""
+    """A conversation by a chat template."""
 
     def __init__(self, loaded: "Loaded", template: "ChatTemplate", system: str | None) -> None:
         tokenizer = loaded.tokenizer
@@ -118,13 +118,13 @@ class Turns:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all turns but what the model is told first."""
+        """Forget all turns but the system message."""
         from hornbook.model.generate.chat import Message
 
         self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
 
     def hear(self, line: str) -> bool:
-        """Blank lines are no turns."""
+        """Add a user's turn; a blank line is ignored."""
         from hornbook.model.generate.chat import Message
 
         if line.strip():
@@ -136,7 +136,7 @@ class Turns:
         return self._template.encode(self._messages)
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep an answer, a stopped one too: the next line is about it."""
+        """Keep an answer, also one that was stopped, because the next line may refer to it."""
         from hornbook.model.generate.chat import Message
 
         del ids, ended
@@ -144,7 +144,7 @@ class Turns:
 
 
 class OneText:
-    """The text that a base model and a person write in turns; a line of the person begins a line of the text."""
+    """The one text that a base model and a person write in turns; each line of the person starts a new line of it."""
 
     def __init__(self, loaded: "Loaded") -> None:
         assert loaded.tokenizer is not None
@@ -157,11 +157,11 @@ class OneText:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a text, as documents begin in training."""
+        """Start a new text with the delimiter token, as documents start in training."""
         self._ids = [self._tokenizer.delimiter_id]
 
     def hear(self, line: str) -> bool:
-        """Write the line behind the text; the first, and one after an end of text, begins it."""
+        """Append the line to the text; the first line, also after an end-of-text token, starts the text."""
         if line:
             self._ids += self._tokenizer.encode(line if len(self._ids) == 1 else f"\n{line}")
         return True
@@ -171,7 +171,7 @@ class OneText:
         return list(self._ids)
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep what was written; after an end of text the next line begins another."""
+        """Append what the model wrote; after an end-of-text token the next line starts another text."""
         del text
         self._ids += ids
         if ended:
@@ -193,7 +193,7 @@ def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
 
 
 class Speaker:
-    """Generates answers; what was computed for the turns before is kept."""
+    """Generates answers, and keeps the keys and values computed for earlier turns."""
 
     def __init__(self, loaded: "Loaded", conversation: Conversation, max_tokens: int, sampling: "Sampling") -> None:
         from hornbook.model.generate.generate import Past
@@ -222,7 +222,7 @@ class Speaker:
         return Result(value, "", report=[speed_text(len(ids), seconds, ended)])
 
     def _stream(self, ids: list[int]) -> Iterator[str]:
-        """Pieces of the answer; the ids are collected in `ids` on the way. Each turn has draws of its own."""
+        """Pieces of the answer as they are generated; appends their token ids to `ids`. Each turn has its own seed."""
         import dataclasses
 
         from hornbook.model.generate.generate import generate, stream_text
@@ -250,7 +250,7 @@ class Speaker:
 
 
 def _lines() -> Iterator[str]:
-    """Lines of stdin, without their ends; on a terminal with its line editing, where Ctrl-C drops the line."""
+    """Lines of stdin without line ends; on a terminal, with line editing, and Ctrl-C drops the line."""
     read_utf8()
     terminal = sys.stdin.isatty()
     if terminal and sys.stdout.isatty():
@@ -269,7 +269,7 @@ def _lines() -> Iterator[str]:
 
 
 def _ask() -> str:
-    """A line, or "" at the end of input. The prompt is on stdout only where line editing puts it there."""
+    """A line, or "" at the end of input. The prompt goes to stderr unless line editing writes it to stdout."""
     if not sys.stdout.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
@@ -282,7 +282,7 @@ def _ask() -> str:
 
 
 def _edit_lines() -> None:
-    """Arrow keys and the lines before, where Python was built with readline."""
+    """Enable arrow keys and the history of lines, if Python was built with readline."""
     import contextlib
 
     with contextlib.suppress(ImportError):

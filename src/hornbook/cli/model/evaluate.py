@@ -1,4 +1,4 @@
-"""`hornbook eval`: loss and bits-per-byte of a run or checkpoint on held-out text."""
+"""`hornbook eval`: score a run or checkpoint on held-out text."""
 
 import math
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
     from hornbook.text.config.labels import LabelsConfig
 
-WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
+WINDOW = 1024  # tokens per row for a checkpoint that belongs to no run
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate(
 
 
 def _score(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
-    """All metrics, as `--json` shows them."""
+    """All metrics: the value of `--json`."""
     from hornbook.evals import corpus as scoring
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
@@ -60,7 +60,7 @@ def _score(target: Path, data: list[str] | None, progress: "Progress", *, baseli
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
     recipe = _recipe(folder, loaded)
-    # The device is this machine's, not that of the training.
+    # The best device of this machine, whatever the training used.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
     progress("read the text", 0, None)
@@ -81,7 +81,7 @@ def _score(target: Path, data: list[str] | None, progress: "Progress", *, baseli
 
 
 def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
-    """The recipe of the run that `folder` is a checkpoint of, else defaults with a window of 1,024 tokens.
+    """The recipe of the run that `folder` belongs to, or else defaults with rows of 1,024 tokens.
 
     Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
     sentinels for them, on infilling.
@@ -103,7 +103,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 
 @contextmanager
 def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Progress") -> "Iterator[Corpus]":
-    """What to score: the files given, else the shards the run was trained on."""
+    """The text to score: the given files, or else the shards that the run was trained on."""
     from hornbook.data.corpus import Corpus
     from hornbook.evals.corpus import corpus_of_files
 
@@ -117,7 +117,7 @@ def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "P
 
 
 def _labels(recipe: "Recipe") -> "LabelsConfig | None":
-    """What the labels of files are: as of the data that the run was trained on, where it is still there."""
+    """The labels of given files: those of the run's data folder, if that still exists."""
     from hornbook.data.corpus import Corpus
 
     head, labels = recipe.model.head, recipe.text.labels

@@ -1,4 +1,4 @@
-"""`hornbook export`: a checkpoint to a certified Hugging Face folder."""
+"""`hornbook export`: write a checkpoint as a certified Hugging Face folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +75,7 @@ def export(
 
 
 def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
-    """The certificate, or why there is none; a failed one is an IntegrityError."""
+    """(certificate, "") or (None, the reason). Raises IntegrityError if the logits differ."""
     from hornbook.model.hf.certificate import MissingTransformers, certify
 
     try:

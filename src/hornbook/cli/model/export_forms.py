@@ -1,4 +1,4 @@
-"""Forms of `hornbook export` beside the Hugging Face folder: an adapter folder for peft, a quantized folder of ours."""
+"""The other forms of `hornbook export`: an adapter folder for peft, and a quantized model in our own format."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from hornbook.errors import UsageError
 
 
 def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
-    """Write the adapter of a run or checkpoint as a folder of its own, which names its base by its path."""
+    """Write the adapter of a run or checkpoint as a folder of its own, which names the path of its base."""
     from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
     from hornbook.model.surgery.folders import read_operated
@@ -39,7 +39,7 @@ def export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
 
 
 def export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Result:
-    """Write a model with codes instead of the weights of its blocks; eval and generate read it."""
+    """Write a model with quantized weights in its blocks; eval and generate read it."""
     from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.model.build import build_model
     from hornbook.model.surgery.build import fill

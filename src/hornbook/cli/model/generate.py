@@ -1,4 +1,4 @@
-"""`hornbook generate`: continue a prompt, or prompts line by line, as the text comes."""
+"""`hornbook generate`: continue a prompt, or each line of stdin, printing the text while it is generated."""
 
 import dataclasses
 import io
@@ -135,12 +135,12 @@ def _respond(
 
 
 def speed_text(tokens: int, seconds: float, ended: str) -> str:
-    """How many tokens a text has, how fast they came and what ended it."""
+    """Number of tokens, speed and reason of the end of a generated text."""
     return f"{tokens} tokens, {tokens / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}"
 
 
 def _fill(loaded: "Loaded", prompt: str) -> Result:
-    """The prompt with its masks filled; on stderr the most likely tokens of each mask."""
+    """The prompt with its masks filled, and the most likely tokens of each mask for stderr."""
     from rich.markup import escape
 
     from hornbook.model.generate.prompts import encode_spelled, fill_masks
@@ -183,7 +183,7 @@ def _stream(
     def collected() -> Iterator[int]:
         for token in made:
             ids.append(token)
-            if alone or token != tokenizer.delimiter_id:  # an answer may begin as documents do
+            if alone or token != tokenizer.delimiter_id:  # an answer may start with the delimiter, as documents do
                 yield token
 
     return stream_text(collected(), tokenizer, begun.tokens)

@@ -1,4 +1,4 @@
-"""`hornbook grow`: a checkpoint with more or fewer layers, or with experts, made from another."""
+"""`hornbook grow`: copy a model with more or fewer layers, or with experts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

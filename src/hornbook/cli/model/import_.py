@@ -1,4 +1,4 @@
-"""`hornbook import`: a local Hugging Face folder to a checkpoint of ours."""
+"""`hornbook import`: convert a local Hugging Face folder to a hornbook checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -63,7 +63,7 @@ def import_(
 
 
 def _require_folder(source: Path) -> None:
-    """UsageError that says how to get a model folder, unless `source` is one."""
+    """Raise UsageError, with the way to get a model, unless `source` is a model folder."""
     from hornbook.run.checkpoints.path import HOW_TO_GET
 
     if not source.is_dir():
@@ -74,7 +74,7 @@ def _require_folder(source: Path) -> None:
 
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
-    """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
+    """Write the model and its tokenizer with new tokens, whose embedding rows are the means of their pieces."""
     from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.errors import IntegrityError
     from hornbook.model.hf.hf import read_hf, write_hf

@@ -1,4 +1,4 @@
-"""A folder that appears at once or not at all, so that a killed export leaves nothing half done under its name."""
+"""Model folders that appear complete or not at all, so that a killed export leaves no partial folder."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, syn
 
 
 def check_free(out: Path) -> None:
-    """UsageError unless `out` is missing or an empty folder."""
+    """Raise UsageError unless `out` does not exist or is an empty folder."""
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out}: the folder is not empty: choose another, or remove it first")
     if out.exists() and not out.is_dir():
@@ -21,7 +21,7 @@ def check_free(out: Path) -> None:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when the block ends well and vanishes when it does not.
+    """A temporary folder to fill: renamed to `out` if the block succeeds, removed if it fails.
 
     What an earlier, killed attempt left is removed. Errors: UsageError if `out` is taken, StorageError.
     """
@@ -54,7 +54,7 @@ def _publish(partial: Path, out: Path) -> None:
 
 @contextmanager
 def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
-    """As `appearing`, for a model that `command` makes of `source`; `report["files"]` has the bytes of each file."""
+    """As `appearing`, for a model that `command` makes of `source`; `report["files"]` gets the bytes of each file."""
     from hornbook.run.start.lineage import write_lineage
 
     with appearing(out) as partial:

@@ -1,4 +1,4 @@
-"""`hornbook predict`: labels, tags, numbers, answers for lines of text."""
+"""`hornbook predict`: predict labels, tags, numbers or answers for lines of text."""
 
 import io
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hornbook.progress import Progress
 
 CHUNK = 256
-"""Lines that are answered together; one, where a person types them."""
+"""Number of lines computed together; one if a person types them."""
 
 
 def predict(
@@ -63,7 +63,7 @@ def predict(
 
 
 def _load(target: Path, device: str) -> "Loaded":
-    """A model with a head for labels, and a tokenizer. Raises UsageError where it has another head, or none."""
+    """A model with a head for labels and a tokenizer. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.world import choose_device
@@ -83,7 +83,7 @@ def _load(target: Path, device: str) -> "Loaded":
 def _found(
     loaded: "Loaded", file: Path, queries: "Iterator[Line]", size: int, progress: "Progress"
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
-    """What each line holds, and what the model says of it; `size` lines are computed together."""
+    """(object of the line, prediction) of each line; `size` lines are computed together."""
     from hornbook.model.generate.predict import predict as ask
     from hornbook.progress import without_bars
 
@@ -91,14 +91,14 @@ def _found(
     progress("read the lines", done, total)
     while chunk := list(islice(queries, size)):
         found = list(ask(loaded, [query for _, query in chunk]))
-        with without_bars() if sys.stdout.isatty() else nullcontext():  # answers there need the place of the bar
+        with without_bars() if sys.stdout.isatty() else nullcontext():  # the bar and the answers share the terminal
             yield from zip((given for given, _ in chunk), found, strict=True)
         done += len(chunk)
         progress("read the lines", done, total)
 
 
 def _count(file: Path) -> int | None:
-    """Lines of a file; None of stdin, and of what cannot be read, which is told when it is."""
+    """Number of lines in a file; None for stdin and for a file that cannot be read (reading reports that)."""
     if not file.is_file():
         return None
     with suppress(OSError), file.open("rb") as lines:
@@ -114,7 +114,7 @@ Line = tuple[dict[str, Any], "Query"]
 
 
 def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Line]:
-    """Each line read. UsageError that names the line where there is nothing in it, or not what the head needs."""
+    """Parse each line. Raises UsageError, naming the line, if it is empty or lacks a field that the head needs."""
     name, number = "stdin" if str(file) == "-" else str(file), 0
     with _open(file) as lines:
         for number, raw in enumerate(lines, start=1):
@@ -173,7 +173,7 @@ NEEDED = {
     "token_classification": 'it needs {"text": "..."} or {"words": ["...", "..."]}',
     "span": 'it needs {"question": "...", "context": "..."}',
 }
-"""Kind of head -> what an object must hold."""
+"""Kind of head -> the fields that an object needs."""
 
 
 def _text(where: str, given: dict[str, Any], key: str, kind: str) -> str:
@@ -207,4 +207,4 @@ SHOWN = {
     "token_classification": _show_tags,
     "span": _show_answer,
 }
-"""Kind of head -> its answer in a line."""
+"""Kind of head -> function that writes a prediction as one line."""

@@ -1,4 +1,4 @@
-"""`hornbook prepare classifier`: a score trained on a user's own good and bad samples."""
+"""`hornbook prepare classifier`: train a classifier on good and bad samples of your own."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

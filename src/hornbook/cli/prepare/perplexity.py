@@ -1,4 +1,4 @@
-"""`hornbook prepare perplexity`: a language model of good text, whose score is a step."""
+"""`hornbook prepare perplexity`: train an n-gram model of good text; a refinery step scores documents with it."""
 
 from dataclasses import asdict
 from pathlib import Path

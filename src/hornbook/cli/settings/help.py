@@ -52,7 +52,7 @@ class SettingsCommand(ExampleCommand):
     """A command that takes `--section.key value` in any place."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Understand `--help-all` and `--help all` before the ordinary parsing."""
+        """Recognise `--help-all` and `--help all`, then parse as usual."""
         wants_all = "--help-all" in args or any(args[i : i + 2] == ["--help", "all"] for i in range(len(args)))
         if wants_all:
             ctx.meta[_ALL] = True
@@ -60,7 +60,7 @@ class SettingsCommand(ExampleCommand):
         return super().parse_args(ctx, args)
 
     def format_more(self, ctx: Any, formatter: Any) -> None:
-        """The settings."""
+        """Write the settings."""
         every = ctx.meta.get(_ALL, False)
         rows = setting_rows(None if every else FREQUENT.get(ctx.info_name or "", _TRAIN))
         with formatter.section("Settings" if every else "Common settings (--help-all shows all)"):
@@ -68,7 +68,7 @@ class SettingsCommand(ExampleCommand):
 
 
 def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
-    """(option, doc with type and default) of the settings named, or of all."""
+    """(option, description with type and default) of each setting in `keys`, or of all settings."""
     from hornbook.settings.schema import REQUIRED, settings
 
     rows = []

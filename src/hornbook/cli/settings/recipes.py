@@ -1,4 +1,4 @@
-"""`hornbook recipes ls | show | copy`: the recipes that come with hornbook."""
+"""`hornbook recipes ls | show | copy`: the recipes that hornbook brings."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbo
 
 
 WIDTH = 100
-"""Columns of what is printed."""
+"""Width of the output in columns."""
 
 
 @app.command("ls")
@@ -37,12 +37,12 @@ def list_recipes() -> Result:
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The small ones first, `tiny` before all; then by family and size."""
+    """Sort key: small recipes first, starting with `tiny`; then by family and size."""
     return row["family"] != "tiny", row["family"], row["name"] != "tiny", row["parameters"], row["name"]
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of `ls`: a blank one between families."""
+    """Lines of `ls`, with an empty one between families."""
     names = max(len(row["name"]) for row in rows)
     indent = names + 22
     yield f"{'recipe':<{names}}  parameters  tokens"
@@ -90,13 +90,13 @@ def show(words: Words = None) -> Result:
 
 
 def parameter_line(counts: dict[str, int]) -> str:
-    """Parameters in all and by part."""
+    """Number of parameters, in total and by part."""
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return f"{sum(counts.values()):,} parameters: {parts}"
 
 
 def operation_line(name: str, operations: "Operations", sequence: int) -> str:
-    """Operations of a token, and by which convention they are counted."""
+    """Operations per token, and the convention by which they are counted."""
     return (
         f"{short(operations.total)} FLOPs per {name}, forward and backward: {short(operations.matrices)} in matrices "
         f"(6 x {short(operations.weights)}), {short(operations.attention)} in attention (the pairs that see each other "
@@ -105,14 +105,14 @@ def operation_line(name: str, operations: "Operations", sequence: int) -> str:
 
 
 def state_line(state: dict[str, int], ranks: int) -> str:
-    """Bytes that stay in memory from step to step."""
+    """Bytes that stay in memory between steps."""
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in state.items())
     where = " in each process" if ranks > 1 else ""
     return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32; activations come on top)"
 
 
 def length_line(train: "TrainConfig") -> str | None:
-    """Steps of the run and how large they are; None where the data decides how long it is."""
+    """Number and size of the steps; None if the training length depends on the data."""
     from hornbook.run.horizon import horizon
 
     return None if train.tokens is None else horizon(train, lambda _: 0).describe()  # no epochs are counted
@@ -149,7 +149,7 @@ def copy(
 
 
 def summary(name: str, text: str) -> dict[str, Any]:
-    """What `ls` tells of a recipe; `about` is the first comment line of the file."""
+    """The row of a recipe in `ls`; `about` is the first comment line of the file."""
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.settings.resolve import resolve
 
@@ -161,7 +161,7 @@ def summary(name: str, text: str) -> dict[str, Any]:
 
 
 def rows_of(recipe: Any) -> int:
-    """Rows of the recipe's embedding, as far as known before the tokenizer exists."""
+    """Number of embedding rows of a recipe, as far as it is known before the tokenizer exists."""
     from hornbook.model.config.parameter_count import embedding_rows
 
     return embedding_rows(recipe.model, getattr(recipe.text.tokenizer, "vocab", 0))

@@ -1,4 +1,4 @@
-"""`hornbook quickstart`: from the text of your own Python installation to a trained, exported model, offline."""
+"""`hornbook quickstart`: train and export a model on the text of this Python installation, offline."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def quickstart(
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a closed terminal ends nothing
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, a closed terminal must not end the demo
             signal.signal(number, _interrupt)
     try:
         measured = _film(folder.resolve(), pinned, seconds, seed)
@@ -54,7 +54,7 @@ def quickstart(
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
-    """End like Ctrl-C: children are killed, and what is not to be kept is removed."""
+    """End as after Ctrl-C: kill child processes and remove temporary files."""
     raise KeyboardInterrupt
 
 
@@ -66,8 +66,8 @@ def _pinned(name: str | None) -> demo.Size | None:
 
 
 def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: int) -> dict[str, object]:
-    """All scenes in order; returns the measurements of the demo."""
-    begun = time.monotonic() - time.process_time()  # what was imported until here counts
+    """Run all stages in order; returns the measurements of the demo."""
+    begun = time.monotonic() - time.process_time()  # the imports before this line count
     budget, size = _machine(pinned, seconds, begun)
     raw, data, run, recipe = folder / "raw", folder / "data", RunDir(folder / "run"), folder / "demo.toml"
     recipe.write_text(demo.recipe_text(size, raw))
@@ -96,13 +96,13 @@ def _scene(title: str, stages: dict[str, float], play: Callable[[], dict[str, ob
 
 
 def _command(*words: str | Path) -> tuple[str | Path, ...]:
-    """Show the command as a person would type it, and return its words."""
+    """Print the command as a person would type it, and return its words."""
     say("[dim]$ hornbook " + " ".join(str(word) for word in words) + "[/]")
     return words
 
 
 def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> tuple[Budget | None, demo.Size]:
-    """The time there is, and the size whose text is prepared; a pinned size has all time."""
+    """The time limit and the size whose text is prepared; there is no limit for a pinned size."""
     place = f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}"
     say(f"[bold]hornbook quickstart[/]   {place}")
     if pinned is not None:

@@ -1,4 +1,4 @@
-"""`-n` of train, resume and fork: what a run would take, found without writing anything."""
+"""`-n` of train, resume and fork: describe a run, with its memory and time, without writing anything."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: bool = False) -> dict[str, Any]:
-    """What a launch would do: data, model, length, files. Raises what the launch would raise, and writes nothing.
+    """The data, model, length and files of a run. Raises what the launch would raise, and writes nothing.
 
-    measure: some microbatches are computed, to say how much memory and time the run takes.
+    measure: compute some microbatches to estimate memory and time.
     """
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.files.journal import read_records
@@ -66,7 +66,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
 
 def _consumed(run: RunDir, start: "Start") -> int:
-    """Tokens that are behind the start already."""
+    """Tokens consumed before this start."""
     from hornbook.run.state import read_counters
 
     if start.origin is not None and start.origin.kind == "fork":
@@ -80,7 +80,7 @@ def _files(run: RunDir) -> list[Any]:
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """The same for people."""
+    """The text of a description."""
     passes = ", ".join(f"{name} {count:.2f} times" for name, count in summary["epochs"].items())
     vocab = f"vocabulary {summary['vocab']:,} for the tokenizer's {summary['tokenizer']:,} tokens"
     lines = [
@@ -102,7 +102,7 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def _estimate_lines(summary: dict[str, Any]) -> list[str]:
-    """Memory, time and disk, as far as they are known."""
+    """Lines for memory, time and disk, as far as they are known."""
     found, saves = summary["estimate"], f"{summary['saves']:,} of about {size_text(summary['save_bytes'])}"
     lines = [f"checkpoints  {saves}"]
     if found is None:

@@ -1,4 +1,4 @@
-"""`hornbook fork`: a new run from a checkpoint of another, under other settings."""
+"""`hornbook fork`: start a new run from a checkpoint of another, with other settings."""
 
 from pathlib import Path
 from typing import Annotated

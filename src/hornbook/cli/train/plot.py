@@ -51,7 +51,7 @@ def plot(
 
 
 def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["History"], dict[str, str]]:
-    """The histories of the runs that can be read, under names that differ; of the others why they cannot."""
+    """(histories of the readable runs, with distinct names; path -> problem of the others)."""
     import dataclasses
 
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""`hornbook runs ls | show | compare`: what runs did and do, read from their directories."""
+"""`hornbook runs ls | show | compare`: the status and the results of runs, read from their directories."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ def compare(
 
 
 def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted keys whose values are not the same in all recipes, with each recipe's value (None where it has none)."""
+    """Dotted keys that differ between recipes -> the value of each recipe (None if it has none)."""
     flat = [_flatten(recipe) for recipe in recipes]
     keys = sorted({key for recipe in flat for key in recipe})
     rows = {key: [recipe.get(key) for recipe in flat] for key in keys}
@@ -177,7 +177,7 @@ def _label(name: str) -> str:
 
 
 def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
-    """The scores of all sources together, by the rows they are on, in the order of steps."""
+    """Identity of the scored rows -> scores over all sources, in the order of steps."""
     found: dict[str | None, list[dict[str, Any]]] = {}
     for evaluation in evaluated:
         for each in (evaluation, evaluation.get("whole")):

@@ -1,4 +1,4 @@
-"""`hornbook train`: a recipe and token shards to a model."""
+"""`hornbook train`: train a model by a recipe on token shards."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def train(
 
 
 def rate_text(resolved: "Resolved") -> str:
-    """The learning rate with which training goes on from weights of a checkpoint, and who set it."""
+    """A line with the learning rate of a run that starts from weights, and the origin of that setting."""
     origin = resolved.origins.get("optim.lr", "default")
     given = origin in (COMMAND_LINE, "environment HORNBOOK_SET")
     hint = "" if given else "; it may suit training from scratch only: --optim.lr VALUE sets another"
@@ -64,5 +64,5 @@ def rate_text(resolved: "Resolved") -> str:
 
 
 def default_folder(recipe: "Recipe") -> Path:
-    """NAME in $HORNBOOK_RUNS, else in runs."""
+    """NAME in $HORNBOOK_RUNS, or else in ./runs."""
     return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def load_engine() -> None:
-    """Import what training needs: it takes seconds, in which something moves on a terminal."""
+    """Import torch and the training loop, with a progress bar because it takes seconds."""
     from hornbook.progress import progress_bar
 
     with progress_bar() as progress:
         progress("load torch", 0, None)
-        import hornbook.run.launch.launch  # noqa: F401 - those who need it find it loaded
+        import hornbook.run.launch.launch  # noqa: F401 - imported here for the progress bar
 
 
 def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool) -> Result | Exit:
@@ -51,13 +51,13 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool)
 
 
 def ending(result: dict[str, Any]) -> str:
-    """Where a run stands, from `describe_result`; one that a signal met before its first step has no step."""
+    """Status and step of a run, from `describe_result`; it has no step if a signal stopped it before the first one."""
     at = "before its first step" if result["step"] is None else f"at step {result['step']:,}"
     return f"{result['status'] or 'ended'} {at}: {result['run']}"
 
 
 def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
-    """A line with the commands that follow."""
+    """A line with the commands to run next."""
     if status != "finished":
         return f"next: hornbook resume {run.path}"
     use = use_command(resolved.recipe.model.head.kind, str(run.path))
@@ -65,7 +65,7 @@ def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
 
 
 _OF_TOKENS = ("lm", "masked", "none")
-"""Heads that say tokens; the others say labels."""
+"""Kinds of heads that predict tokens; the others predict labels."""
 
 
 def use_command(head: str, target: str) -> str:
@@ -74,7 +74,7 @@ def use_command(head: str, target: str) -> str:
 
 
 def describe_result(run: RunDir) -> dict[str, Any]:
-    """Where the run stands: state.json, and the newest evaluation."""
+    """The state of a run from state.json, and its newest evaluation."""
     state: dict[str, Any] = dict(run.read_state() or {})
     keys = ("status", "attempt", "step", "tokens", "total_tokens", "loss")
     newest = newest_evaluation(run)

@@ -1,4 +1,4 @@
-"""`hornbook verify`: two runs equal to the bit, or one run whole."""
+"""`hornbook verify`: compare two runs bit for bit, or check one for damage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +45,7 @@ def describe_checkup(checkup: "Checkup") -> str:
 
 
 def describe_comparison(comparison: "Comparison") -> str:
-    """One line per part, and where the runs part."""
+    """One line per part, and the first step at which the runs differ."""
     lines = []
     for part in comparison.parts:
         unit = "steps" if part.name in ("tokens", "losses") else "checkpoints"
