@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.cli.main import VERBS, load_verb
+from hornbook.cli.main import COMMANDS, load_command
 from hornbook.errors import UsageError
 from hornbook.settings.schema import settings
 from hornbook.settings.show import find_setting, spelled
@@ -71,12 +71,12 @@ def missing_words(text: str) -> Iterator[str]:
 
 
 def missing_options(verb: str, words: list[str]) -> Iterator[str]:
-    if " ".join([verb, *words[:1]]) in VERBS:
+    if " ".join([verb, *words[:1]]) in COMMANDS:
         verb = " ".join([verb, *words[:1]])
-    if verb not in VERBS:
+    if verb not in COMMANDS:
         yield f"hornbook {verb}"
         return
-    command = load_verb(verb)
+    command = load_command(verb)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}

@@ -44,7 +44,7 @@ def test_what_was_fetched_is_prepared_with_the_printed_section(tmp_path: Path, c
     ("words", "message"),
     [
         (["nowhere"], "there is no corpus 'nowhere'"),
-        (["wikipedia", "de"], "'de' is no KEY=VALUE"),
+        (["wikipedia", "de"], "'de': write KEY=VALUE"),
         (["wikipedia", "tongue=de"], "wikipedia has no variable 'tongue'"),
     ],
 )

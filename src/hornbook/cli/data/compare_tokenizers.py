@@ -1,4 +1,4 @@
-"""`hornbook tokenize --compare`: the words of the command line, and the tables for people."""
+"""`hornbook tokenize --compare`: parse its arguments and format its tables."""
 
 import re
 from collections.abc import Sequence
@@ -29,9 +29,11 @@ def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         is_tokenizer = _TRAINED.fullmatch(word) or word.endswith(".json") or (Path(word) / "tokenizer.json").is_file()
         (tokenizers if is_tokenizer and not is_data else texts).append(word)
     if not tokenizers:
-        raise UsageError("name tokenizers to compare: tokenizer.json files, their folders, or bpe:16k and the like")
+        raise UsageError("name the tokenizers to compare: tokenizer.json files, their folders, or bpe:16k and the like")
     if not texts:
-        raise UsageError("name text to compare them on: a folder that `hornbook prepare` wrote, or files and folders")
+        raise UsageError(
+            "name the text to compare them on: a folder that `hornbook prepare` wrote, or files and folders"
+        )
     return list(dict.fromkeys(tokenizers)), list(dict.fromkeys(texts))
 
 
@@ -84,7 +86,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
     if len(folders) != 1:
-        raise UsageError(f"{word} is trained on prepared text: name one folder that `hornbook prepare` wrote")
+        raise UsageError(f"{word} needs text to train on: name one folder that `hornbook prepare` wrote")
     kind, _, size = word.partition(":")
     config = resolve(None, [f"text.tokenizer.kind={kind}", f"text.tokenizer.vocab={size}"]).recipe.text.tokenizer
     assert isinstance(config, Trained)

@@ -1,30 +1,30 @@
-"""`hornbook config show | explain | schema | check`: what is set, by whom, and what could be."""
+"""`hornbook config show | explain | schema | check`: the settings, their origins and their types."""
 
 import json
 from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import WORDS, Json, Words, answer, resolve_words, split_target, split_targets
-from hornbook.errors import Exit, UsageError
+from hornbook.cli.result import CommandGroup, Json, Result
+from hornbook.cli.shell import WORDS, Words, resolve_words, split_target, split_targets
+from hornbook.errors import UsageError
 
-app = typer.Typer(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
 
 
 @app.command(context_settings=WORDS)
-def show(words: Words = None, as_json: Json = False) -> None:
-    """Print every setting with its origin, as a recipe that gives the same run."""
+def show(words: Words = None) -> Result:
+    """Print all settings with their origins, as a recipe that gives the same run."""
     resolved = resolve_words(words)
     value = {"recipe": resolved.recipe.model_dump(mode="json"), "origins": resolved.origins}
-    answer(value, resolved.to_toml(), as_json=as_json)
+    return Result(value, resolved.to_toml())
 
 
 @app.command(context_settings=WORDS)
 def explain(
     words: Annotated[list[str], typer.Argument(metavar="KEY [RECIPE|RUN] [--section.key value]...")],
-    as_json: Json = False,
-) -> None:
-    """Tell what a setting does, its type, limits and default, and who set it."""
+) -> Result:
+    """Explain a setting: what it does, its type, limits and default, and where its value comes from."""
     from hornbook.settings.resolve import resolve
     from hornbook.settings.show import explanation
 
@@ -33,33 +33,32 @@ def explain(
         raise UsageError("write hornbook config explain KEY [RECIPE], such as hornbook config explain optim.lr tiny")
     resolved = resolve(targets[1] if len(targets) > 1 else None, overrides)
     key = targets[0].lstrip("-")
-    answer(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key), as_json=as_json)
+    return Result(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key))
 
 
 @app.command()
-def schema() -> None:
+def schema() -> Result:
     """Print the JSON schema of recipes, for editors and forms."""
     from hornbook.settings.show import json_schema
 
-    answer({}, json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    found = json_schema()
+    return Result(found, json.dumps(found, indent=2, ensure_ascii=False))
 
 
 @app.command(context_settings=WORDS)
-def check(words: Words = None, as_json: Json = False) -> Exit:
-    """Check a recipe; all problems are told at once, with exit code 2."""
+def check(words: Words = None, as_json: Json = False) -> Result:
+    """Check a recipe and print all problems at once. Exit code 2 if there are any."""
     from hornbook.settings.resolve import ConfigError, resolve
 
     target, overrides = split_target(words)
     if target is None:
-        raise UsageError("which recipe? write hornbook config check RECIPE")
+        raise UsageError("name a recipe: hornbook config check RECIPE")
     try:
         resolved = resolve(target, overrides)
     except ConfigError as error:
         if not as_json:
             raise
-        answer({"ok": False, "problems": [vars(problem) for problem in error.problems]}, as_json=True)
-        return error.exit_code
+        return Result({"ok": False, "problems": [vars(problem) for problem in error.problems]}, code=error.exit_code)
     given = sum(origin != "default" for origin in resolved.origins.values())
-    text = f"{target} is valid; {given} of {len(resolved.origins)} settings are not at their default"
-    answer({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text, as_json=as_json)
-    return Exit.DONE
+    text = f"{target} is valid; {given} of {len(resolved.origins)} settings differ from their defaults"
+    return Result({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text)

@@ -26,7 +26,7 @@ TEXTS = [
     "a",
 ]
 SUBJECTS = ["the kernel", "a process", "this module", "every driver", "the scheduler", "each thread"]
-VERBS = ["reads", "writes", "maps", "frees", "locks", "returns"]
+COMMANDS = ["reads", "writes", "maps", "frees", "locks", "returns"]
 OBJECTS = ["a page of memory", "the buffer", "its own stack", "an error code", "the inode table", "two pointers"]
 
 
@@ -34,7 +34,7 @@ def sentences(count: int, seed: int) -> list[str]:
     """Documents of a small language."""
     draw = random.Random(seed)
     return [
-        "\n".join(f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)}." for _ in range(12))
+        "\n".join(f"{draw.choice(SUBJECTS)} {draw.choice(COMMANDS)} {draw.choice(OBJECTS)}." for _ in range(12))
         for _ in range(count)
     ]
 
