@@ -11,7 +11,8 @@ def resume(words: RunWords = None, dry_run: DryRun = False, as_json: Json = Fals
     """Go on with a run exactly where its newest checkpoint is; settings that may change can be given."""
     load_engine()
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.launch.launch import Start, check_directory
+    from hornbook.run.job import Start
+    from hornbook.run.launch.launch import check_directory
     from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words, "run directory")

@@ -37,8 +37,8 @@ def train(
     load_engine()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.launch.launch import Start
-    from hornbook.run.start.origin import import_origin
+    from hornbook.run.job import Start
+    from hornbook.run.start.init_from import init_from_import
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the one word here is auto; `hornbook resume RUN` goes on with a run")
@@ -49,9 +49,9 @@ def train(
         return run_job(resolved, run, Start("resume"), dry_run=dry_run, as_json=as_json)
     if from_ is None:
         return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
-    resolved, origin = import_origin(resolved, checkpoint_path(from_))
+    resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
+    return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run, as_json=as_json)
 
 
 def rate_text(resolved: "Resolved") -> str:

@@ -1,29 +1,34 @@
-"""When the loop saves: checkpoints, what the ledger hears of them, and what a full disk does.
+"""When the loop saves, what the ledger records of it, and what happens when the disk is full.
 
-A scheduled save is copied in memory and written while training goes on; one is in flight at most, and the next waits
-for it, so that checkpoints are of the steps the recipe says, on every rank. A save that someone asked for, and the
-last, is waited for. A scheduled save that fails is noted, and the loop waits for the next one; older checkpoints are
-untouched. The second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
+A scheduled save is copied in memory and written while training goes on. One save is in flight at most, and the next
+waits for it, so that every rank has checkpoints of the steps that the recipe names. A requested save, and the last one,
+block the loop. A scheduled save that fails is noted, and the next one blocks the loop; older checkpoints are untouched.
+The second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
 
-Whoever waits for a save beats, so the supervisor sees no hang in it. A save has a deadline of its own instead: some
-times what the slowest took so far, or what a slow disk would. It ends the run at once, since a thread of it may write
-for ever: with exit code 75 if another rank did not do its part, else with 7.
+A wait for a save beats the heart, so the supervisor sees no hang in it. A save has a deadline of its own instead: a
+multiple of the slowest save so far, or of what a slow disk would take. A save that misses it ends the run at once,
+since its thread may write for ever: with exit code 75 if another rank did not do its part, else with 7.
 """
 
+import contextlib
 import functools
 import math
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
-from hornbook.run.checkpoints.background import Background
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
+from hornbook.run.control import Control
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position
 from hornbook.run.observe.observers import Observers
@@ -31,72 +36,102 @@ from hornbook.run.start import bound
 from hornbook.run.state import State
 
 WAIT_SECONDS = 0.05
-LEAST_SECONDS = 300.0
-"""No save that takes less is given up."""
+MIN_DEADLINE = 300.0
+"""Seconds that every save may take."""
 SLOW_DISK = 50e6
-"""Bytes per second of a disk that is taken for the slowest so far before the first save."""
+"""Bytes per second of a slow disk; its time for a save stands for the slowest so far before the first save."""
 PATIENCE = 5
-"""Times the slowest save so far that one may take."""
+"""Multiple of the slowest save so far that a save may take."""
+NICE = 10
+"""Added to the niceness of the thread that writes."""
 GRACE_SECONDS = 0.5
-"""For a save that is given up to say which rank it waits for."""
+"""Wait for an abandoned save to name the rank it waits for."""
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """One call in a daemon thread. `gives_way`: the thread runs at a lower priority than the others of the process."""
+
+    def __init__(self, call: Callable[[], T], *, gives_way: bool = False) -> None:
+        self._call, self._gives_way = call, gives_way
+        self._future: futures.Future[T] = futures.Future()
+        threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has ended, with a result or an error."""
+        return self._future.done()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end, at most `seconds`; whether it has ended."""
+        return bool(futures.wait([self._future], seconds).done)
+
+    def result(self) -> T:
+        """The result of the call; raises its error."""
+        return self._future.result()
+
+    def _run(self) -> None:
+        if self._gives_way and sys.platform == "linux":  # elsewhere a priority is that of the whole process
+            with contextlib.suppress(OSError):
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
+        try:
+            self._future.set_result(self._call())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it again
+            self._future.set_exception(error)
 
 
 @dataclass
-class _Save:
-    """One save in flight."""
+class _SaveInFlight:
+    """A save that may not be on disk yet."""
 
     snapshot: Snapshot
     final: bool
     started: float
-    """Seconds of the monotonic clock, like `durable`."""
+    """Seconds of the monotonic clock."""
     written: Background[tuple[Path, float]]
-    """The checkpoint, and when it was durable."""
+    """(the checkpoint, the monotonic time at which it was durable)."""
     held_seconds: float
-    """For which the loop did nothing else."""
+    """Time for which the loop waited for it."""
     metrics: dict[str, Any]
-    """What metrics.jsonl held when it began."""
+    """Extent of metrics.jsonl when it began (`Appender.extent`)."""
 
 
-class Saves:
-    """Commits checkpoints and says so."""
+class AsyncCheckpointer:
+    """Begins saves, waits for them, and records them in the ledger."""
 
     def __init__(
-        self,
-        checkpoints: Checkpoints,
-        ledger: Ledger,
-        observers: Observers,
-        *,
-        background: bool,
-        waiting: Callable[[Position], None],
+        self, store: CheckpointStore, ledger: Ledger, control: Control, observers: Observers, *, background: bool
     ) -> None:
-        """`background`: write scheduled saves while training goes on. `waiting` is called again and again in a wait."""
-        self._checkpoints, self._ledger, self._observers = checkpoints, ledger, observers
-        self._background, self._waiting = background, waiting
+        """`background`: write scheduled saves while training goes on."""
+        self._store, self._ledger, self._control, self._observers = store, ledger, control, observers
+        self._background = background
         self._buffers: Buffers | None = None
-        self._flying: _Save | None = None
+        self._in_flight: _SaveInFlight | None = None
         self._saved_step: int | None = None
-        """The newest that is on disk."""
+        """The newest step that is on disk."""
         self._slowest = 0.0
-        """Seconds of the save that took longest, or would on a slow disk."""
+        """Seconds of the slowest save so far, or of one on a slow disk."""
         self._failures = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._flying is None or kind is KeyboardInterrupt:
+        if self._in_flight is None or kind is KeyboardInterrupt:
             return
-        self._checkpoints.leave()  # other ranks may have gone, but what this one can finish, it does
-        self._wait(self._flying, self._flying.snapshot)
+        self._store.leave()  # other ranks may be gone; finish the part of this one
+        self._ends_in_time(self._in_flight, self._in_flight.snapshot)
 
     def restore(self, state: State) -> Path | None:
         """Read the newest checkpoint that verifies into the state; None if there is none."""
-        folder = self._checkpoints.restore(state)
+        folder = self._store.restore(state)
         if folder is not None:
             self._saved_step = state.step
         if self._background:
             self._buffers = Buffers(state.engine.world.device)
-            take_snapshot(state, self._buffers)  # the memory is taken here, not in the first save
+            take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
         return folder
 
     def save(self, state: State, *, final: bool = False) -> None:
@@ -104,10 +139,10 @@ class Saves:
         self._settle(state)
         if self._saved_step != state.step:
             self._begin(state, None, final=final)
-            self._end(state)
+            self._finish(state)
 
     def try_save(self, state: State) -> None:
-        """A scheduled save: it is begun, and the first failure is noted and the run goes on."""
+        """Begin a scheduled save. The first failure is noted, and the run goes on."""
         self._settle(state)
         if self._saved_step == state.step:
             return
@@ -117,12 +152,12 @@ class Saves:
             self._settle(state)
 
     def poll(self, state: State) -> None:
-        """Between steps: take note of a save that is on disk by now."""
-        if self._flying is not None and self._flying.written.done:
+        """Record a save that has reached the disk since the last step."""
+        if self._in_flight is not None and self._in_flight.written.done:
             self._settle(state)
 
     def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
-        """Copy the state, or without buffers let it stand still, and have it written."""
+        """Start to write the state, from a copy in `buffers`, or itself (it must not change until then)."""
         started = time.monotonic()
         self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
         self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
@@ -130,95 +165,86 @@ class Saves:
         metrics, ledger = self._observers.metrics.extent, self._ledger.ends
 
         def write() -> tuple[Path, float]:
-            return self._checkpoints.save(snapshot, final=final, score=score, ledger=ledger), time.monotonic()
+            return self._store.save(snapshot, final=final, score=score, ledger=ledger), time.monotonic()
 
         written = Background(write, gives_way=buffers is not None)
-        self._flying = _Save(snapshot, final, started, written, time.monotonic() - started, metrics)
+        self._in_flight = _SaveInFlight(snapshot, final, started, written, time.monotonic() - started, metrics)
 
     def _settle(self, state: State) -> None:
-        """Have nothing in flight; the first failure is noted, a second in a row is raised."""
-        at = self._flying.snapshot if self._flying is not None else state
+        """Return when no save is in flight. The first failure is noted, the second in a row raised."""
+        at = self._in_flight.snapshot if self._in_flight is not None else state
         self._await(state)
         try:
-            self._end(state)
+            self._finish(state)
         except StorageError as error:
             self._failures += 1
             if self._failures > 1:
                 raise
             self._ledger.note("warning", at, text=f"the save failed: {error}")
-            for tell in self._observers.notes:
-                tell(f"could not save, older checkpoints are untouched, training goes on: {error}")
+            self._observers.note(f"could not save, older checkpoints are untouched, training goes on: {error}")
 
-    def _end(self, state: State) -> None:
-        """Wait for what is in flight, and say that it is saved; StorageError if it is not."""
+    def _finish(self, state: State) -> None:
+        """Wait for the save in flight, and record it; StorageError if it failed."""
         self._await(state)
-        if self._flying is None:
+        if self._in_flight is None:
             return
-        save, self._flying = self._flying, None
+        save, self._in_flight = self._in_flight, None
         folder, durable = save.written.result()
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
         self._slowest = max(self._slowest, seconds["seconds"])
-        fields = {"manifest": self._checkpoints.digest, "metrics": save.metrics}
+        fields = {"manifest": self._store.digest, "metrics": save.metrics}
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
         self.pass_on_notes(state)
-        for tell in self._observers.notes:
-            tell(f"saved {folder.name}")
+        self._observers.note(f"saved {folder.name}")
 
     def _await(self, state: State) -> None:
-        """Wait until nothing is being written; RankLostError or StorageError if that takes too long."""
-        save, begun = self._flying, time.monotonic()
+        """Wait until nothing is being written; RankLostError or StorageError at the deadline."""
+        save, waited_from = self._in_flight, time.monotonic()
         if save is None:
             return
-        ended = self._wait(save, state)
-        save.held_seconds += time.monotonic() - begun
-        if ended:
+        in_time = self._ends_in_time(save, state)
+        save.held_seconds += time.monotonic() - waited_from
+        if in_time:
             return
-        self._flying = None
-        self._checkpoints.leave()
+        self._in_flight = None
+        self._store.leave()
         if save.written.wait(GRACE_SECONDS):
             save.written.result()
         raise StorageError(
-            f"the save of step {save.snapshot.step:,} was given up after {self._limit_seconds:.0f} s: the disk does "
+            f"the save of step {save.snapshot.step:,} was given up after {self._deadline:.0f} s: the disk does "
             "not answer, or far too slowly. Older checkpoints are untouched: see to it, then `hornbook resume` goes on"
         )
 
-    def _wait(self, save: _Save, at: Position) -> bool:
-        """Whether a save has ended before its deadline. Time in which this process could not run does not count."""
-        for _ in range(math.ceil(self._limit_seconds / WAIT_SECONDS)):
+    def _ends_in_time(self, save: _SaveInFlight, at: Position) -> bool:
+        """Wait for a save; whether it ended before its deadline, not counting time in which this process was frozen."""
+        for _ in range(math.ceil(self._deadline / WAIT_SECONDS)):
             if save.written.wait(WAIT_SECONDS):
                 return True
-            self._waiting(at)
+            self._control.enter("save", at)
         return False
 
     @property
-    def _limit_seconds(self) -> float:
-        """For which a save may be waited for."""
-        return max(LEAST_SECONDS, PATIENCE * self._slowest)
+    def _deadline(self) -> float:
+        """Seconds that a save may take."""
+        return max(MIN_DEADLINE, PATIENCE * self._slowest)
 
     def pass_on_notes(self, state: State) -> None:
-        """Write what happened to checkpoints (damage, litter, removals) into the ledger."""
-        for note in self._checkpoints.take_notes():
+        """Write the notes of the store (damage, litter, removals) into the ledger."""
+        for note in self._store.take_notes():
             self._ledger.note(note.kind, state, path=note.path, text=note.text)
-            for tell in self._observers.notes:
-                tell(f"{note.path}: {note.text}")
+            self._observers.note(f"{note.path}: {note.text}")
 
 
 def num_bytes(state: State) -> int:
-    """About what a checkpoint of all ranks holds: weights and moments in float32."""
+    """Approximate size of a checkpoint of all ranks: weights and moments in float32."""
     return 4 * (state.engine.num_parameters + sum(math.prod(shape) for shape in state.moment_shapes().values()))
 
 
-def open_saves(job: Job, world: World, observers: Observers) -> Saves:
-    """The saves of this rank."""
+def open_checkpointer(job: Job, world: World, observers: Observers) -> AsyncCheckpointer:
+    """The checkpointer of this rank."""
     exchange = Exchange(world.store, world.rank, world.size)
     why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
-    checkpoints = Checkpoints(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
+    store = CheckpointStore(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
     background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
-    return Saves(
-        checkpoints,
-        job.ledger,
-        observers,
-        background=background,
-        waiting=lambda at: job.pulse.enter("save", at),
-    )
+    return AsyncCheckpointer(store, job.ledger, job.control, observers, background=background)

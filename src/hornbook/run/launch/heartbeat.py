@@ -1,7 +1,7 @@
-"""Heartbeats: where every rank is, in memory that it shares with its supervisor.
+"""Heartbeats: the phase and position of every rank, in memory that it shares with its supervisor.
 
-A rank packs a few numbers into its slot when it enters a phase: no system call, no lock. The supervisor looks
-whenever it likes; a slot whose sequence number stands still belongs to a rank that does nothing.
+A rank packs a few numbers into its slot when it enters a phase: no system call, no lock. The supervisor reads at any
+time; while the sequence number of a slot stands still, its rank has entered no phase.
 """
 
 import mmap
@@ -12,30 +12,30 @@ from dataclasses import dataclass
 from hornbook.run.ledger import At, Position
 
 PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "sample", "save", "end")
-"""What a rank can be busy with."""
+"""Phases of a rank."""
 BATCH_PHASES = ("data", "forward_backward")
-"""Those that last longer the larger the batch is."""
+"""Phases whose time grows with the batch."""
 SLOT_BYTES = 64
 READS = 10_000
-"""A writer that was interrupted within a beat has some milliseconds to finish it."""
+"""Reads before a half-written slot is given up: milliseconds for an interrupted writer to finish."""
 _SLOT = struct.Struct("=8Q")
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What a slot said at one moment."""
+class RankStatus:
+    """The content of a slot at one moment."""
 
-    incarnation: int
-    """Which generation of ranks wrote it, from 0."""
+    generation: int
+    """Number of restarts before the rank that wrote it, from 0."""
     sequence: int
-    """Grows with every beat."""
+    """Grows with every phase that is entered."""
     phase: str
     step: int
     tokens: int
     entered: int
     """Nanoseconds of the monotonic clock when the phase was entered."""
     slowest: int
-    """Longest time in nanoseconds that this rank spent in this phase so far, or must be expected to; 0: in none yet."""
+    """Longest time in nanoseconds that this rank spent, or will spend, in this phase; 0: never entered before."""
 
     @property
     def at(self) -> At:
@@ -43,11 +43,11 @@ class Beat:
         return At(self.step, self.tokens)
 
 
-class Pulse:
-    """The heartbeat of one rank; without shared memory nobody listens."""
+class Heartbeat:
+    """The heartbeat of one rank; without shared memory only this process can read it."""
 
-    def __init__(self, memory: mmap.mmap | bytearray | None = None, rank: int = 0, incarnation: int = 0) -> None:
-        self.rank, self.incarnation = rank, incarnation
+    def __init__(self, memory: mmap.mmap | bytearray | None = None, rank: int = 0, generation: int = 0) -> None:
+        self.rank, self.generation = rank, generation
         self._memory = bytearray(SLOT_BYTES * (rank + 1)) if memory is None else memory
         self._offset = SLOT_BYTES * rank
         self._slowest, self._newest = [0] * len(PHASES), [0] * len(PHASES)
@@ -57,41 +57,41 @@ class Pulse:
 
     @property
     def slowest_seconds(self) -> float:
-        """Longest time that one phase took so far."""
+        """Longest time that a phase took so far."""
         return max(self._slowest) / 1e9
 
     def enter(self, phase: str, at: Position) -> None:
-        """Say what is done next, and where the run is; the phase before is over."""
+        """Begin a phase at a position of the run; the phase before ends."""
         now = time.monotonic_ns()
-        if self._sequence:  # before the first call there was no phase, only the time until the rank was there
+        if self._sequence:  # before the first call there was no phase, only the start of the process
             self._newest[self._phase] = now - self._entered
             self._slowest[self._phase] = max(self._slowest[self._phase], now - self._entered)
         self._phase, self._entered = PHASES.index(phase), now
         self._sequence += 1
         self._write(at)
 
-    def expect(self, growth: float) -> None:
-        """The next batch is `growth` times as large as the last: what computes it may last that much longer."""
+    def expect_growth(self, growth: float) -> None:
+        """Expect BATCH_PHASES to last `growth` times as long: the next batch is that much larger than the last."""
         for phase in map(PHASES.index, BATCH_PHASES):
             self._slowest[phase] = max(self._slowest[phase], int(self._newest[phase] * growth))
 
     def _write(self, at: Position) -> None:
         first = last = self._sequence
-        where = (self.incarnation, self._phase, at.step, at.tokens, self._entered, self._slowest[self._phase])
+        where = (self.generation, self._phase, at.step, at.tokens, self._entered, self._slowest[self._phase])
         _SLOT.pack_into(self._memory, self._offset, first, *where, last)
 
-    def read(self) -> Beat:
-        """What the rank said last. A beat that is half written is waited for, but one that died in it is not."""
+    def read(self) -> RankStatus:
+        """The newest content of the slot. Waits for a writer within a write, but not for one that died there."""
         values = _SLOT.unpack_from(self._memory, self._offset)
         for _ in range(READS):
             before, values = values, _SLOT.unpack_from(self._memory, self._offset)
             if values == before and values[0] == values[-1]:
                 break
-        sequence, incarnation, phase, step, tokens, entered, slowest, _ = values
-        return Beat(incarnation, sequence, PHASES[phase], step, tokens, entered, slowest)
+        sequence, generation, phase, step, tokens, entered, slowest, _ = values
+        return RankStatus(generation, sequence, PHASES[phase], step, tokens, entered, slowest)
 
 
-def shared_pulses(ranks: int, incarnation: int) -> list[Pulse]:
-    """Heartbeats in memory that this process shares with those it forks from now on."""
+def shared_heartbeats(ranks: int, generation: int) -> list[Heartbeat]:
+    """One heartbeat per rank, in memory that this process shares with its future forks."""
     memory = mmap.mmap(-1, SLOT_BYTES * ranks)
-    return [Pulse(memory, rank, incarnation) for rank in range(ranks)]
+    return [Heartbeat(memory, rank, generation) for rank in range(ranks)]

@@ -1,17 +1,18 @@
-"""Where ranks that a launcher started meet, and what they tell each other before the first collective.
+"""The rendezvous of ranks that a launcher started, before the first collective.
 
-How it goes, in this order, on every rank (`run/launch/launch.py` does it):
+Every rank makes these calls in this order (`run/launch/launch.py`):
 
-    store = place.connect()                                the same store at every call
-    compare_ranks(store, place, rank_facts(recipe, lock))  nobody goes on before all have come this far
-    rank 0:  with leading(store, place.size) as told:      takes the lock, writes the first files of the run
-    others:  told = await_leader(store)                    before they look at the run directory
+    store = rank_info.connect()                                the same store at every call
+    compare_ranks(store, rank_info, rank_facts(recipe, lock))  returns once all ranks have arrived
+    rank 0:  with rank0_first(store, size) as published:       takes the lock, writes the first files of the run
+    others:  published = await_rank0(store)                    before they read the run directory
 
-The store is a TCPStore in rank 0's process, new at each start: no key of a rank that has died is in it. torchrun's
-agent keeps a store of its own at MASTER_PORT, which outlives its ranks and, on several machines, cannot even
-be divided by TORCHELASTIC_RESTART_COUNT, which counts for each agent apart; it is only asked where the new one is.
-Before torch's own client a plain socket asks whether anybody is there: the client prints stacks, and waits
-without end for a stranger that accepts and says nothing.
+The store is a TCPStore in rank 0's process, new at each start, so it holds no key of a dead rank. torchrun's agent has
+a store of its own at MASTER_PORT that outlives its ranks. Its keys cannot be separated by TORCHELASTIC_RESTART_COUNT,
+which every machine counts for itself, so it only holds the port of the new store.
+
+A plain socket checks for a listener before torch's client connects: the client prints stacks, and waits forever for a
+program that accepts and stays silent.
 """
 
 import contextlib
@@ -37,32 +38,32 @@ from hornbook.errors import HornbookError, UsageError
 from hornbook.parallel.world import SETUP_SECONDS
 
 LINGER_SECONDS = 3.0
-"""How long rank 0, which holds the store, stays for the others to read what is wrong."""
+"""Time for which a failing rank 0, which holds the store, waits until the others have read its error."""
 _PERIOD = 0.05
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a launcher wants the ranks to meet."""
+    """The address that a launcher gives for the rendezvous."""
 
     host: str
     port: int
-    ours: bool
-    """This process is rank 0: it opens the store."""
+    is_rank0: bool
+    """Rank 0 opens the store."""
     agent: bool = False
-    """At the port is a store of torchrun's agent."""
+    """The port belongs to the store of torchrun's agent."""
 
 
 def open_store(address: Address) -> Store:
     """The store of all ranks. Raises UsageError: the port is in use, the host unknown, or rank 0 does not come."""
     if not address.agent:
-        return _serve(address.port) if address.ours else _reach(address, "rank 0")
+        return _serve(address.port) if address.is_rank0 else _reach(address, "rank 0")
     agent = PrefixStore("hornbook", _reach(address, "the agent of torchrun"))
-    if address.ours:
+    if address.is_rank0:
         store = _serve(0)
         agent.set("port", str(store.port))
         return store
-    return _follow(agent, address)
+    return _reach_by_agent(agent, address)
 
 
 def _serve(port: int) -> TCPStore:
@@ -76,29 +77,27 @@ def _serve(port: int) -> TCPStore:
 
 
 def _reach(address: Address, who: str) -> TCPStore:
-    """A client of the store at the address, as soon as it is there."""
-    deadline = time.monotonic() + SETUP_SECONDS
-    while not _answers(address.host, address.port):
-        if time.monotonic() > deadline:
-            raise UsageError(
-                f"{who} did not arrive in {SETUP_SECONDS:g} s: nothing answers at {address.host}:{address.port} "
-                "(MASTER_ADDR, MASTER_PORT); see what it says itself, and whether a firewall is between"
-            )
-        time.sleep(_PERIOD)
+    """A client of the store at the address; waits for it."""
+    if not wait_until(lambda: _is_listening(address.host, address.port), SETUP_SECONDS):
+        raise UsageError(
+            f"{who} did not arrive in {SETUP_SECONDS:g} s: nothing answers at {address.host}:{address.port} "
+            "(MASTER_ADDR, MASTER_PORT); see its own output, and whether a firewall is between"
+        )
     return _client(address.host, address.port)
 
 
-def _follow(agent: Store, address: Address) -> TCPStore:
-    """A client of the store whose port rank 0 told the agent; what a rank 0 that has died told leads nowhere."""
-    deadline = time.monotonic() + SETUP_SECONDS
-    while time.monotonic() < deadline:
-        if agent.check(["port"]) and _answers(address.host, port := int(agent.get("port"))):
-            return _client(address.host, port)
-        time.sleep(_PERIOD)
-    raise UsageError(f"rank 0 did not arrive in {SETUP_SECONDS:g} s on {address.host}; see what it says itself")
+def _reach_by_agent(agent: Store, address: Address) -> TCPStore:
+    """A client of the store whose port rank 0 set in the agent's; ports of a dead rank 0 do not answer."""
+
+    def port() -> int:
+        return int(agent.get("port")) if agent.check(["port"]) else 0
+
+    if not wait_until(lambda: _is_listening(address.host, port()), SETUP_SECONDS):
+        raise UsageError(f"rank 0 did not arrive in {SETUP_SECONDS:g} s on {address.host}; see its own output")
+    return _client(address.host, port())
 
 
-def _answers(host: str, port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except socket.gaierror as error:
@@ -109,7 +108,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _client(host: str, port: int) -> TCPStore:
-    """torch's client, in a thread that may be left behind: it waits without end for one who accepts and is silent."""
+    """torch's client, connected in a thread that can be abandoned: it waits forever for a program that stays silent."""
     found: list[TCPStore] = []
 
     def connect() -> None:
@@ -132,44 +131,44 @@ def _timeout() -> datetime.timedelta:
 
 
 @contextlib.contextmanager
-def leading(store: Store, size: int) -> Iterator[dict[str, Any]]:
-    """What rank 0 does before the others may look at the run directory.
+def rank0_first(store: Store, size: int) -> Iterator[dict[str, Any]]:
+    """The block that rank 0 runs before the other ranks may read the run directory.
 
-    They hear what was put into the dictionary, once the block has ended well; or the error that ended it.
+    They get the dictionary that it filled, once the block has ended, or the HornbookError that it raised.
     """
-    told: dict[str, Any] = {}
+    published: dict[str, Any] = {}
     try:
-        yield told
+        yield published
     except HornbookError as error:
-        store.set("leader", json.dumps({"error": type(error).__name__, "text": str(error)}))
-        wait_until(lambda: store.add("heard", 0) >= size - 1, LINGER_SECONDS)
+        store.set("rank 0", json.dumps({"error": type(error).__name__, "text": str(error)}))
+        wait_until(lambda: store.add("read by", 0) >= size - 1, LINGER_SECONDS)
         raise
-    store.set("leader", json.dumps(told))
+    store.set("rank 0", json.dumps(published))
 
 
-def await_leader(store: Store) -> dict[str, Any]:
-    """What rank 0 told, once it has the run directory. Raises the error that kept it from that, or UsageError."""
-    with held_by_leader():
-        if not wait_until(lambda: store.check(["leader"]), SETUP_SECONDS):
-            raise UsageError(f"rank 0 did not open the run directory in {SETUP_SECONDS:g} s: see what it says itself")
-        told = json.loads(store.get("leader"))
-        store.add("heard", 1)
-    if "error" in told:
-        raise getattr(hornbook.errors, told["error"], HornbookError)(f"rank 0: {told['text']}")
-    return told
+def await_rank0(store: Store) -> dict[str, Any]:
+    """The dictionary of rank 0, once it has the run directory. Raises the error of rank 0, or UsageError."""
+    with needs_rank0():
+        if not wait_until(lambda: store.check(["rank 0"]), SETUP_SECONDS):
+            raise UsageError(f"rank 0 did not open the run directory in {SETUP_SECONDS:g} s: see its own output")
+        published = json.loads(store.get("rank 0"))
+        store.add("read by", 1)
+    if "error" in published:
+        raise getattr(hornbook.errors, published["error"], HornbookError)(f"rank 0: {published['text']}")
+    return published
 
 
 @contextlib.contextmanager
-def held_by_leader() -> Iterator[None]:
-    """A store that has gone means that rank 0 has."""
+def needs_rank0() -> Iterator[None]:
+    """Turn a lost store into a UsageError: rank 0, which holds it, has gone."""
     try:
         yield
     except DistError as error:
-        raise UsageError("rank 0 left before the first step: see what it says itself") from error
+        raise UsageError("rank 0 left before the first step: see its own output") from error
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:
-    """Ask until it is so, or the time is over: torch's own waits write warnings to stderr."""
+    """Poll until `done()` or the time is over; whether it is done. torch's own waits print warnings."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
