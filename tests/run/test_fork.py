@@ -116,7 +116,7 @@ def test_a_fork_skips_what_its_parent_skipped(
     assert launch_run(child.path, init_from=fork_of(parent, 4)) == Exit.RESUMABLE
     assert launch_run(child.path, mode="resume") == Exit.DONE
     assert [step["first_sample"] for step in branch(child.path)] == [16, 24, 28, 33, 37, 41, 45, 49]
-    assert fork_of(parent, 4, "seed=2").windows == ()
+    assert fork_of(parent, 4, "seed=2").skipped_ranges == ()
 
 
 def test_an_import_takes_the_weights_and_nothing_else(

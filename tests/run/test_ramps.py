@@ -103,9 +103,9 @@ def test_a_rank_may_take_longer_for_a_larger_batch() -> None:
     for phase in ("data", "forward_backward", "clip", "forward_backward", "clip"):
         heartbeat.enter(phase, At())
     heartbeat._newest, heartbeat._slowest = [7] * len(heartbeat._newest), [50] * len(heartbeat._slowest)
-    heartbeat.expect(16)
+    heartbeat.expect_growth(16)
     heartbeat.enter("forward_backward", At())
     assert heartbeat.read().slowest == 16 * 7
-    heartbeat.expect(2)
+    heartbeat.expect_growth(2)
     heartbeat.enter("save", At())
     assert heartbeat.read().slowest == 50  # what does not depend on the batch
