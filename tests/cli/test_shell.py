@@ -232,6 +232,7 @@ def test_the_code_of_a_run_stays_when_the_reader_of_its_answer_leaves(monkeypatc
     """A scheduler starts what ended with 75 again."""
     from hornbook.cli.train import training
     from hornbook.files.run_directory import RunDir
+    from hornbook.run.job import Start
     from hornbook.run.launch import launch
     from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
@@ -244,5 +245,5 @@ def test_the_code_of_a_run_stays_when_the_reader_of_its_answer_leaves(monkeypatc
         monkeypatch.setattr(training, name, value)
     monkeypatch.setattr(training, "forget", lambda _: None)
     resolved = Resolved(Recipe(), {})
-    found = training.run_job(resolved, RunDir("absent"), launch.Start(), dry_run=False, as_json=True)
+    found = training.run_job(resolved, RunDir("absent"), Start(), dry_run=False, as_json=True)
     assert found == Exit.RESUMABLE
