@@ -17,7 +17,7 @@ from pathlib import Path
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import TEMPORARY, storage_error, sync_directory
 from hornbook.files.filesystem import exists, is_folder, list_folder
-from hornbook.run.checkpoints.manifest import Figure, Manifest, write_manifest
+from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, write_manifest
 
 LATEST = "latest"
 BEST = "best"
@@ -51,7 +51,7 @@ def commit(
     *,
     step: int,
     tokens: int,
-    score: Figure | None = None,
+    score: ValidationLoss | None = None,
     final: bool = False,
     ledger: tuple[str, str] | None = None,
 ) -> tuple[Path, Manifest]:
