@@ -2,15 +2,18 @@
 
     python -m benchmarks.mutation --rooms data,model,optim,parallel,run --count 300 --seed 1
 
+    python -m benchmarks.mutation_map        first: which tests run which lines
+
 One change at a time in a copy of `src` that stands first on PYTHONPATH: a number, a comparison or an operator is
-another, a condition is negated, a result is None, a statement is gone. Against each run the tests nearest to its
-module (`rings_of`), and those further off where the near ones pass. A mutant is killed where they fail or last
-`PATIENCE` times as long as without it; one that survives changes nothing that counts, or shows a test that is missing.
+another, a condition is negated, a result is None, a statement is gone. Against each run tests that run its lines
+(`tests_of`). A mutant is killed where one fails, or where they last `PATIENCE` times as long as without it; one that
+survives changes nothing that counts, or shows a test that is missing.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import shutil
@@ -19,23 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from benchmarks import report
+from benchmarks.mutation_map import TestMap
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hornbook"
-TESTS = {file.relative_to(ROOT) for file in (ROOT / "tests").rglob("test_*.py")}
 ROOMS = ("data", "model", "optim", "parallel", "run")
-PATIENCE, LEAST_SECONDS, GREATEST_SECONDS = 4, 20.0, 120.0
-"""Of a mutant's tests: a multiple of what they take without it, between two bounds."""
-OTHERS = 4
-"""Test files of a ring, at most; the smallest."""
+TESTS_SECONDS = 40.0
+"""Of the tests against a mutant, by what each takes without it."""
+PATIENCE, START_SECONDS = 3, 40.0
+"""They may last so many times as long, after the start of pytest."""
 EQUIVALENT: dict[str, str] = {}
 """`Mutant.key` -> why no test can notice it. By hand."""
 
@@ -56,9 +61,11 @@ class Mutant:
 
     path: str
     """Of the file, below the package."""
+    lines: frozenset[int]
+    """Tests that run one of them may notice: the statement of the change; of a module's or a class's, all functions."""
     line: int
     source: str
-    """The line."""
+    """The line of the change."""
     before: str
     after: str
     text: str
@@ -131,9 +138,22 @@ def mutant(path: Path, number: int) -> Mutant:
     new = ast.fix_missing_locations(next(changes(node))(copy.deepcopy(node)))
     shown = [ast.unparse(each).splitlines()[0] for each in (node, new)]
     text = ast.unparse(ast.fix_missing_locations(_Swap(node, new).visit(tree)))
-    return Mutant(
-        str(path.relative_to(PACKAGE)), node.lineno, source.splitlines()[node.lineno - 1].strip(), *shown, text
-    )
+    name = str(path.relative_to(PACKAGE))
+    lines = _lines(ast.parse(source), node.lineno, node.end_lineno)
+    return Mutant(name, lines, node.lineno, source.splitlines()[node.lineno - 1].strip(), *shown, text)
+
+
+def _lines(tree: ast.Module, first: int, last: int) -> frozenset[int]:
+    """`Mutant.lines` of a change from a first line to a last one."""
+    around = [each for each in ast.walk(tree) if isinstance(each, ast.stmt) and each.lineno <= first <= _end(each)]
+    if any(isinstance(each, ast.FunctionDef) for each in around):
+        return frozenset(range(max(each.lineno for each in around), last + 1))
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    return frozenset(line for each in functions for line in range(each.body[0].lineno, _end(each) + 1))
+
+
+def _end(each: ast.stmt) -> int:
+    return each.end_lineno or each.lineno
 
 
 def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
@@ -143,124 +163,119 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     return [mutant(*site) for site in random.Random(seed).sample(sites, min(count, len(sites)))]
 
 
-@cache
-def rings_of(path: str) -> tuple[tuple[str, ...], ...]:
-    """Test files of a module, the nearest first: its own and the golden pins of its room; others that name it; those of
-    the modules that import it, or of the modules that import these, and the room's parity with its references.
+def tests_of(each: Mutant, known: TestMap) -> list[str]:
+    """Tests that run the changed lines, or the file where coverage sees none of them: a constant, a compiled kernel.
+
+    The module's own tests come first, then the quickest of every other file, then the second of every one ..., as long
+    as they take `TESTS_SECONDS` together.
     """
-    module = Path(path).with_suffix("")
-    near = [_mirrored(module), Path("tests", module.parts[0], "test_golden.py")]
-    naming = _smallest(file for file in TESTS if _names(ROOT / file, module))
-    above = _importers(module)
-    far = _smallest(map(_mirrored, above)) or _smallest(_mirrored(each) for one in above for each in _importers(one))
-    far.append(Path("tests", module.parts[0], "test_parity.py"))
-    seen = set[Path]()
-    rings = []
-    for ring in (near, naming, far):
-        rings.append(tuple(str(file) for file in ring if file in TESTS and file not in seen))
-        seen |= set(ring)
-    return tuple(ring for ring in rings if ring)
+    found = known.of_lines(each.path, each.lines) or known.of_file(each.path)
+    own = str(Path("tests", each.path).with_name(f"test_{Path(each.path).name}")) + "::"
+    of_files = defaultdict[str, int](int)
+    ranked = []
+    for test in sorted(found, key=lambda test: (known.seconds[test], test)):
+        file = test.split("::")[0]
+        ranked.append((not test.startswith(own), of_files[file], known.seconds[test], test))
+        of_files[file] += 1
+    chosen, seconds = list[str](), 0.0
+    for *_, took, test in sorted(ranked):
+        seconds += took
+        if seconds <= TESTS_SECONDS or not chosen:
+            chosen.append(test)
+    return chosen
 
 
-def _mirrored(module: Path) -> Path:
-    return "tests" / module.parent / f"test_{module.name}.py"
-
-
-def _smallest(files: Iterable[Path]) -> list[Path]:
-    return sorted({*files} & TESTS, key=lambda file: (ROOT / file).stat().st_size)[:OTHERS]
-
-
-@cache
-def _importers(module: Path) -> list[Path]:
-    files = [file for file in sorted(PACKAGE.rglob("*.py")) if _names(file, module)]
-    return [file.relative_to(PACKAGE).with_suffix("") for file in files]
-
-
-def _names(file: Path, module: Path) -> bool:
-    """Whether a file imports a module."""
-    return f"from hornbook.{'.'.join(module.parts)} import" in _text(file)
-
-
-@cache
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
-
-
-def outcome(source: Path, tests: tuple[str, ...], seconds: float) -> tuple[bool, float]:
-    """(whether the tests fail or last too long, seconds they took) with the package in `source`."""
+def outcome(source: Path, tests: list[str], seconds: float) -> tuple[bool, str]:
+    """(whether a test fails or all last too long, which) with the package in `source`."""
     environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         try:
-            failed = process.wait(seconds) != 0
+            said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            failed = True
+            return True, ""
         finally:
             with suppress(ProcessLookupError):  # what tests left behind goes too
                 os.killpg(process.pid, signal.SIGKILL)
-    return failed, time.monotonic() - begun
+    lines = said.decode(errors="replace").splitlines()
+    failing = [line.split(" ", 1)[1].split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return process.returncode != 0, failing[0] if failing else ""
 
 
-def judge(each: Mutant, source: Path, plain: dict[tuple[str, ...], float]) -> str:
-    """What became of it: killed, survived or equivalent; untested where no test names the module or what imports it.
-
-    Broken: all its tests fail without it too, or take too long. plain: seconds of tests without a mutant, 0 for such;
-    it is filled here.
-    """
-    rings = rings_of(each.path)
+def judge(each: Mutant, source: Path, known: TestMap) -> dict[str, Any]:
+    """What became of it: killed, survived or equivalent; untested where no test runs its file. With who killed it."""
+    found: dict[str, Any] = {"mutant": each.key, "line": each.line}
     if each.key in EQUIVALENT:
-        return "equivalent"
-    if not rings:
-        return "untested"
-    sound = False
-    for tests in rings:
-        if tests not in plain:
-            failed, seconds = outcome(source, tests, GREATEST_SECONDS)
-            plain[tests] = 0.0 if failed else seconds
-        if plain[tests]:
-            sound = True
-            if _fails(each, source, tests, min(max(PATIENCE * plain[tests], LEAST_SECONDS), GREATEST_SECONDS)):
-                return "killed"
-    return "survived" if sound else "broken"
-
-
-def _fails(each: Mutant, source: Path, tests: tuple[str, ...], seconds: float) -> bool:
+        return found | {"verdict": "equivalent"}
+    tests = tests_of(each, known)
+    if not tests:
+        return found | {"verdict": "untested"}
     file = source / "hornbook" / each.path
     before = file.read_bytes()
+    file.write_text(each.text + "\n")
+    limit = START_SECONDS + PATIENCE * sum(known.seconds[test] for test in tests)
     try:
-        file.write_text(each.text + "\n")
-        return outcome(source, tests, seconds)[0]
+        killed, killer = outcome(source, tests, limit)
     finally:
         file.write_bytes(before)
+    if killed and not killer and outcome(source, tests, limit)[0]:  # nobody is named: do they pass without it?
+        return found | {"verdict": "broken"}
+    return found | {"verdict": "killed" if killed else "survived", "tests": len(tests), "by": killer}
 
 
-def run(rooms: str = ",".join(ROOMS), count: int = 300, seed: int = 1, minutes: float = 600.0) -> None:
+def run(rooms: str, count: int, seed: int, minutes: float, jobs: int, *, again: bool) -> None:
     """Judge mutants until they, or the minutes, are all; print and write them."""
-    results: list[dict[str, Any]] = []
-    counts: dict[str, int] = {}
-    plain: dict[tuple[str, ...], float] = {}
+    known, asked = TestMap(), {"seed": seed, "asked": count, "rooms": rooms}
+    before = json.loads((report.RESULTS / "mutation.json").read_text())["mutants"] if again else []
+    results = [found for found in before if found["verdict"] == "killed"]
+    done = {found["mutant"] for found in results}
+    drawn = [each for each in draw(rooms.split(","), count, seed) if each.key not in done]
     end = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory() as temporary:
-        source = Path(temporary) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        for each in draw(rooms.split(","), count, seed):
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(jobs) as pool:
+        sources = SimpleQueue[Path]()
+        for number in range(jobs):
+            sources.put(copied := Path(temporary, str(number)))
+            shutil.copytree(ROOT / "src", copied, ignore=shutil.ignore_patterns("__pycache__"))
+
+        def judged(each: Mutant) -> dict[str, Any] | None:
             if time.monotonic() > end:
-                break
-            verdict = judge(each, source, plain)
-            print(f"{verdict:<10}  {each.path}:{each.line}  {each.before}  ->  {each.after}", flush=True)
-            results.append({"verdict": verdict, "line": each.line, "mutant": each.key})
-            counts = write(results, {"seed": seed, "asked": count, "rooms": rooms})
+                return None
+            source = sources.get()
+            try:
+                return judge(each, source, known)
+            finally:
+                sources.put(source)
+
+        for found in pool.map(judged, drawn):
+            if found is not None:
+                print(f"{found['verdict']:<10}  {found['mutant']}  {found.get('by', '')}", flush=True)
+                results.append(found)
+                write(results, asked)
+        acquit(results, sources.get())
+    counts = write(results, asked)
     print(report.table(list(counts), [list(counts.values())]))
 
 
+def acquit(results: list[dict[str, Any]], source: Path) -> None:
+    """Tests that fail without any mutant, when run alone, kill none: their mutants are broken, not killed."""
+    killers = sorted({found["by"] for found in results if found.get("by")})
+    while killers:
+        failed, killer = outcome(source, killers, START_SECONDS + 3600.0)
+        if not failed:
+            return
+        for found in results:
+            if found.get("by") == killer:
+                found["verdict"] = "broken"
+        killers = [test for test in killers if test != killer] if killer else []
+
+
 def write(results: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, int]:
-    """Write what is known so far; returns the mutants of each verdict."""
+    """Write what is known so far; returns the mutants of each verdict. What no test runs counts as survived."""
     names = ("killed", "survived", "equivalent", "untested", "broken")
     counts = {name: sum(result["verdict"] == name for result in results) for name in names}
-    share = counts["killed"] / max(counts["killed"] + counts["survived"], 1)
+    share = counts["killed"] / max(counts["killed"] + counts["survived"] + counts["untested"], 1)
     reasons = {result["mutant"]: EQUIVALENT[result["mutant"]] for result in results if result["mutant"] in EQUIVALENT}
     figures = {**asked, **counts, "killed_share": share, "equivalent_because": reasons, "mutants": results}
     report.write("mutation", figures)
@@ -273,6 +288,8 @@ def main() -> None:
     parser.add_argument("--rooms", default=",".join(ROOMS), help="rooms of the package, with commas between")
     parser.add_argument("--count", type=int, default=300, help="mutants")
     parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn")
+    parser.add_argument("--again", action="store_true", help="leave out those that the last report calls killed")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants judged at the same time")
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no further mutant after this time")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no tests are left behind
     run(**vars(parser.parse_args()))
