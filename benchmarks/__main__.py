@@ -1,58 +1,27 @@
 """`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json; then the page."""
 
-from benchmarks import (
+from benchmarks import cpus, figures
+from benchmarks.refinery import bpe, duplicates, effect, endurance, personal, pipeline, planted, rules
+from benchmarks.reliability import fuzz, kill, kill_ranks
+from benchmarks.start import cold_start, quickstart
+from benchmarks.training import (
     checkpoint,
-    cold_start,
-    cpus,
     experts,
     families,
-    figures,
-    fuzz,
-    kill,
-    kill_ranks,
     large,
     loader,
     parallel,
     parity,
     presets,
-    quickstart,
     ranks,
-    refinery_bpe,
-    refinery_duplicates,
-    refinery_effect,
-    refinery_endurance,
-    refinery_personal,
-    refinery_pipeline,
-    refinery_planted,
-    refinery_rules,
     throughput,
 )
 
-for benchmark in (
-    parity,
-    loader,
-    throughput,
-    large,
-    presets,
-    experts,
-    families,
-    ranks,
-    parallel,
-    checkpoint,
-    kill,
-    kill_ranks,
-    fuzz,
-    quickstart,
-    cold_start,
-    refinery_pipeline,
-    refinery_rules,
-    refinery_duplicates,
-    refinery_personal,
-    refinery_planted,
-    refinery_bpe,
-    refinery_effect,
-    refinery_endurance,
-):
+TRAINING = (parity, loader, throughput, large, presets, experts, families, ranks, parallel, checkpoint)
+OTHERS = (kill, kill_ranks, fuzz, quickstart, cold_start)
+REFINERY = (pipeline, rules, duplicates, personal, planted, bpe, effect, endurance)
+
+for benchmark in (*TRAINING, *OTHERS, *REFINERY):
     print(f"\n== {benchmark.__name__} ==")
     if benchmark in (loader, throughput, experts, families):
         cpus.each_cpu(benchmark.__name__)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import presets as preset_table
-from benchmarks import refinery_figures
-from benchmarks.quickstart_matrix import HEADER, cells
+from benchmarks.refinery import figures as refinery_figures
 from benchmarks.report import RESULTS, machine_line, rows_of, section
+from benchmarks.start.quickstart_matrix import HEADER, cells
+from benchmarks.training import presets as preset_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 2**20
@@ -20,7 +20,7 @@ def throughput(found: dict[str, Any]) -> list[str]:
     """Speed and memory beside transformers and the bound."""
     lines = section(
         "Training throughput on a CPU",
-        "`python -m benchmarks.throughput`: the 13M LLaMA shape, 8 rows of 512",
+        "`python -m benchmarks.training.throughput`: the 13M LLaMA shape, 8 rows of 512",
     )
     lines += [
         "tokens, AdamW, clipping, interleaved rounds; `hornbook is x` is the median of the ratios within a round.",
@@ -56,10 +56,10 @@ def families(found: dict[str, Any]) -> list[str]:
     ]
     return section(
         "Encoders and encoder-decoders",
-        "`python -m benchmarks.families`: BERT of 6 layers and T5 v1.1 of 4 and 4, 384 wide, 8 rows of 512 tokens, on",
-        "a CPU, beside transformers in a plain loop; all from one checkpoint, on the same rows, in turns. Documents:",
-        "rows of several texts, which the plain loop pads. Memory: the peak above parameters, gradients and moments.",
-        "Goal: 1.3 x. BERT and T5 were published with dropout 0.1.",
+        "`python -m benchmarks.training.families`: BERT of 6 layers and T5 v1.1 of 4 and 4, 384 wide, 8 rows of 512",
+        "tokens, on a CPU, beside transformers in a plain loop; all from one checkpoint, on the same rows, in turns.",
+        "Documents: rows of several texts, which the plain loop pads. Memory: the peak above parameters, gradients and",
+        "moments. Goal: 1.3 x. BERT and T5 were published with dropout 0.1.",
         *rows_of(["", "", "tokens/s", "hornbook is x", "MiB above states"], rows),
     )
 
@@ -75,8 +75,9 @@ def loader(found: dict[str, Any]) -> list[str]:
     rows = [(name, rate, ratios[name]) for name, rate in found["million_tokens_per_cpu_second"].items()]
     return section(
         "Loader",
-        "`python -m benchmarks.loader`: one thread, the same memory map, rows of 2,048 tokens, 8 a step unless said",
-        "(goals: 2 x torch's DataLoader, 8 x Megatron-LM's dataset, here behind a DataLoader without processes).",
+        "`python -m benchmarks.training.loader`: one thread, the same memory map, rows of 2,048 tokens, 8 a step",
+        "unless said (goals: 2 x torch's DataLoader, 8 x Megatron-LM's dataset, here behind a DataLoader without",
+        "processes).",
         *rows_of(["", "million tokens per CPU second", "x DataLoader"], rows),
         f"Seek to sample one billion: {found['seek_to_sample_1e9_milliseconds']:.3f} ms (goal: under 10).",
         "",
@@ -105,11 +106,11 @@ def parallel(found: dict[str, Any]) -> list[str]:
     equal = sum(row["equal"] for row in found["exact"])
     return section(
         "Parallel equals single",
-        f"`python -m benchmarks.parallel`: {found['steps']} steps of a tiny model on forked ranks of one thread,",
-        "against one process: dropout, clipping that bites, microbatches of unequal weight, tied weights. Largest",
-        "relative differences of losses, norms before clipping and final weights (of a parameter's largest). The limit",
-        "in bf16 is three times what two orders of the same microbatches make in one process: the order of the grid,",
-        "and the opposite order or the tree of the exact mode.",
+        f"`python -m benchmarks.training.parallel`: {found['steps']} steps of a tiny model on forked ranks of one",
+        "thread, against one process: dropout, clipping that bites, microbatches of unequal weight, tied weights.",
+        "Largest relative differences of losses, norms before clipping and final weights (of a parameter's largest).",
+        "The limit in bf16 is three times what two orders of the same microbatches make in one process: the order of",
+        "the grid, and the opposite order or the tree of the exact mode.",
         *rows_of(["", "ranks", "losses", "norms", "weights", "kept"], [(f"{a}, {b}", *rest) for a, b, *rest in rows]),
         *rows_of(["limit", *FIGURES], limits),
         *rows_of(["two orders", *FIGURES], orders),
@@ -134,11 +135,11 @@ def parity(found: dict[str, Any]) -> list[str]:
     ]
     return section(
         "Parity with transformers",
-        f"`python -m benchmarks.parity`: {found['draws']} random tiny models of each architecture, every parameter",
-        f"random, beside transformers {found['transformers']}: the largest difference of float32 logits, as a share of",
-        f"the largest logit, and of gradients, as a share of a parameter's largest (limit {found['limit']:.0e}).",
-        "Packed: documents in one row against each alone. Cached: a prompt, one token, several. Exports equal:",
-        "reloaded, tensors and logits are the same to the bit.",
+        f"`python -m benchmarks.training.parity`: {found['draws']} random tiny models of each architecture, every",
+        f"parameter random, beside transformers {found['transformers']}: the largest difference of float32 logits, as",
+        "a share of the largest logit, and of gradients, as a share of a parameter's largest (limit",
+        f"{found['limit']:.0e}). Packed: documents in one row against each alone. Cached: a prompt, one token,",
+        "several. Exports equal: reloaded, tensors and logits are the same to the bit.",
         *rows_of(["", *names, "exports equal", "kept"], rows),
     )
 
@@ -147,9 +148,10 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
     """Saves and loads beside torch's own."""
     lines = section(
         "Checkpoints",
-        "`python -m benchmarks.checkpoint`: weights and Adam's moments in float32, one process of two threads and two",
-        "ranks of one with everything sharded; all to disk (fsync), in turn, medians of the slowest rank. hornbook's",
-        "bytes are hashed when written and checked when loaded. Goal: the loop is held at most 1.5 x a memcpy.",
+        "`python -m benchmarks.training.checkpoint`: weights and Adam's moments in float32, one process of two threads",
+        "and two ranks of one with everything sharded; all to disk (fsync), in turn, medians of the slowest rank.",
+        "hornbook's bytes are hashed when written and checked when loaded. Goal: the loop is held at most 1.5 x a",
+        "memcpy.",
     )
     header = ["", "loop held, s", "x memcpy", "durable after, s", "a step takes x while writing", "load, s"]
     for world, each in found["worlds"].items():
@@ -167,8 +169,9 @@ def ranks(found: dict[str, Any]) -> list[str]:
     """Speed of two ranks beside one process and bare loops."""
     lines = section(
         "Two ranks",
-        "`python -m benchmarks.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one thread;",
-        "bare loops wrap the same model in torch's DDP or fully_shard. Rounds in turn, medians of ratios within one.",
+        "`python -m benchmarks.training.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one",
+        "thread; bare loops wrap the same model in torch's DDP or fully_shard. Rounds in turn, medians of ratios",
+        "within one.",
     )
     for precision, speed in found["speed"].items():
         rates = [(name, rate, speed["last_loss"][name]) for name, rate in speed["tokens_per_second"].items()]
@@ -182,7 +185,7 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
     return section(
         "Kills of ranks",
-        "`python -m benchmarks.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
+        "`python -m benchmarks.reliability.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
         f"{kills} kills in {found['trials']} runs, {found['kills_in_saves']} of them inside a save.",
         f"{found['equal']} runs ended with weights, moments and token hashes of the uninterrupted run, to the bit.",
         "From a kill to the next step on record:",
@@ -194,7 +197,7 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
 
 def large(found: dict[str, Any]) -> list[str]:
     """Recipes at full size."""
-    lines = section("Recipes at full size", f"`python -m benchmarks.large`, bf16, on: {found['device']}.")
+    lines = section("Recipes at full size", f"`python -m benchmarks.training.large`, bf16, on: {found['device']}.")
     for name, case in found["cases"].items():
         rows = [
             (peer, rate, case["mfu"][peer], case["ours_over"][peer], case["peak_bytes"][peer] / 2**30)
@@ -209,13 +212,13 @@ def presets(found: dict[str, Any]) -> list[str]:
     """Time and memory of every shipped recipe."""
     return section(
         "Time and memory of the presets",
-        "`python -m benchmarks.presets`: each recipe by itself on this machine, uncompiled, on random tokens: time for",
-        "one million tokens (microbatches, and the updates that its batch asks for), and the peak of the process with",
-        "a microbatch of the rows named; `GB a row more` is what each row of `train.micro_batch` adds. State is",
-        "weights, gradients and moments. Estimated: time by the operations per token (`hornbook recipes show`) at the",
-        "rate of the largest that was measured, on such a machine with enough memory; memory by the state alone.",
-        "Processor time: something ran beside it all the time, and processor time over threads stands for time on the",
-        "clock; a neighbour makes it longer.",
+        "`python -m benchmarks.training.presets`: each recipe by itself on this machine, uncompiled, on random tokens:",
+        "time for one million tokens (microbatches, and the updates that its batch asks for), and the peak of the",
+        "process with a microbatch of the rows named; `GB a row more` is what each row of `train.micro_batch` adds.",
+        "State is weights, gradients and moments. Estimated: time by the operations per token (`hornbook recipes",
+        "show`) at the rate of the largest that was measured, on such a machine with enough memory; memory by the",
+        "state alone. Processor time: something ran beside it all the time, and processor time over threads stands for",
+        "time on the clock; a neighbour makes it longer.",
         *rows_of(preset_table.HEADER, preset_table.cells(found)),
     )
 
@@ -225,10 +228,10 @@ def kill(found: dict[str, Any]) -> list[str]:
     kills, trials = found["kills"], found["trials"]
     return section(
         "Kills",
-        f"`python -m benchmarks.kill --kills {kills}`: kill -9 of `hornbook train` at random moments, then resume.",
-        f"{found['kills_survived']} of {kills} kills survived, {found['kills_in_saves']} of them inside a save.",
-        f"{found['equal']} of {trials} runs ended with weights, moments and token hashes of the uninterrupted run,",
-        "to the bit.",
+        f"`python -m benchmarks.reliability.kill --kills {kills}`: kill -9 of `hornbook train` at random moments, then",
+        f"resume. {found['kills_survived']} of {kills} kills survived, {found['kills_in_saves']} of them inside a",
+        f"save. {found['equal']} of {trials} runs ended with weights, moments and token hashes of the uninterrupted",
+        "run, to the bit.",
         "",
     )
 
@@ -240,7 +243,7 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     rows += [(f"{name.replace('_', ' ')}, bits per byte", value) for name, value in figures["baselines"].items()]
     rows += [("seconds, three runs (limit 180)", ", ".join(f"{seconds:.0f}" for seconds in found["seconds"]))]
     rows += [("same size and seed, same numbers", "yes" if found["same_numbers"] else "NO")]
-    return section("Quickstart", "`python -m benchmarks.quickstart`", *rows_of(["", "figure"], rows))
+    return section("Quickstart", "`python -m benchmarks.start.quickstart`", *rows_of(["", "figure"], rows))
 
 
 def cold_start(found: dict[str, Any]) -> list[str]:
@@ -256,9 +259,10 @@ def cold_start(found: dict[str, Any]) -> list[str]:
     kernels = [f"Compiling the tokenizer's kernels takes {compiling['cpu']:.0f} s of CPU."] if compiling else []
     return section(
         "Cold and warm start",
-        f"`python -m benchmarks.cold_start`, {found['date']}, {facts['processor']}, {facts['cores']} cores: seconds",
-        "of a verb with no kernel on disk (cold) and with all (warm), of 3 MB of text, `train` being recipe `tiny` to",
-        "the end of a run of one step. Goals: cold within 5 s of warm, `train` within 15. `before` is commit fb714ec.",
+        f"`python -m benchmarks.start.cold_start`, {found['date']}, {facts['processor']}, {facts['cores']} cores:",
+        "seconds of a verb with no kernel on disk (cold) and with all (warm), of 3 MB of text, `train` being recipe",
+        "`tiny` to the end of a run of one step. Goals: cold within 5 s of warm, `train` within 15. `before` is commit",
+        "fb714ec.",
         *kernels,
         *rows_of(["", "instructions", "", "cold s", "of CPU", "warm s", "of CPU"], rows),
     )
@@ -269,7 +273,7 @@ def quickstart_matrix(found: dict[str, Any]) -> list[str]:
     rows = [(*cells(each), f"{each['processor']}, {each['date']}") for each in found["rows"].values()]
     return section(
         "Quickstart on other machines",
-        "`python -m benchmarks.quickstart --matrix`: the demo without a size, which must end within 180 s.",
+        "`python -m benchmarks.start.quickstart --matrix`: the demo without a size, which must end within 180 s.",
         "Cold: no kernel on disk. Busy loops: two processes that never rest. AVX2: the variables of `tests/cpus.py`.",
         *rows_of((*HEADER, "CPU, date"), rows),
     )
@@ -280,10 +284,11 @@ def experts(found: dict[str, Any]) -> list[str]:
     shape = found["shape"]
     lines = section(
         "Mixtures of experts and linear attention",
-        f"`python -m benchmarks.experts`: {shape['tokens']:,} tokens of width {shape['width']}, experts of inner width",
-        f"{shape['hidden']:,}, forward and backward in turn on one thread; `hornbook is x` is the median ratio of",
-        "processor time within a round (goal: no slower than a loop, faster than transformers). `products alone`",
-        "is one dense expert for as many rows: above it are sorting, routing, activations, gradients of all experts.",
+        f"`python -m benchmarks.training.experts`: {shape['tokens']:,} tokens of width {shape['width']}, experts of",
+        f"inner width {shape['hidden']:,}, forward and backward in turn on one thread; `hornbook is x` is the median",
+        "ratio of processor time within a round (goal: no slower than a loop, faster than transformers). `products",
+        "alone` is one dense expert for as many rows: above it are sorting, routing, activations, gradients of all",
+        "experts.",
     )
     for name, entry in found["mixtures"].items():
         rows = [(form, entry["milliseconds"][form], ratio) for form, ratio in entry["ours_over"].items()]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fuzz
-from benchmarks.fuzz_doors import CONFIG, DOORS, LOCK, QUADRATIC, RECIPE, TOKENIZER, header
+from benchmarks.reliability import fuzz
+from benchmarks.reliability.fuzz_doors import CONFIG, DOORS, LOCK, QUADRATIC, RECIPE, TOKENIZER, header
 from hornbook.errors import HornbookError
 
 QUICK, WHOLE = 300, 6000

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import presets, report
+from benchmarks import report
+from benchmarks.training import presets
 from hornbook.settings.recipe_files import shipped_recipes
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -1,4 +1,4 @@
-"""Ways to save and load the state of one model on some ranks: what `benchmarks.checkpoint` runs on each of them."""
+"""Ways to save and load the state of one model on some ranks: what `benchmarks.training.checkpoint` runs on each."""
 
 import os
 import shutil

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from benchmarks.peers.batches import make_batch
 from benchmarks.peers.worker import serve
-from benchmarks.throughput import model_config
+from benchmarks.training.throughput import model_config
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.optim.build import build_optimizer

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.peers.batches import cut, make_batch
 from benchmarks.peers.worker import serve
-from benchmarks.throughput import model_config
+from benchmarks.training.throughput import model_config
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW

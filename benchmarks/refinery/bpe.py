@@ -5,7 +5,7 @@ Training: 32,768 tokens, the split regex of our tokenizers. rustbpe lets the ord
 equal pairs, tokenizers that of the letters that stand for them, so ours is compared to each in its own order. Encoding
 begins with an empty cache of words and ends with ids in memory. Cases: texts that are slow for many encoders.
 
-    python -m benchmarks.refinery_bpe [--quick]     texts of ../shared/data
+    python -m benchmarks.refinery.bpe [--quick]     texts of ../shared/data
 """
 
 import gzip
@@ -49,7 +49,7 @@ class Contender:
 def contender(name: str, peer: str, folder: Path) -> Iterator[Contender]:
     """Our process that is to be compared to a peer, or the peer itself."""
     ours = [sys.executable, "-m", "benchmarks.peers.ours_bpe"]
-    theirs = [str(peer_python()), str(Path(__file__).parent / "peers" / "bpe.py")]
+    theirs = [str(peer_python()), str(ROOT / "benchmarks" / "peers" / "bpe.py")]
     environment = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [*(ours if name == "ours" else theirs), peer, str(folder)]
     with subprocess.Popen(

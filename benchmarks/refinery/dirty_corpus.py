@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from benchmarks.planted_duplicates import DATA, edited
+from benchmarks.refinery.planted_duplicates import DATA, edited
 
 ENGLISH = (
     "cppreference",

@@ -2,7 +2,7 @@
 
 Each contender is a process of its own; they take turns. Reading the texts, imports and compiling are not counted.
 
-    python -m benchmarks.refinery_duplicates
+    python -m benchmarks.refinery.duplicates
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.planted_duplicates import EDITS, Planted, jaccard, plant, shingle_hashes
+from benchmarks.refinery.planted_duplicates import EDITS, Planted, jaccard, plant, shingle_hashes
 from benchmarks.report import table, write
 
 OURS = ("near: ours", "exact: ours", "lines: ours", "spans: ours", "decontamination: ours")

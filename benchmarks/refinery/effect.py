@@ -1,6 +1,6 @@
 """What refining is worth: the same small model trained on raw and on refined text of one dirty corpus.
 
-    nice -n 10 python -m benchmarks.refinery_effect [--folder PATH]
+    nice -n 10 python -m benchmarks.refinery.effect [--folder PATH]
 
 `dirty_corpus` makes three corpora of the same documents: `raw`, with dirt in stated shares; `refined`, which is raw
 behind the steps of docs/refinery.md; `clean`, the documents without dirt, which no refinery can hope to surpass by
@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.dirty_corpus import MARKS, PAGES, Corpus, Page, make_corpus
+from benchmarks.refinery.dirty_corpus import MARKS, PAGES, Corpus, Page, make_corpus
 from benchmarks.report import table, write
 
 CLEAN_BYTES, HELD_OUT_BYTES = 5_000_000, 500_000

@@ -1,6 +1,6 @@
 """Memory of prepare and tokenize as the input grows, and kill -9 at random points: are the bytes the same?
 
-    python -m benchmarks.refinery_endurance [--kills 50] [--megabytes 100 1000 5000]
+    python -m benchmarks.refinery.endurance [--kills 50] [--megabytes 100 1000 5000]
 
 What is not asked for (`--kills 0`) stays as it was measured before.
 The input is made: real words in random order, a tenth of the documents copied from earlier ones, in files of 20 MB.
@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks import report
-from benchmarks.planted_duplicates import DATA
+from benchmarks.refinery.planted_duplicates import DATA
 from hornbook.text.store import digest_file
 
 STEPS = (

@@ -18,7 +18,7 @@ def refinery_pipeline(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "From raw text to shards",
-            f"`python -m benchmarks.refinery_pipeline`: {found['documents']:,} documents ({found['megabytes']:.1f} MB)",
+            f"`python -m benchmarks.refinery.pipeline`: {found['documents']:,} documents ({found['megabytes']:.1f} MB)",
             "of technical English with planted copies: Unicode form, exact duplicates, rules of Gopher and FineWeb,",
             "near duplicates, tokens. CPU seconds of whole commands, start and imports too, one worker each, in turn,",
             "beside datatrove 0.10.1 with tokenizers; the machine did other work too (load average "
@@ -49,7 +49,7 @@ def refinery_rules(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Rules of quality",
-            f"`python -m benchmarks.refinery_rules`: {found['documents']:,} documents ({found['megabytes']:.1f} MB) of",
+            f"`python -m benchmarks.refinery.rules`: {found['documents']:,} documents ({found['megabytes']:.1f} MB) of",
             "technical documentation beside datatrove 0.10.1; `different` counts documents with another reason when",
             "datatrove is given the same words.",
         ),
@@ -77,7 +77,7 @@ def refinery_duplicates(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Duplicates and test items",
-            f"`python -m benchmarks.refinery_duplicates`: {found['documents']:,} documents",
+            f"`python -m benchmarks.refinery.duplicates`: {found['documents']:,} documents",
             f"({found['megabytes']:.1f} MB) of several languages with planted copies and test items, CPU seconds of",
             f"the work alone, medians of {found['rounds']} rounds in turn. Goals of near duplicates: 5 x rensa,",
             "20 x datasketch, 100 x datatrove; of the others: 3 x.",
@@ -105,7 +105,7 @@ def refinery_personal(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Personal data",
-            f"`python -m benchmarks.refinery_personal`: {found['megabytes']:.1f} MB of technical documentation;",
+            f"`python -m benchmarks.refinery.personal`: {found['megabytes']:.1f} MB of technical documentation;",
             f"e-mail and IP addresses {times:.1f} x datatrove (goal 3).",
         ),
         *rows_of(["", "MB per CPU second"], list(speeds.items())),
@@ -125,14 +125,14 @@ def refinery_planted(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Planted truth",
-            f"`python -m benchmarks.refinery_planted`: {found['documents']:,} documents ({found['megabytes']:.1f} MB;",
+            f"`python -m benchmarks.refinery.planted`: {found['documents']:,} documents ({found['megabytes']:.1f} MB;",
             f"{spread}) of technical books, of which each piece of text is used once, go through `hornbook prepare`",
             "with a recipe of seven steps. Precision / recall, judged on whole lines and documents; recall alone where",
             "wrong finds cannot be told from those of another row. Beside the planted stand look-alikes",
-            "(`benchmarks/planted_truth.py`): documents that share half of their text, quotations of a test item and",
-            "its words in another order, wrong check digits, dates and version numbers, prose about cookies, terms",
-            "within other words and in languages where they mean nothing. Copies are documents of some 40 words (80",
-            "characters of Chinese, 100 of Japanese), shorter than most, so an edit weighs more. Lines are judged",
+            "(`benchmarks/refinery/planted_truth.py`): documents that share half of their text, quotations of a test",
+            "item and its words in another order, wrong check digits, dates and version numbers, prose about cookies,",
+            "terms within other words and in languages where they mean nothing. Copies are documents of some 40 words",
+            "(80 characters of Chinese, 100 of Japanese), shorter than most, so an edit weighs more. Lines are judged",
             "where their document stays.",
         ),
         *rows_of(["", "planted", "all", *languages], rows),
@@ -182,7 +182,7 @@ def refinery_bpe(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "BPE",
-            f"`python -m benchmarks.refinery_bpe`: {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB),",
+            f"`python -m benchmarks.refinery.bpe`: {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB),",
             f"32,768 tokens, one thread, medians of {found['rounds']} rounds in turn.",
         ),
         *rows_of(["", "beside", "ours, CPU s", "its", "ours is x", "goal", "the same result"], rows),
@@ -207,9 +207,9 @@ def refinery_effect(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "What refining is worth",
-            "`python -m benchmarks.refinery_effect`: `raw` is technical English with dirt in the shares below, which",
-            "`benchmarks/dirty_corpus.py` gives reasons for; `refined` is that behind steps of docs/refinery.md;",
-            "`clean` has no dirt. A model of 4.3M parameters is trained on each of them for",
+            "`python -m benchmarks.refinery.effect`: `raw` is technical English with dirt in the shares below, which",
+            "`benchmarks/refinery/dirty_corpus.py` gives reasons for; `refined` is that behind steps of",
+            "docs/refinery.md; `clean` has no dirt. A model of 4.3M parameters is trained on each of them for",
             f"{found['tokens']:,} tokens. Bits per byte of {held_out['documents']} clean documents",
             f"({held_out['bytes'] / 1e6:.2f} MB) that stand nowhere else: none has more than a tenth of its runs of",
             "13 words in what was trained on.",
@@ -233,7 +233,7 @@ def refinery_endurance(found: dict[str, Any]) -> list[str]:
     return [
         *section(
             "Memory and kills",
-            "`python -m benchmarks.refinery_endurance`: two workers, the largest memory of all processes together",
+            "`python -m benchmarks.refinery.endurance`: two workers, the largest memory of all processes together",
             "(goal: the same for any size, under 2,048 MiB). The machine did other work too, so seconds say little.",
         ),
         *rows_of(["input, MB", "prepare, MiB", "seconds", "tokenize, MiB", "seconds"], rows),

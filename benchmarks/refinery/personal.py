@@ -4,7 +4,7 @@ datatrove looks for e-mail and public IP addresses; ours is timed for the same t
 expressions looks for the eight kinds' forms without check digits or context, in Python's `re`, one after the other.
 Planted truth is exact to the letter; its forms are those that the patterns know, so it bounds recall from above.
 
-    python -m benchmarks.refinery_personal [FILE.jsonl.gz...]     by default ../shared/data
+    python -m benchmarks.refinery.personal [FILE.jsonl.gz...]     by default ../shared/data
 """
 
 import gzip
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.planted_personal import CARRIERS, planted, scores
+from benchmarks.refinery.planted_personal import CARRIERS, planted, scores
 from benchmarks.report import table, write
 from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document

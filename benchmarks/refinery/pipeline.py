@@ -7,7 +7,7 @@ in turn, CPU seconds of all their processes, start and imports too; compiled cod
 trains the tokenizer. datatrove 0.10.1 in two forms: as it is, with spaCy's words, on samples since it is slow, and its
 logic with words between blanks, which are ours too.
 
-    python -m benchmarks.refinery_pipeline [--quick]
+    python -m benchmarks.refinery.pipeline [--quick]
 """
 
 import gzip
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.planted_duplicates import DATA, edited
+from benchmarks.refinery.planted_duplicates import DATA, edited
 from benchmarks.report import table, with_range, write
 
 SOURCES = ("cppreference", "git-doc", "handbook-en-US", "linux-doc-6.1", "python3.11", "vim")

@@ -3,7 +3,7 @@
 One corpus of seven languages (`planted_truth`), one recipe, one command. Every kind has look-alikes beside it. Needs
 the extra `lang`, for lists of harmful terms are each for a language.
 
-    python -m benchmarks.refinery_planted [--quick]
+    python -m benchmarks.refinery.planted [--quick]
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.planted_truth import BOOKS, CATEGORIES, EDITS, LINES, PERSONAL, Doc, planted, rows_of, terms
+from benchmarks.refinery.planted_truth import BOOKS, CATEGORIES, EDITS, LINES, PERSONAL, Doc, planted, rows_of, terms
 from benchmarks.report import table, write
 
 COUNT = 1000

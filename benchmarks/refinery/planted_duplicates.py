@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 EDITS = (0.0, 0.05, 0.1, 0.2, 0.3)
 MOST_BYTES, LEAST_WORDS = 60_000, 60
 SHINGLE = 5

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from benchmarks.planted_personal import MAKERS, digits
+from benchmarks.refinery.planted_personal import MAKERS, digits
 
 Form = Callable[[random.Random], str]
 

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted_duplicates import DATA
-from benchmarks.planted_forms import UNSEEN, lookalike, true_value, unseen_value
-from benchmarks.planted_personal import MAKERS
+from benchmarks.refinery.planted_duplicates import DATA
+from benchmarks.refinery.planted_forms import UNSEEN, lookalike, true_value, unseen_value
+from benchmarks.refinery.planted_personal import MAKERS
 
 BOOKS = {
     "en": ("handbook-en-US", "debian-reference", "git-doc"),

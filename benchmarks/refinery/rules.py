@@ -6,7 +6,7 @@ cost it next to nothing; and, once, datatrove as it is, which splits with spaCy.
 in the pipeline, where datatrove stops at a document's first reason and its filters share the words, while ours still
 measures all columns of all documents. Long runs of one character show that time is linear.
 
-    python -m benchmarks.refinery_rules [FILE.jsonl.gz...]     by default ../shared/data
+    python -m benchmarks.refinery.rules [FILE.jsonl.gz...]     by default ../shared/data
 """
 
 import gzip

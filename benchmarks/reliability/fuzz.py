@@ -1,6 +1,6 @@
 """Mutated inputs at every door: is each handled, in bounded time and memory?
 
-    python -m benchmarks.fuzz --inputs 10000 --seed 1
+    python -m benchmarks.reliability.fuzz --inputs 10000 --seed 1
 
 Valid inputs, made here, are mutated (bits, bytes, cuts, repeats, numbers and words that break parsers) and given to the
 functions behind the verbs, in this process. An input is handled where its rows are read, or a HornbookError says what
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks import report
-from benchmarks.fuzz_doors import DOORS, QUADRATIC, Door
+from benchmarks.reliability.fuzz_doors import DOORS, QUADRATIC, Door
 from hornbook.errors import DoesNotFitError, HornbookError
 
 SECONDS, MEGABYTES = 5.0, 1024

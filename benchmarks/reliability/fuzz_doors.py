@@ -1,4 +1,4 @@
-"""The doors that `benchmarks.fuzz` knocks at: valid inputs of each, and the function that takes them."""
+"""The doors that `benchmarks.reliability.fuzz` knocks at: valid inputs of each, and the function that takes them."""
 
 import bz2
 import gzip

@@ -1,6 +1,6 @@
 """Kill -9 anywhere: is the resumed run the uninterrupted run, bit for bit?
 
-    python -m benchmarks.kill --kills 20
+    python -m benchmarks.reliability.kill --kills 20
 
 One run is trained without interruption. Then each trial trains the same run, kills the process (SIGKILL) at a random
 moment, and resumes until it is done: a third of the kills by the clock, a third while a save is being written, a

@@ -1,11 +1,11 @@
 """Kill -9 of ranks: any rank, any moment, inside saves, both at once, the supervisor too; is it the same run?
 
-    python -m benchmarks.kill_ranks --kills 100
+    python -m benchmarks.reliability.kill_ranks --kills 100
 
 One run on two ranks is trained without interruption. Then each trial trains the same run and kills again and again
 until it is done: rank 0, rank 1 or both, by the clock or while a save is being written; in every fourth trial the
-supervisor, after which the run is resumed. A trial counts as `benchmarks.kill` has it. Beside it: how long after a kill
-the next step is on record, and how long a SIGTERM takes to end the run with everything saved.
+supervisor, after which the run is resumed. A trial counts as `benchmarks.reliability.kill` has it. Beside it: how long
+after a kill the next step is on record, and how long a SIGTERM takes to end the run with everything saved.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks import kill, report
+from benchmarks import report
+from benchmarks.reliability import kill
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir

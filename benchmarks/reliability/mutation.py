@@ -1,8 +1,8 @@
 """Random mutations of source lines: does a test notice?
 
-    python -m benchmarks.mutation --rooms data,model,optim,parallel,run --count 300 --seed 1
+    python -m benchmarks.reliability.mutation --rooms data,model,optim,parallel,run --count 300 --seed 1
 
-    python -m benchmarks.mutation_map        first: which tests run which lines
+    python -m benchmarks.reliability.mutation_map        first: which tests run which lines
 
 One change at a time in a copy of `src` that stands first on PYTHONPATH: a number, a comparison or an operator is
 another, a condition is negated, a result is None, a statement is gone. Against each run tests that run its lines
@@ -32,9 +32,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from benchmarks import report
-from benchmarks.mutation_map import TestMap
+from benchmarks.reliability.mutation_map import TestMap
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "hornbook"
 ROOMS = ("data", "model", "optim", "parallel", "run")
 TESTS_SECONDS = 40.0

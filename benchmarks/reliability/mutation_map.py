@@ -1,7 +1,7 @@
 """Which tests run which lines: the tests once under coverage, with the name of the test as context.
 
-    python -m benchmarks.mutation_map           about twice as long as `make test`; writes scratch/mutation
-    python -m benchmarks.mutation_map TEST...   adds these tests, new or changed, to what is there
+    python -m benchmarks.reliability.mutation_map           about twice as long as `make test`; writes scratch/mutation
+    python -m benchmarks.reliability.mutation_map TEST...   adds these tests, new or changed, to what is there
 
 Processes that a test starts are traced too. Compiled kernels are not, nor is what a process does that is killed.
 Coverage imports this module before pytest does, hence PYTEST_DONT_REWRITE.
@@ -23,7 +23,7 @@ import coverage
 if TYPE_CHECKING:
     import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "hornbook"
 FOLDER = ROOT / "scratch" / "mutation"
 RESULTS = FOLDER / "tests.json"
@@ -37,7 +37,7 @@ data_file = {DATA}
 parallel = true
 context = ${{PYTEST_CURRENT_TEST-}}
 patch = _exit
-plugins = benchmarks.mutation_map
+plugins = benchmarks.reliability.mutation_map
 disable_warnings = no-data-collected,module-not-imported,module-not-measured,dynamic-conflict
 """
 
@@ -136,7 +136,17 @@ def measure(tests: tuple[str, ...] = ()) -> None:
         "COVERAGE_PROCESS_START": str(config),
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     }
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-p", "benchmarks.mutation_map"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-p",
+        "benchmarks.reliability.mutation_map",
+    ]
     subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
     RESULTS.write_text(json.dumps(before | json.loads(RESULTS.read_text(encoding="utf-8"))))
     whole = coverage.Coverage(config_file=str(config))

@@ -1,7 +1,8 @@
 """What a first start costs beside a later one: `prepare`, `tokenize` and `train` without and with kernels on disk.
 
-`python -m benchmarks.cold_start` takes 3 MB of the text of this Python installation, and recipe `tiny` up to its first
-step; natively and on the same CPU with AVX2 alone; cold and warm in turns. `--source SRC --label NAME` times others.
+`python -m benchmarks.start.cold_start` takes 3 MB of the text of this Python installation, and recipe `tiny` up to its
+first step; natively and on the same CPU with AVX2 alone; cold and warm in turns. `--source SRC --label NAME` times
+others.
 """
 
 import argparse

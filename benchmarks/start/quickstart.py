@@ -1,7 +1,7 @@
 """The quickstart: seconds, tokens, bits-per-byte against gzip; the same size and seed give the same numbers.
 
-`python -m benchmarks.quickstart` runs it once as a new user would, then twice with that size pinned. With `--matrix`
-it runs it on other kinds of machines (`quickstart_matrix`).
+`python -m benchmarks.start.quickstart` runs it once as a new user would, then twice with that size pinned. With
+`--matrix` it runs it on other kinds of machines (`quickstart_matrix`).
 """
 
 import argparse
@@ -10,8 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks import quickstart_matrix
 from benchmarks.report import table, write
+from benchmarks.start import quickstart_matrix
 
 LIMIT_SECONDS = 180
 SAME = ["steps", "tokens", "loss", "bits_per_byte", "baselines", "dedup_precision", "dedup_recall"]

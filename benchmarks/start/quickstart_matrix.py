@@ -1,7 +1,7 @@
 """The quickstart on many machines at once: threads x instruction set x kernel cache x neighbour.
 
-`python -m benchmarks.quickstart --matrix` runs the rows that results/quickstart_matrix.json does not have yet, three
-minutes each, and writes each as it comes; `--rows 0,5` runs these anew. A cold row begins with an empty folder of
+`python -m benchmarks.start.quickstart --matrix` runs the rows that results/quickstart_matrix.json does not have yet,
+three minutes each, and writes each as it comes; `--rows 0,5` runs these anew. A cold row begins with an empty folder of
 kernels, a warm one with what a demo before it has left there.
 """
 

@@ -1,6 +1,6 @@
 """What a checkpoint costs: the loop's wait, the steps while it is written, and loading it on any number of ranks.
 
-    python -m benchmarks.checkpoint            minutes; --quick for a small model and fewer rounds
+    python -m benchmarks.training.checkpoint            minutes; --quick for a small model and fewer rounds
 
 A model of about 1.5 GB of state (weights and Adam's moments, float32), on one process of two threads and on two ranks
 of one thread with everything sharded. Beside hornbook: torch.distributed.checkpoint, blocking and async (on a group

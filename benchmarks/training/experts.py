@@ -5,7 +5,7 @@ turns in one process (A B C A B C ...) on one thread, and processor time counts,
 little; what is shown is the median over rounds of the ratio within a round. In bf16 weights are float32 and products
 bfloat16 (autocast); transformers then rounds the router's logits too and sends some tokens elsewhere.
 
-    python -m benchmarks.experts [--quick] [--cpu native|avx2]
+    python -m benchmarks.training.experts [--quick] [--cpu native|avx2]
 """
 
 import contextlib
@@ -235,4 +235,4 @@ def show(figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cpus.main("benchmarks.experts", run, "quick")
+    cpus.main("benchmarks.training.experts", run, "quick")

@@ -1,9 +1,9 @@
 """CPU training of encoders and encoder-decoders beside transformers' BERT and T5 in a plain loop: tokens/s, memory.
 
-Run with `python -m benchmarks.families` (`--cpu`: `benchmarks.cpus`). All contenders read one random checkpoint and
-learn from the same rows, in turn (`benchmarks.throughput` says how they are compared). `documents` cuts the encoder's
-rows into texts of 16 to 512 tokens: hornbook trains on the rows as they are, each text seeing itself alone; the plain
-loop pads the texts.
+Run with `python -m benchmarks.training.families` (`--cpu`: `benchmarks.cpus`). All contenders read one random
+checkpoint and learn from the same rows, in turn (`benchmarks.training.throughput` says how they are compared).
+`documents` cuts the encoder's rows into texts of 16 to 512 tokens: hornbook trains on the rows as they are, each text
+seeing itself alone; the plain loop pads the texts.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import cpus, report
-from benchmarks.throughput import PEERS, Contender, Process, compare, interleave
+from benchmarks.training.throughput import PEERS, Contender, Process, compare, interleave
 
 SHAPE = {"rows": 8, "sequence": 512, "vocab": 8192}
 BOUND = "matrix products alone"
@@ -109,4 +109,4 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    cpus.main("benchmarks.families", run, "quick")
+    cpus.main("benchmarks.training.families", run, "quick")

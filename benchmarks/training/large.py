@@ -1,10 +1,10 @@
 """Recipes at full size beside transformers and litgpt: tokens per second, MFU, memory.
 
-Run with `python -m benchmarks.large` (gpt2-124m on a CPU; with a GPU also llama-1b at 4,096 tokens). bf16, compiled
-on a GPU. MFU is the share of the device's dense bf16 peak that goes into the model's matrix products, there and back:
-6 FLOPs per parameter in a matrix and token, and for causal attention 6 x layers x width x sequence per token (half of
-the full square; recomputation does not count). The peak is the maker's figure for GPUs we know, else, and on every
-CPU, the measured rate of a large matrix product.
+Run with `python -m benchmarks.training.large` (gpt2-124m on a CPU; with a GPU also llama-1b at 4,096 tokens). bf16,
+compiled on a GPU. MFU is the share of the device's dense bf16 peak that goes into the model's matrix products, there
+and back: 6 FLOPs per parameter in a matrix and token, and for causal attention 6 x layers x width x sequence per token
+(half of the full square; recomputation does not count). The peak is the maker's figure for GPUs we know, else, and on
+every CPU, the measured rate of a large matrix product.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from benchmarks import report
-from benchmarks.throughput import PEERS, Contender, Process, interleave
+from benchmarks.training.throughput import PEERS, Contender, Process, interleave
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.settings.resolve import resolve
 

@@ -6,7 +6,7 @@ documents, the names of the samples and the hash of the batch; the DataLoader ma
 weights and positions. The forms are timed in turn (A B C A B C ...) on one thread, ours and the DataLoader in one
 process, Megatron-LM's in one of its own; medians and their ratio count.
 
-    python -m benchmarks.loader [--cpu native|avx2]
+    python -m benchmarks.training.loader [--cpu native|avx2]
 """
 
 import os
@@ -248,4 +248,4 @@ def show(figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cpus.main("benchmarks.loader", run)
+    cpus.main("benchmarks.training.loader", run)

@@ -3,7 +3,7 @@
 The objectives are timed in turn (A B C A B C ...) in one process on one thread; medians and their ratio to causal
 count. A rate counts positions that hold a token (inputs; for encoder-decoders sources and decoder inputs).
 
-    python -m benchmarks.objectives FILE...
+    python -m benchmarks.training.objectives FILE...
 """
 
 import statistics
@@ -136,7 +136,7 @@ def measure(data: Path) -> dict[str, Any]:
 def main(paths: Sequence[str]) -> None:
     """Run, print a table, write results/objectives.json."""
     if not paths:
-        raise UsageError("name the files of text to use: python -m benchmarks.objectives FILE...")
+        raise UsageError("name the files of text to use: python -m benchmarks.training.objectives FILE...")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(prepare_text(paths, Path(folder)))

@@ -1,6 +1,6 @@
 """Does training on many ranks equal training in one process? And what do sums with fixed bits cost?
 
-    python -m benchmarks.parallel
+    python -m benchmarks.training.parallel
 
 Every layout on 1 to 4 ranks (forked processes of one thread), 20 steps of a tiny model with dropout, clipping that
 bites, microbatches of unequal weight and tied weights, against one process. float64 shows whether the arithmetic is

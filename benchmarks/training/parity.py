@@ -1,7 +1,8 @@
 """The parity matrix: random tiny models of every architecture beside transformers', all parameters random.
 
-`python -m benchmarks.parity` writes benchmarks/results/parity.json: of several draws of each architecture the largest
-difference of float32 logits, and of gradients, as a share of the largest; and whether the export is equal to the bit.
+`python -m benchmarks.training.parity` writes benchmarks/results/parity.json: of several draws of each architecture the
+largest difference of float32 logits, and of gradients, as a share of the largest; and whether the export is equal to
+the bit.
 """
 
 import argparse

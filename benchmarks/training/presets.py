@@ -1,4 +1,4 @@
-"""Time and memory of every shipped recipe on this machine: `python -m benchmarks.presets [RECIPE...]`.
+"""Time and memory of every shipped recipe on this machine: `python -m benchmarks.training.presets [RECIPE...]`.
 
 Each recipe whose state (weights, gradients, moments) takes at most 6 GB runs in a process of its own, on random tokens
 of its own sequence: two optimizer steps over a few rows, then over twice as many, the fastest of which counts.
@@ -192,7 +192,7 @@ def run(names: Sequence[str] = (), *, missing: bool = False) -> dict[str, Any]:
             presets[name] |= {key: value for key, value in kept[name].items() if key not in found}
     for name, found in presets.items():
         if "rows" not in found and is_measured(name, found) and (name in names or not names):
-            command = [sys.executable, "-m", "benchmarks.presets", "--one", name]
+            command = [sys.executable, "-m", "benchmarks.training.presets", "--one", name]
             environ = os.environ | QUIET
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environ)
             presets[name] |= json.loads(done.stdout)

@@ -1,7 +1,7 @@
 """Throughput on two ranks: one process of two threads, our ranks of one thread each, and bare loops over torch's own.
 
-Run with `python -m benchmarks.ranks`. All contenders take the same global batch of the 13M LLaMA shape from the same
-weights, one round each in turn; what counts is the median over rounds of the ratio within a round.
+Run with `python -m benchmarks.training.ranks`. All contenders take the same global batch of the 13M LLaMA shape from
+the same weights, one round each in turn; what counts is the median over rounds of the ratio within a round.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.throughput import SHAPE, Contender, Process, interleave, weights
+from benchmarks.training.throughput import SHAPE, Contender, Process, interleave, weights
 
 COMMAND = [sys.executable, "-m", "benchmarks.peers.ranks"]
 ALONE = {"loop": "ours", "world": 1, "threads": 2, "shard": "none", "exact": False, "micro_batch": 8}

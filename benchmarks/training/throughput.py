@@ -1,8 +1,8 @@
 """CPU training throughput and memory: hornbook, transformers, and the bound that the matrix products set.
 
-Run with `python -m benchmarks.throughput` (`--cpu` chooses a set of rows: `benchmarks.cpus`). The contenders are
-long-lived processes with the same initial weights and the same batches; they run one timed round each in turn (A B C A
-B C ...), and what counts is the median over rounds of the ratio within a round, so a machine that changes its speed
+Run with `python -m benchmarks.training.throughput` (`--cpu` chooses a set of rows: `benchmarks.cpus`). The contenders
+are long-lived processes with the same initial weights and the same batches; they run one timed round each in turn (A B
+C A B C ...), and what counts is the median over rounds of the ratio within a round, so a machine that changes its speed
 hurts none of them. Memory is the largest resident set of a fresh process, without parameters, gradients, moments and
 what the imports alone take.
 """
@@ -25,7 +25,7 @@ from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.init.init import initialize
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 SHAPE = {"width": 384, "layers": 6, "heads": 6, "hidden": 1024, "vocab": 8192, "rows": 8, "sequence": 512}
 """The 13M LLaMA shape: 8 rows of 512 tokens, tied embedding."""
@@ -236,4 +236,4 @@ def show(figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cpus.main("benchmarks.throughput", run, "quick")
+    cpus.main("benchmarks.training.throughput", run, "quick")

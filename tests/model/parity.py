@@ -1,7 +1,7 @@
 """Our Transformer beside transformers' models: the same folder, the same tokens, logits and gradients compared.
 
-For tests and for `benchmarks.parity`. Every parameter is random and logits have unit deviation, so that nothing is at a
-value that hides a mistake (norms of one, biases and routers of zero).
+For tests and for `benchmarks.training.parity`. Every parameter is random and logits have unit deviation, so that
+nothing is at a value that hides a mistake (norms of one, biases and routers of zero).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Every architecture against transformers; the whole matrix, with more draws, is `python -m benchmarks.parity`."""
+"""Every architecture against transformers; with more draws: `python -m benchmarks.training.parity`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""kill -9 of a real training process, short form: the whole of it is `python -m benchmarks.kill`."""
+"""kill -9 of a real training process, short form: the whole of it is `python -m benchmarks.reliability.kill`."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_killed_runs_end_equal_to_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import kill
+    from benchmarks.reliability import kill
 
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(kill, "STEPS", 24)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.planted_personal import MAKERS, planted, scores
+from benchmarks.refinery.planted_personal import MAKERS, planted, scores
 from hornbook.errors import HornbookError
 from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
