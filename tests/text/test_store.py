@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import StorageError
-from hornbook.text.store import TableWriter, digest_file, digest_of, read_json, write_json, writing
+from hornbook.files.artifact import digest_file, digest_of, read_json, write_json
+from hornbook.files.durable import writing
+from hornbook.text.store import TableWriter
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
 

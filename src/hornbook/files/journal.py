@@ -17,7 +17,7 @@ from typing import Any, Self
 import xxhash
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.files.durable import storage_error, sync_directory, sync_file
+from hornbook.files.durable import storage_error, storage_errors, sync_directory, sync_file
 from hornbook.files.filesystem import exists
 from hornbook.files.strict_json import InvalidJson, parse_json
 
@@ -40,14 +40,12 @@ class Appender:
     def __init__(self, path: Path, *, sync_seconds: float | None = None, chained: bool = False) -> None:
         self.path = path
         self._sync_seconds = sync_seconds
-        try:
+        with storage_errors(path):
             new = not exists(path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             if new:
                 sync_directory(path.parent)
             self._end, self.torn, last = _cut_torn_tail(self._file)
-        except OSError as error:
-            raise storage_error(error, path) from error
         self._previous: str | None = last.get("sha", "") if chained else None
         self._hash = xxhash.xxh3_128()
         for first in range(0, self._end, _READ):
@@ -93,20 +91,16 @@ class Appender:
 
     def check(self) -> None:
         """StorageError if the file at the path is not the one that is written: it was deleted, moved or replaced."""
-        try:
+        with storage_errors(self.path):
             there, mine = os.stat(self.path), os.fstat(self._file)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
             raise StorageError(f"cannot write {self.path}: another file was put in its place; put back what was there")
 
     def sync(self) -> None:
         """Return when everything appended is on disk."""
         if self._dirty:
-            try:
+            with storage_errors(self.path):
                 sync_file(self._file)
-            except OSError as error:
-                raise storage_error(error, self.path) from error
             self._dirty = False
         self._synced = time.monotonic()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.errors import StorageError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.files.durable import TEMPORARY, storage_errors, sync_directory, write_atomic
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.journal import finite
 
@@ -113,7 +113,7 @@ class RunDir:
 
     def create(self) -> Self:
         """Make the folders and prove that they can be written; StorageError naming the path if not."""
-        try:
+        with storage_errors(self.path):
             for folder in (self.path, self.control, self.samples, self.evals, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
                 probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
@@ -122,8 +122,6 @@ class RunDir:
             sync_directory(self.path)
             sync_directory(self.path.parent)
             self._identity = identity(self.path)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         return self
 
     def check(self) -> None:
@@ -131,10 +129,8 @@ class RunDir:
 
         Files that are open would go on growing where nobody sees them, and others be made in a stump at the old path.
         """
-        try:
+        with storage_errors(self.path):
             found = identity(self.path)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         self._identity = self._identity or found
         if found is None or found != self._identity:
             raise StorageError(

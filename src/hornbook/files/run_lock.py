@@ -13,7 +13,7 @@ import psutil
 from pydantic import Field
 
 from hornbook.errors import IntegrityError, InUseError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_error, storage_errors
 from hornbook.files.file_records import FileRecord, as_record
 from hornbook.files.run_directory import RunDir
 from hornbook.files.strict_json import InvalidJson, parse_json
@@ -55,10 +55,8 @@ class RunLock:
         """The owner found on entry that did not release the lock (it was killed), else None."""
 
     def __enter__(self) -> Self:
-        try:
+        with storage_errors(self._path):
             self._file = self._open()
-        except OSError as error:
-            raise storage_error(error, self._path) from error
         owner = self._read()
         if owner and owner.get("host") != socket.gethostname():
             self._drop()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from hornbook.files.artifact import digest_of, read_json
 from hornbook.files.durable import write_atomic
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.ingest.lines import CHUNK, Line, is_wide, open_input, plain_text, read_lines
 from hornbook.text.ingest.rows import DAMAGE
-from hornbook.text.store import digest_of, read_json
 
 LINES = ("jsonl", "tsv")
 """Formats of which every line is a row. Cells of csv may hold line ends, so only the whole says where its rows are."""

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from hornbook.files.artifact import write_json
 from hornbook.files.durable import write_atomic
-from hornbook.text.store import write_json
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _SETTINGS = {

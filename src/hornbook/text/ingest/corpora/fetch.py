@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import http.client
 import json
-import os
 import re
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import IO, Any
 import fsspec
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
+from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import Corpus, filled
 from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
@@ -145,10 +144,8 @@ def fetch(
     """
     done = 0
     total = sum(remote.size or 0 for remote in remotes)
-    try:
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, folder) from error
     record = _read_record(folder)
     paths = []
     for remote in remotes:
@@ -184,12 +181,9 @@ def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Ca
         raise IntegrityError(
             f"{remote.url}: its {algorithm} is {digests[algorithm]}, published is {remote.digest}; fetch it again"
         )
-    try:
-        os.replace(part, path)
-        sync_directory(path.parent)
+    with storage_errors(path):
+        publish_file(part, path)
         tag.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(error, path) from error
     return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
 
 
@@ -210,7 +204,7 @@ def _transfer(remote: Remote, part: Path, tag: Path, show: Callable[[int], None]
 
 def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> int:
     """Write what comes behind what is there; how much is there then. Raises Broken, StorageError."""
-    try:
+    with storage_errors(part):
         tag.write_text(found.tag)
         with part.open("r+b" if found.start else "wb") as file:
             file.truncate(found.start)
@@ -221,9 +215,7 @@ def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> i
                 show(place)
             file.flush()
             sync_file(file.fileno())
-    except OSError as error:
-        raise storage_error(error, part) from error
-    return place
+        return place
 
 
 def _read(body: IO[bytes]) -> bytes:

@@ -8,7 +8,8 @@ from typing import Any
 import tomli_w
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import TEMPORARY, create_atomic, storage_error, write_atomic
+from hornbook.files.artifact import digest_file, digest_of, read_json, write_json
+from hornbook.files.durable import TEMPORARY, create_atomic, storage_errors, write_atomic, writing
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
@@ -17,7 +18,6 @@ from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
 from hornbook.text.refinery.pipeline.plan import read_by_steps
 from hornbook.text.refinery.report.reviews import REVIEWS
-from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
 MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
     "manifest.json",
@@ -53,13 +53,11 @@ OURS = (
 
 def make_folder(out: Path) -> None:
     """Create the folder. Raises UsageError where it holds what is not ours, StorageError where it cannot be written."""
-    try:
+    with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
         foreign = bool(names - {*OURS, "run.lock", REVIEWS})
         known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
-    except OSError as error:
-        raise storage_error(error, out) from error
     if foreign and not known:
         raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
 
