@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from hornbook.cli.shell import answer, guard, people, resolve_words, say, split_targets, storage_error, take_speech
+from hornbook.cli.shell import answer, guard, people, resolve_words, say, split_targets, take_speech
 from hornbook.errors import (
     DivergedError,
     DoesNotFitError,
@@ -25,6 +25,7 @@ from hornbook.errors import (
     StorageError,
     UsageError,
 )
+from hornbook.files.durable import storage_error
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
