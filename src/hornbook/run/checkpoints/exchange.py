@@ -63,13 +63,13 @@ class Exchange:
         self._count += 1
         return f"checkpoint/{self._count}"
 
-    def tell(self, key: str, value: Any) -> None:
-        """Let all ranks know a value that JSON can hold."""
+    def set(self, key: str, value: Any) -> None:
+        """Set a key of the store to a value that JSON can hold, for all ranks."""
         if self._store is not None:
             self._store.set(key, json.dumps(value))
 
-    def hear(self, rank: int, *keys: str) -> tuple[str, Any]:
-        """The first of the keys that a rank has told, and its value; waits for it until it is there or `cancel`."""
+    def get(self, rank: int, *keys: str) -> tuple[str, Any]:
+        """The first of the keys that a rank has set, and its value; waits for one. Raises RankLostError on `cancel`."""
         assert self._store is not None
         while True:
             for key in keys:
@@ -85,16 +85,16 @@ class Exchange:
         """Let the leader act; every rank gets its answer, or raises its `HornbookError`."""
         key = self.next_key()
         if not self.leads:
-            _, (kind, text) = self.hear(0, key)
+            _, (kind, text) = self.get(0, key)
             if kind:
                 raise getattr(errors, kind)(text)
             return text
         try:
             answer = action()
         except HornbookError as error:
-            self.tell(key, (type(error).__name__, str(error)))
+            self.set(key, (type(error).__name__, str(error)))
             raise
-        self.tell(key, ("", answer))
+        self.set(key, ("", answer))
         return answer
 
 
@@ -109,24 +109,24 @@ class SharedSave:
     def write(self, stage: Path) -> None:
         """For the leader: fill an empty folder, together with the others. Raises OSError, StorageError."""
         self._state.create(stage)
-        self._exchange.tell(self._stage, stage.name)
+        self._exchange.set(self._stage, stage.name)
         self._state.fill(stage)
         for rank in range(1, self._exchange.size):
-            _, problem = self._exchange.hear(rank, self._rank.format(rank))
+            _, problem = self._exchange.get(rank, self._rank.format(rank))
             if problem:
                 raise errors.StorageError(f"rank {rank}: {problem}")
 
     def end(self, error: BaseException | None = None) -> None:
         """For the leader: tell the others that the checkpoint is published, or why it is not."""
         kind = type(error).__name__ if isinstance(error, HornbookError) else "StorageError"
-        self._exchange.tell(self._end, error and (kind, str(error) or type(error).__name__))
+        self._exchange.set(self._end, error and (kind, str(error) or type(error).__name__))
 
     def follow(self, parent: Path) -> None:
         """For the others: fill in what this rank holds, and wait for the end. Raises the leader's error."""
-        key, value = self._exchange.hear(0, self._end, self._stage)
+        key, value = self._exchange.get(0, self._end, self._stage)
         if key == self._stage:
             self._fill(parent / value)
-            _, value = self._exchange.hear(0, self._end)
+            _, value = self._exchange.get(0, self._end)
         if value:
             kind, text = value
             raise getattr(errors, kind)(text)
@@ -141,4 +141,4 @@ class SharedSave:
         except HornbookError as error:
             problem = str(error)
         finally:
-            self._exchange.tell(mine, problem)
+            self._exchange.set(mine, problem)
