@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hornbook.settings.schema import Listing, Path, Section, Shape, dotted, item_settings, shapes_at
+from hornbook.settings.schema import Array, Path, Section, Shape, dotted, item_settings, shapes_at
 from hornbook.settings.sources import COMMAND_LINE, Problem
 
 _INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
@@ -78,7 +78,7 @@ def _names_beside(place: Path) -> list[str]:
 
 def _form(shapes: list[Shape]) -> str:
     """How a list is written, by what its items are."""
-    items = shapes[0].items if shapes and isinstance(shapes[0], Listing) else None
+    items = shapes[0].items if shapes and isinstance(shapes[0], Array) else None
     if not isinstance(items, Section):
         return '["a", "b"]'
     kind, model = next(iter(items.kinds.items()))

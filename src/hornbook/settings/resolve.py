@@ -1,7 +1,7 @@
 """From files, environment and command line to one frozen `Recipe`, with the origin of every value.
 
-Layers are laid over the defaults in the order default < extends chain < recipe < environment < command
-line. All problems are collected and raised at once.
+Later sources override earlier ones: defaults, chain of `extends`, recipe, environment, command line. All problems are
+collected and raised at once.
 """
 
 import os
@@ -19,8 +19,8 @@ from hornbook.settings.errors import problem_of
 from hornbook.settings.merge import Merge, drop
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import read_recipe
-from hornbook.settings.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
-from hornbook.settings.sources import Problem, command_line_layer, environment_layer
+from hornbook.settings.schema import ROOT, Array, Path, Section, Shape, Table, dotted, leaves, shape_of
+from hornbook.settings.sources import Problem, command_line_source, environment_source
 
 
 class ConfigError(UsageError):
@@ -65,9 +65,9 @@ def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[
     `overrides` are words as on the command line: `--a.b v`, `--a.b=v`, `a.b=v`, `--flag`, `--no-flag`.
     Raises ConfigError with all problems at once.
     """
-    layers = read_recipe(target) if target is not None else []
-    layers += [environment_layer(environ), command_line_layer(overrides)]
-    return _judge(Merge().lay(layers))
+    sources = read_recipe(target) if target is not None else []
+    sources += [environment_source(environ), command_line_source(overrides)]
+    return _judge(Merge().add(sources))
 
 
 def _judge(merge: Merge) -> Resolved:
@@ -158,6 +158,6 @@ def _strip_tags(location: tuple[int | str, ...]) -> Path:
             shape = shape_of(field_info.annotation) if field_info is not None else None
         elif isinstance(shape, Table):
             shape = shape.values
-        elif isinstance(shape, Listing):
+        elif isinstance(shape, Array):
             shape = shape.items
     return path

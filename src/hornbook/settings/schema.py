@@ -56,8 +56,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A list; layers replace it whole."""
+class Array:
+    """A list; a source replaces it as a whole."""
 
     items: "Shape"
 
@@ -70,7 +70,7 @@ class Leaf:
     optional: bool = False
 
 
-Shape = Section | Table | Listing | Leaf
+Shape = Section | Table | Array | Leaf
 
 Path = tuple[str | int, ...]
 """Keys from the root to a node; list items are integers."""
@@ -110,7 +110,7 @@ def shape_of(annotation: Any) -> Shape:
     if origin is dict:
         return Table(shape_of(arguments[1]))
     if origin is list:
-        return Listing(shape_of(arguments[0]))
+        return Array(shape_of(arguments[0]))
     if isinstance(annotation, type) and issubclass(annotation, Config) and annotation is not Duration:
         return Section({kind_of(annotation): annotation})
     return Leaf(annotation)
@@ -222,7 +222,7 @@ def item_settings() -> dict[str, list[Setting]]:
     table: dict[str, list[Setting]] = {}
     for key in settings():
         for shape in shapes_at(tuple(key.split("."))):
-            if isinstance(shape, Listing) and isinstance(shape.items, Section):
+            if isinstance(shape, Array) and isinstance(shape.items, Section):
                 for kind, model in shape.items.kinds.items():
                     for setting in _walk(Section({"": model}), f"{key}.{kind or '*'}.", None, ""):
                         table.setdefault(setting.key, []).append(setting)
@@ -266,7 +266,7 @@ def _walk_field(field: FieldInfo, key: str, default: Any, where: str, doc: str) 
 
 def type_text(shape: Shape) -> str:
     """A type in words: `integer`, `"bf16" | "fp32"`, `list of string`."""
-    if isinstance(shape, Listing):
+    if isinstance(shape, Array):
         return f"list of {type_text(shape.items)}"
     if isinstance(shape, Table):
         return f"table of {type_text(shape.values)}"

@@ -1,7 +1,7 @@
 """Where settings come from besides recipe files: the environment, and words of the command line.
 
-Each source becomes a layer: nested dicts whose leaves are `Given` (a value and its origin). What the
-values mean is judged later, in `hornbook.settings.resolve`, where layers are laid over one another.
+A source is nested dicts whose leaves are `Given` (a value and its origin). They are merged and validated later, in
+`hornbook.settings.resolve`.
 """
 
 import re
@@ -42,27 +42,27 @@ class Problem:
 
 
 @dataclass
-class Layer:
+class Source:
     """One source of settings, with what was wrong about reading it."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
-def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """`HORNBOOK_SET="a.b=1 c=2"`, over which `HORNBOOK__A__B=1` is laid."""
-    layer = Layer()
+def environment_source(environ: Mapping[str, str]) -> Source:
+    """`HORNBOOK_SET="a.b=1 c=2"`, which `HORNBOOK__A__B=1` overrides."""
+    source = Source()
     for word in split_quoted(environ.get("HORNBOOK_SET", "")):
         key, equals, value = word.partition("=")
         if equals:
-            _assign(layer, key, value, "environment HORNBOOK_SET")
+            _assign(source, key, value, "environment HORNBOOK_SET")
         else:
-            layer.problems.append(Problem(word, "write key=value in HORNBOOK_SET", "environment HORNBOOK_SET"))
+            source.problems.append(Problem(word, "write key=value in HORNBOOK_SET", "environment HORNBOOK_SET"))
     for name in sorted(environ):
         if name.startswith("HORNBOOK__"):
             key = name.removeprefix("HORNBOOK__").lower().replace("__", ".")
-            _assign(layer, key, environ[name], f"environment {name}")
-    return layer
+            _assign(source, key, environ[name], f"environment {name}")
+    return source
 
 
 def split_quoted(text: str, between: Callable[[str], bool] = str.isspace) -> list[str]:
@@ -89,7 +89,7 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Free words of a command line as (positional words, overrides written `key=value`).
 
     `--a.b v`, `--a.b=v` and `a.b=v` are equal; `--flag` and `--no-flag` set booleans. A key whose value
-    is missing is returned without `=`, for `command_line_layer` to report.
+    is missing is returned without `=`, for `command_line_source` to report.
     """
     positionals: list[str] = []
     overrides: list[str] = []
@@ -123,20 +123,20 @@ def is_boolean(key: str) -> bool:
     return any(isinstance(shape, Leaf) and shape.annotation is bool for shape in shapes_at(split_key(key)))
 
 
-def command_line_layer(overrides: Sequence[str]) -> Layer:
-    """Layer of overrides as the words stand on the command line, or as `split_words` returned them."""
-    layer = Layer()
+def command_line_source(overrides: Sequence[str]) -> Source:
+    """Overrides as the words stand on the command line, or as `split_words` returned them."""
+    source = Source()
     positionals, assignments = split_words(overrides)
     for word in positionals:
         text = "not a setting: write --section.key value or section.key=value"
-        layer.problems.append(Problem(word, text, COMMAND_LINE))
+        source.problems.append(Problem(word, text, COMMAND_LINE))
     for word in assignments:
         key, equals, value = word.partition("=")
         if equals:
-            _assign(layer, key, value, COMMAND_LINE)
+            _assign(source, key, value, COMMAND_LINE)
         else:
-            layer.problems.append(Problem(key, "needs a value", COMMAND_LINE, _missing_hint(key)))
-    return layer
+            source.problems.append(Problem(key, "needs a value", COMMAND_LINE, _missing_hint(key)))
+    return source
 
 
 def _missing_hint(key: str) -> str:
@@ -149,16 +149,16 @@ def split_key(key: str) -> tuple[str, ...]:
     return tuple(bare or str(text) for bare, text in parts)
 
 
-def _assign(layer: Layer, key: str, text: str, origin: str) -> None:
+def _assign(source: Source, key: str, text: str, origin: str) -> None:
     """Put raw text at the dotted key; a later word wins over an earlier one."""
     path = split_key(key)
     if not path:
-        layer.problems.append(Problem(key, "write key=value", origin))
+        source.problems.append(Problem(key, "write key=value", origin))
         return
     if any("\ud800" <= letter <= "\udfff" for letter in key + text):  # how Python shows bytes that are not UTF-8
-        layer.problems.append(Problem(ascii(key)[1:-1], f"is not UTF-8 text: {text!a}", origin))
+        source.problems.append(Problem(ascii(key)[1:-1], f"is not UTF-8 text: {text!a}", origin))
         return
-    node: dict[str, Any] = layer.tree
+    node: dict[str, Any] = source.tree
     for part in path[:-1]:
         below: Any = node.setdefault(part, {})
         if isinstance(below, Given):  # `optim.schedule=wsd optim.schedule.floor=0`: a bare word is the kind
