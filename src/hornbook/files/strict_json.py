@@ -1,9 +1,9 @@
-"""JSON that anybody may have written: whatever is wrong with it is one error, and checking it takes linear time.
+"""Parsing untrusted JSON: any fault is one error, and parsing takes linear time.
 
 A small file with a schema is read as a record: a pydantic model says what must be in it.
 
-The standard library takes NaN and Infinity, turns 1e999 into Infinity, keeps the last of repeated keys, and ends in a
-RecursionError where arrays are nested deeply.
+The standard library accepts NaN and Infinity, turns 1e999 into Infinity, keeps the last of repeated keys, and raises
+RecursionError for deeply nested arrays.
 """
 
 import json
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind", bound="FileRecord")
 
 
 class InvalidJson(ValueError):
-    """The text is not JSON, or not JSON that means one thing."""
+    """The text is not JSON, or is ambiguous."""
 
 
 class DuplicateKey(InvalidJson):
@@ -70,7 +70,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 class FileRecord(BaseModel):
-    """What a file must say. Types are exact (no text for a number); other keys may stand beside."""
+    """Keys that a file must have. Types are exact (no text for a number); other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -95,7 +95,7 @@ def as_record(value: Any, path: Path, kind: type[Kind], remedy: str) -> Kind:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong: its key, what was expected and what was found."""
+    """The first fault: its key, what was expected and what was found."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part)[:60] for part in first["loc"])
     found = ascii(first["input"])[:60]

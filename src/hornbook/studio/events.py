@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hornbook.studio.history import EVENT_NAMES, SPIKE, Event, History
-from hornbook.studio.layout import LEFT, LETTER, ROW, Chart, names_height
+from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, Chart, names_height
 from hornbook.studio.svg import LIGHT, NEUTRAL, element, line, safe, text
 
 _SIGNS = {
@@ -41,17 +41,17 @@ def _legend(chart: Chart, y: float) -> Iterator[str]:
         if name in there:
             yield _sign(name, f"c{NEUTRAL}", x + 5, y)
             yield text(name, x + 14, y + 13, "small")
-            x += 28 + LETTER * len(name)
+            x += 28 + CHARACTER_WIDTH * len(name)
 
 
 def _row(chart: Chart, run: History, colour: str, y: float) -> Iterator[str]:
     loud = [event for event in run.events if event.name not in _QUIET]
     for event in loud if len(loud) <= _MAX_LINES else ():
-        x = chart.x.place(event.x)
+        x = chart.x.pixel(event.x)
         yield line(x, chart.panels[0].y.end, x, chart.panels[-1].y.start, f"when {colour}")
     there: dict[int, dict[str, Event]] = {}
     for event in run.events:  # of several of a kind at one place, the last
-        there.setdefault(round(chart.x.place(event.x)), {})[event.name] = event
+        there.setdefault(round(chart.x.pixel(event.x)), {})[event.name] = event
     for place, found in there.items():
         for number, event in enumerate(sorted(found.values(), key=lambda event: event.name in _QUIET)):
             yield _sign(event.name, colour, place + _SIGN_SPACING * number, y, event.text)
