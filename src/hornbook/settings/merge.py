@@ -8,22 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hornbook.settings.errors import suggest
+from hornbook.settings.former import present_name, renamed, with_present_names
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
-from hornbook.settings.schema import (
-    ROOT,
-    Array,
-    Leaf,
-    Path,
-    Section,
-    Shape,
-    Table,
-    defaults,
-    dotted,
-    field_name,
-    shape_of,
-)
+from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
 from hornbook.settings.sources import Given, Problem, Source, parse_toml, split_quoted
-from hornbook.settings.suggestions import suggest
+from hornbook.settings.toml import Path, dotted
 
 
 @dataclass
@@ -33,6 +23,8 @@ class Merge:
     tree: dict[str, Any] = field(default_factory=lambda: defaults(Recipe))
     origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    """What to say of former names, each once, in order."""
 
     def add(self, sources: Sequence[Source]) -> "Merge":
         """Add sources, each of which overrides those before it."""
@@ -57,7 +49,7 @@ class Merge:
         shape = shape.including(node.get("kind"))
         model = shape.model(node.get("kind"))
         for word, value in source.items():
-            name = _any_field(shape, word)
+            name = _any_field(shape, word) or self._present_name((*path, word), value, source)
             if name is None:
                 self._unknown((*path, word), value)
             elif model is None or (name == "kind" and "" not in shape.kinds):
@@ -73,7 +65,7 @@ class Merge:
         given = source.get("kind")
         if not isinstance(given, Given) or "" in shape.kinds:
             return
-        kind = _typed(given, Leaf(str))
+        kind = self._present(_typed(given, Leaf(str)), given, (*path, "kind"))
         if kind != node.get("kind"):
             model = shape.including(kind).kinds.get(kind) if isinstance(kind, str) else None
             node.clear()
@@ -91,7 +83,7 @@ class Merge:
             merge = self._section if isinstance(shape, Section) else self._table
             merge(shape, below, value, path)  # pyright: ignore[reportArgumentType]
             return
-        typed = _typed(value, shape)
+        typed = self._present(_typed(value, shape), value, path)
         self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
         self.origins[path] = first_origin(value)
         if isinstance(value, Given):
@@ -105,14 +97,34 @@ class Merge:
             else:
                 self._set_value(shape.values, node, name, value, (*path, name))
 
+    def _present_name(self, path: Path, value: Any, source: dict[str, Any]) -> str | None:
+        """The present name for a former one, unless the same source gives that too."""
+        name = present_name(path)
+        if name is None or name in source:
+            return None
+        self.notes[f"{renamed(path, name)} ({first_origin(value)})"] = None
+        return name
+
+    def _present(self, typed: Any, value: Any, path: Path) -> Any:
+        """A value with present names for former ones, inside of lists too."""
+
+        def note(at: Path, sentence: str) -> None:
+            inside = value.inside if isinstance(value, Given) else {}
+            self.notes[f"{sentence} ({inside.get(at[len(path) :], first_origin(value))})"] = None
+
+        return with_present_names(typed, path, note)
+
     def _unknown(self, path: Path, value: Any) -> None:
         if isinstance(value, dict) and value:
             for name, below in value.items():
                 self._unknown((*path, name), below)
             return
-        meant = suggest(dotted(path))
-        hint = f"did you mean {' or '.join(meant)}?" if meant else ""
-        self.problems.append(Problem(dotted(path), "no such setting", first_origin(value), hint))
+        if (name := present_name(path)) is not None:
+            text, hint = f"is now {name}, which is given too", "leave out one of the two"
+        else:
+            meant = suggest(dotted(path))
+            text, hint = "no such setting", f"did you mean {' or '.join(meant)}?" if meant else ""
+        self.problems.append(Problem(dotted(path), text, first_origin(value), hint))
 
     def _other_kind(self, shape: Section, node: dict[str, Any], path: Path, value: Any) -> None:
         kinds = [kind for kind, model in shape.kinds.items() if path[-1] in model.model_fields]

@@ -1,4 +1,4 @@
-"""Recipe files: the shipped ones, those of a path, and the chain of what they extend."""
+"""Reading recipe files, shipped or by path, and the chain of recipes that they extend."""
 
 import difflib
 import re
@@ -22,7 +22,7 @@ def shipped_recipes() -> dict[str, str]:
 
 
 def read_recipe(target: str) -> list[Source]:
-    """Sources of a recipe and of all it extends, the most basic first.
+    """Sources of a recipe and of the recipes that it extends, the last extended first.
 
     `target` is the name of a shipped recipe, a file, or a folder that holds `recipe.toml` (a run directory).
     """
@@ -48,7 +48,7 @@ def read_recipe(target: str) -> list[Source]:
 
 
 def _locate(name: str, folder: Path | None) -> tuple[str, str, str] | Problem:
-    """(identity, label in messages, text) of a recipe; a path in `extends` is relative to the file that says so."""
+    """(identity, label in messages, text) of a recipe. folder: of the file that extends it; None at the start."""
     if name in shipped_recipes():
         return name, f"recipes/{name}.toml", shipped_recipes()[name]
     path = Path(name) if folder is None else folder / name
@@ -76,7 +76,7 @@ def _read_file(name: str, path: Path) -> tuple[str, str, str] | Problem:
 
 
 def _read_source(source: Source, identity: str, label: str, text: str) -> tuple[str, Path | None, str] | None:
-    """Fill the source from the text; returns what it extends: (name, folder of this file, origin)."""
+    """Fill the source from the text; returns (name, folder of this file, origin) of the recipe that it extends."""
     try:
         document = tomllib.loads(text)
     except RecursionError:

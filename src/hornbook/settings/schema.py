@@ -1,11 +1,8 @@
-"""Which settings there are: the configuration models, walked.
+"""The schema of settings, read from the pydantic models.
 
-The pydantic models are the only schema. This file reads them: the shape of every node, the table of
-all dotted keys over all kinds.
+It has the shape of every node, and the table of all dotted keys of all kinds.
 """
 
-import json
-import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +15,10 @@ from pydantic_core import PydanticUndefined
 
 from hornbook.settings.fields import Config, Duration, field_docs, outside_part
 from hornbook.settings.recipe import Recipe
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+from hornbook.settings.toml import Path
 
 REQUIRED: Any = PydanticUndefined
-"""Stands for the default of a setting that has none."""
+"""The default of a setting that must be given."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +27,16 @@ class Section:
 
     kinds: dict[str, type[Config]]
     optional: bool = False
-    """It may be absent, which is written `none`."""
+    """Whether it may be absent, written `none`."""
 
     def model(self, kind: Any) -> type[Config] | None:
-        """The class of that kind; the only class whatever `kind` is where there is no choice."""
+        """The class of a kind; if there is no choice, the only class."""
         if "" in self.kinds:
             return self.kinds[""]
         return self.kinds.get(kind) if isinstance(kind, str) else None
 
     def including(self, kind: Any) -> "Section":
-        """With the part from outside that `kind` names, if it is an import path of one."""
+        """This section with the user's part whose import path `kind` is, if it is one."""
         try:
             found = outside_part(kind)
         except ValueError:  # validation says what is wrong with it
@@ -50,7 +46,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A dict with names the user chooses."""
+    """A dict whose names the user chooses."""
 
     values: "Shape"
 
@@ -71,19 +67,6 @@ class Leaf:
 
 
 Shape = Section | Table | Array | Leaf
-
-Path = tuple[str | int, ...]
-"""Keys from the root to a node; list items are integers."""
-
-
-def dotted(path: Path) -> str:
-    """A path as the dotted key that names it, as TOML writes keys; parts with other characters are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else quoted(part) for part in map(str, path))
-
-
-def quoted(text: str) -> str:
-    """Text as a basic string of TOML, which is a string of JSON but for one character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def kind_of(model: type[Config]) -> str:

@@ -98,7 +98,7 @@ def _pair(layer: ModelConfig) -> int:
         case parts.FullAttention():
             return 12 * layer.heads * layer.head_dim
         case parts.LatentAttention() as part:
-            return 6 * layer.heads * (part.plain_dim + part.rope_dim + part.value_dim)
+            return 6 * layer.heads * (part.nope_dim + part.rope_dim + part.value_dim)
     return 0  # what a part from outside does with pairs is not known
 
 

@@ -6,15 +6,16 @@ by the table in `hornbook.model.build`. What varies over depth is a short list o
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLU, MLPConfig
 from hornbook.model.config.position import NoPositions, PositionConfig, Rope
 from hornbook.settings.fields import OPEN, Config, Count, Number
+from hornbook.settings.former import with_present_names
 
 # ---- Normalisation
 
@@ -100,8 +101,8 @@ class LatentAttention(Config):
     """Width of the queries' latent; none projects directly."""
     kv_rank: Count = Field(default=512, ge=1)
     """Width of the latent of keys and values: what a cache has to hold."""
-    plain_dim: Count = Field(default=128, ge=1)
-    """Dims of each head without positions."""
+    nope_dim: Count = Field(default=128, ge=1)
+    """Dims of each head without positions (DeepSeek's qk_nope_head_dim)."""
     rope_dim: Count = Field(default=64, ge=2)
     """Dims of each head that turn; their key is shared by all heads."""
     value_dim: Count = Field(default=128, ge=1)
@@ -254,6 +255,12 @@ class ModelConfig(Config):
     """Dropout on the embedding and on what each branch adds to the residual stream."""
     stochastic_depth: float = Field(default=0.0, ge=0, lt=1)
     """Probability that a row skips a branch of the last layer; it falls linearly to 0 before the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_former(cls, tree: Any) -> Any:
+        """Accept settings by their former names: config.json of a model holds the names of its time."""
+        return with_present_names(tree, ("model",))
 
     @property
     def head_dim(self) -> int:

@@ -116,10 +116,10 @@ def attention_matrices(config: ModelConfig) -> int:
 
 
 def _latent_matrices(config: ModelConfig, part: parts.LatentAttention) -> int:
-    queries = config.heads * (part.plain_dim + part.rope_dim)
+    queries = config.heads * (part.nope_dim + part.rope_dim)
     query = config.width * queries if part.query_rank is None else part.query_rank * (config.width + queries)
     down = config.width * (part.kv_rank + part.rope_dim)
-    up = part.kv_rank * config.heads * (part.plain_dim + part.value_dim)
+    up = part.kv_rank * config.heads * (part.nope_dim + part.value_dim)
     return query + down + up + config.heads * part.value_dim * config.width
 
 

@@ -20,8 +20,9 @@ from hornbook.files.filesystem import walk_files
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.run.launch.meeting import LINGER_SECONDS, held_by_leader, wait_until
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.schema import dotted, leaves
+from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
+from hornbook.settings.toml import dotted
 
 _MAY_DIFFER = ("name", "data.path", "train.device")
 """Settings without effect on the numbers of a run: the folder's content and the kind of device are facts themselves."""

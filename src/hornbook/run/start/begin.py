@@ -29,7 +29,7 @@ from hornbook.run.start.origin import Origin, origin_of
 from hornbook.run.start.precision import slow_precision
 from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
-from hornbook.settings.schema import dotted
+from hornbook.settings.toml import dotted
 
 
 def begin(job: Job, world: World, state: State, saves: Saves, observers: Observers) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.settings.moved import import_outside
+from hornbook.settings.former import import_outside
 from hornbook.text.ingest.document import Document
 from hornbook.text.ingest.rows import is_valid_unicode
 from hornbook.text.refinery.step import Edit
