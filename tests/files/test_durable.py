@@ -1,6 +1,7 @@
 """Files and folders appear as a whole: a kill at every system call leaves the old one or the new one."""
 
 import errno
+import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -181,3 +182,79 @@ def test_litter_of_killed_writers_goes_and_that_of_others_stays(tmp_path: Path):
         (tmp_path / name).mkdir()
     filled(tmp_path, lambda: None)
     assert sorted(os.listdir(tmp_path)) == [".tmp-x-2-123", ".tmp-y-123", "x"]
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path: Path):
+    path = tmp_path / "sub" / "a.bin"
+    with writing(path) as file:
+        file.write(b"data")
+        assert not path.exists()
+    assert path.read_bytes() == b"data"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
+
+
+def fail_while_writing(path: Path) -> None:
+    with writing(path) as file:
+        file.write(b"new")
+        raise RuntimeError
+
+
+def test_after_an_error_the_old_file_stays_and_no_litter(tmp_path: Path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError):
+        fail_while_writing(path)
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_full_or_closed_disk_is_a_storage_error_that_names_the_path(tmp_path: Path, code: int):
+    with pytest.raises(StorageError, match=r"a\.bin"), writing(tmp_path / "a.bin"):
+        raise OSError(code, os.strerror(code))
+
+
+def test_write_atomic_replaces_or_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "state.json"
+    write_atomic(path, "old")
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+            with pytest.raises(StorageError, match="No space left"):
+                write_atomic(path, "new")
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["state.json"]
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_full_sync_reaches_the_disk_where_the_system_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+):
+    """macOS: fsync does not; file systems that do not know the full sync get an fsync."""
+    full, plain = [], []
+
+    def control(descriptor: int, command: int) -> None:
+        assert command == 51
+        full.append(descriptor)
+        if not known:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", plain.append)
+    write_atomic(tmp_path / "a", "text")
+    assert len(full) == 2, "the file and its folder"
+    assert len(plain) == (0 if known else 2)
+
+
+def test_a_full_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def control(descriptor: int, command: int) -> None:
+        raise OSError(errno.EIO, f"Input/output error of {descriptor} {command}")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    with pytest.raises(StorageError):
+        write_atomic(tmp_path / "a", "text")
+    assert os.listdir(tmp_path) == []

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hornbook.data.shards.shard import REMEDY, Shard
 from hornbook.data.shards.truncation import watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.files.strict_json import FileRecord, Size, first_problem, read_record
+from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config.labels import LabelsConfig, outputs_of
 from hornbook.text.tokenizer.shards import read_sidecar, verify_shard
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from hornbook.files.durable import sync_file, write_atomic
+from hornbook.files.durable import storage_errors, sync_file, write_atomic
 from hornbook.files.filesystem import open_inside
 
 _CHUNK = 4 << 20
@@ -61,7 +61,8 @@ def finish(manifest: Path, key: str, facts: dict[str, Any]) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Replace a JSON file as a whole; its folder is made. Raises StorageError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
 
 

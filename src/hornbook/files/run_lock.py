@@ -14,8 +14,9 @@ from pydantic import Field
 
 from hornbook.errors import IntegrityError, InUseError
 from hornbook.files.durable import storage_error, storage_errors
+from hornbook.files.file_records import FileRecord, as_record
 from hornbook.files.run_directory import RunDir
-from hornbook.files.strict_json import FileRecord, InvalidJson, as_record, parse_json
+from hornbook.files.strict_json import InvalidJson, parse_json
 
 _BLOCK = 1 << 16
 _PROC = Path("/proc")

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from hornbook.errors import IntegrityError
-from hornbook.files.strict_json import FileRecord, read_record
+from hornbook.files.file_records import FileRecord, read_record
 from hornbook.parallel.world import World
 
 PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from hornbook.errors import IntegrityError
 from hornbook.files.artifact import digest_file, write_json
 from hornbook.files.durable import writing
-from hornbook.files.strict_json import FileRecord, Size, read_record
+from hornbook.files.file_records import FileRecord, Size, read_record
 from hornbook.text.store import TableWriter
 
 BLOCK_BYTES = 1 << 20
