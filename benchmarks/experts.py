@@ -23,7 +23,7 @@ from benchmarks.report import table, write
 from hornbook.model.attention.delta_rule import chunked_delta_rule
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import make_plan
 from hornbook.model.mlp.router import Routing
@@ -130,7 +130,7 @@ def seconds(module: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, w
 def mixture(count: int, active: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """Times and ratios of all forms, and by how much their outputs differ from ours."""
     torch.manual_seed(1)
-    experts = Experts(WIDTH, HIDDEN, config_mlp.Experts(count=count, active=active, balance_loss=0), layer=0)
+    experts = Experts(WIDTH, HIDDEN, config_mlp.ExpertsConfig(count=count, active=active, balance_loss=0), layer=0)
     with torch.no_grad():
         for parameter in experts.parameters():
             parameter.normal_(0, WIDTH**-0.5)

@@ -30,9 +30,9 @@ from hornbook.model.hf.hf import left_out, read_hf
 from hornbook.run.start.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.tokenizer.shards import verify_shard, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks import cpus
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.files.artifact import write_json

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter
 
 from benchmarks.report import table, write
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig, ObjectiveConfig
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile

@@ -94,7 +94,7 @@ def make_batch(recipe: Recipe, rows: int, vocab: int) -> Any:
         targets=targets,
         weights=weights,
         positions=places.expand(rows, -1),
-        lengths=[(len(places),)] * rows,
+        document_lengths=[(len(places),)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
         source=source,
@@ -108,7 +108,7 @@ class Trained:
         import torch
 
         from hornbook.model.build import build_model, parameter_roles
-        from hornbook.model.cpu.memory import keep_freed_memory
+        from hornbook.model.cpu.team import keep_freed_memory
         from hornbook.model.init.init import initial_values
         from hornbook.optim.build import build_optimizer
         from hornbook.parallel.parallelize import parallelize

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.planted_personal import CARRIERS, planted, scores
 from benchmarks.report import table, write
-from hornbook.text.config.content import Personal as PersonalConfig
+from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy.personal import Personal
 

@@ -25,9 +25,9 @@ import numpy as np
 from benchmarks.peers.environment import ROOT, peer_python
 from benchmarks.report import table, write
 from hornbook.text.config import rules as configs
+from hornbook.text.config.step import StepConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality import quality_rules
-from hornbook.text.refinery.quality.c4_lines import C4Lines
+from hornbook.text.refinery.quality.c4 import C4Lines
 from hornbook.text.refinery.quality.rules import Rules
 from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.scores.curve import Signals
@@ -51,12 +51,12 @@ REASONS = {
     "mc4": ("< 3 paragraphs",),
 }
 """datatrove's names of our reasons, in our order."""
-KINDS: dict[str, tuple[type[Rules], type[Any]]] = {
-    "gopher_quality": (quality_rules.GopherQuality, configs.GopherQuality),
-    "gopher_repetition": (quality_rules.GopherRepetition, configs.GopherRepetition),
-    "fineweb": (quality_rules.FineWeb, configs.FineWeb),
-    "c4": (quality_rules.C4, configs.C4),
-    "mc4": (quality_rules.MC4, configs.MC4),
+KINDS: dict[str, type[StepConfig]] = {
+    "gopher_quality": configs.GopherQualityConfig,
+    "gopher_repetition": configs.GopherRepetitionConfig,
+    "fineweb": configs.FineWebConfig,
+    "c4": configs.C4Config,
+    "mc4": configs.MC4Config,
 }
 ON_RAW = ("gopher_quality", "gopher_repetition", "fineweb", "mc4")
 
@@ -140,11 +140,11 @@ def first_reasons(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def _step(kind: str, definition: str) -> Rules:
-    make, config = KINDS[kind]
-    return make(config(**({"words": definition} if "words" in config.model_fields else {})))
+    config = KINDS[kind]
+    return config(**({"words": definition} if "words" in config.model_fields else {})).build()
 
 
-EDIT = C4Lines(configs.C4Lines())
+EDIT = C4Lines(configs.C4LinesConfig())
 
 
 def compare(peer: Peer, texts: Sequence[str]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def adversarial() -> dict[str, float]:
 
 def curve(rows: int = 1_000_000) -> dict[str, float]:
     """Milliseconds of what stays at twenty values of one threshold, over random columns."""
-    step, draw = quality_rules.GopherRepetition(configs.GopherRepetition()), np.random.default_rng(0)
+    step, draw = configs.GopherRepetitionConfig().build(), np.random.default_rng(0)
     columns = {name: draw.integers(0, 1000, rows) for name in step.needs}
     signals, values = Signals(columns, draw.integers(1, 10_000, rows)), np.linspace(0, 1, 20).tolist()
     return {

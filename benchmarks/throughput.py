@@ -63,7 +63,10 @@ class Contender:
 def model_config(shape: dict[str, int]) -> config.ModelConfig:
     """Our config of a shape."""
     return config.ModelConfig(
-        layers=shape["layers"], width=shape["width"], heads=shape["heads"], mlp=config_mlp.GLU(hidden=shape["hidden"])
+        layers=shape["layers"],
+        width=shape["width"],
+        heads=shape["heads"],
+        mlp=config_mlp.GLUConfig(hidden=shape["hidden"]),
     )
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.cli.main import VERBS, load_verb
+from hornbook.cli.main import COMMANDS, load_command
 from hornbook.errors import UsageError
 from hornbook.settings.schema import settings
 from hornbook.settings.show import find_setting, spelled
-from hornbook.text.refinery.table import STEPS
+from hornbook.text.config.text import KINDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hornbook"
@@ -71,12 +71,12 @@ def missing_words(text: str) -> Iterator[str]:
 
 
 def missing_options(verb: str, words: list[str]) -> Iterator[str]:
-    if " ".join([verb, *words[:1]]) in VERBS:
+    if " ".join([verb, *words[:1]]) in COMMANDS:
         verb = " ".join([verb, *words[:1]])
-    if verb not in VERBS:
+    if verb not in COMMANDS:
         yield f"hornbook {verb}"
         return
-    command = load_verb(verb)
+    command = load_command(verb)
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
@@ -107,7 +107,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 def test_every_step_of_the_refinery_has_its_line() -> None:
     text = (ROOT / "docs" / "refinery.md").read_text()
-    assert [kind for kind in STEPS if f"`{kind}`" not in text] == []
+    assert [kind for kind in KINDS if f"`{kind}`" not in text] == []
 
 
 def test_what_is_missing_is_found() -> None:

@@ -14,7 +14,7 @@ def make_batch(tokens: Tensor) -> Batch:
         targets=tokens[:, 1:],
         weights=torch.ones(rows, sequence),
         positions=torch.arange(sequence).expand(rows, sequence),
-        lengths=[(sequence,)] * rows,
+        document_lengths=[(sequence,)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
     )

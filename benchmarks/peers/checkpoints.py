@@ -254,7 +254,7 @@ def make_batch(spec: dict[str, Any], world: World) -> Batch:
         targets=tokens.roll(-1, 1),
         weights=torch.ones(rows, length),
         positions=torch.arange(length).expand(rows, -1),
-        lengths=[(length,)] * rows,
+        document_lengths=[(length,)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
     )

@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.peers.bpe import VOCAB, batches, digest_tokens, serve
 from hornbook.text.config.text import BPE
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
 from hornbook.text.tokenizer.bpe.count import WordCounts
 from hornbook.text.tokenizer.bpe.learn import learn_merges
-from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 

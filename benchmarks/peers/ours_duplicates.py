@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.duplicates import BANDS, LINE_BYTES, NGRAM, ROWS, SHINGLE, main
-from hornbook.text.config.duplicates import Decontaminate as DecontaminateConfig
-from hornbook.text.config.duplicates import LineDedup as LineConfig
-from hornbook.text.config.duplicates import NearDedup as NearConfig
-from hornbook.text.config.duplicates import SpanDedup as SpanConfig
-from hornbook.text.config.text import ExactDedup as ExactConfig
+from hornbook.text.config.duplicates import DecontaminateConfig, LineDedupConfig, NearDedupConfig, SpanDedupConfig
+from hornbook.text.config.text import ExactDedupConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from hornbook.text.refinery.dedup.lines import LineDedup
 from hornbook.text.refinery.dedup.near_dedup import NearDedup
-from hornbook.text.refinery.dedup.span_dedup import SpanDedup
-from hornbook.text.refinery.step import Corpus, Cut, Sketched
+from hornbook.text.refinery.dedup.spans import SpanDedup
+from hornbook.text.refinery.step import CorpusView, Cut, SketchingStep
 from hornbook.text.refinery.steps.basics import ExactDedup, content_hash
 
 BATCH_BYTES, BATCH_ROWS = 4 * 2**20, 1024
@@ -38,30 +35,30 @@ def _batches(texts: list[str]) -> Iterator[tuple[int, list[Document]]]:
             batch, size = [], 0
 
 
-def _with_corpus(step: Sketched, texts: list[str], judge: Callable[[Corpus], Any]) -> Any:
+def _with_corpus(step: SketchingStep, texts: list[str], judge: Callable[[CorpusView], Any]) -> Any:
     """Sketches go through a file, as in prepare."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sketches.npy"
         np.save(path, np.concatenate([step.sketch(batch, first) for first, batch in _batches(texts)]))
         columns = {"bytes": np.array([len(text) for text in texts])}
         sketches = [np.load(path, mmap_mode="r")]
-        return judge(Corpus(np.ones(len(texts), bool), columns, sketches, [0], Path(folder), lambda _: iter(())))
+        return judge(CorpusView(np.ones(len(texts), bool), columns, sketches, [0], Path(folder), lambda _: iter(())))
 
 
 def _near(texts: list[str], _: list[str]) -> list[int]:
-    step = NearDedup(NearConfig(bands=BANDS, rows=ROWS, shingle=SHINGLE, words="whitespace"))
+    step = NearDedup(NearDedupConfig(bands=BANDS, rows=ROWS, shingle=SHINGLE, words="whitespace"))
     return _with_corpus(step, texts, lambda corpus: step.clusters(corpus).tolist())
 
 
 def _exact(texts: list[str], _: list[str]) -> int:
     hashes = np.frombuffer(b"".join(content_hash(text.encode()) for text in texts), np.uint64).reshape(-1, 2)
     alive = np.ones(len(texts), bool)
-    corpus = Corpus(alive, {}, [], [0], Path(), lambda _: iter([hashes]))
-    return int(ExactDedup(ExactConfig()).decide_all(corpus).sum())
+    corpus = CorpusView(alive, {}, [], [0], Path(), lambda _: iter([hashes]))
+    return int(ExactDedup(ExactDedupConfig()).decide_all(corpus).sum())
 
 
-def _removed(step: Cut) -> Callable[[Corpus], int]:
-    def removed(corpus: Corpus) -> int:
+def _removed(step: Cut) -> Callable[[CorpusView], int]:
+    def removed(corpus: CorpusView) -> int:
         _, start, end = step.cuts(corpus)
         return int((end - start).sum())
 
@@ -69,12 +66,12 @@ def _removed(step: Cut) -> Callable[[Corpus], int]:
 
 
 def _lines(texts: list[str], _: list[str]) -> int:
-    step = LineDedup(LineConfig(min_bytes=LINE_BYTES))
+    step = LineDedup(LineDedupConfig(min_bytes=LINE_BYTES))
     return _with_corpus(step, texts, _removed(step))
 
 
 def _spans(texts: list[str], _: list[str]) -> int:
-    step = SpanDedup(SpanConfig(words="whitespace"))
+    step = SpanDedup(SpanDedupConfig(words="whitespace"))
     return _with_corpus(step, texts, _removed(step))
 
 

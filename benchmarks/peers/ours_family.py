@@ -10,7 +10,7 @@ from benchmarks.peers import family_data
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.hf.hf import read_hf
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
@@ -36,7 +36,7 @@ def make_batch(rows: family_data.Rows) -> Batch:
         targets=torch.where(counted, rows.labels, 0),
         weights=counted.float(),
         positions=positions(rows.lengths),
-        lengths=rows.lengths,
+        document_lengths=rows.lengths,
         samples=torch.arange(len(rows.tokens)),
         sources=torch.zeros(len(rows.tokens), dtype=torch.int64),
         source=source,

@@ -80,7 +80,7 @@ def bare(spec: dict, world: World) -> Step:
             if isinstance(call, DistributedDataParallel):
                 call.require_backward_grad_sync = number == len(mine) - 1
             batch = make_batch(rows)
-            hidden, _ = call(batch.tokens, batch.positions, batch.lengths)
+            hidden, _ = call(batch.tokens, batch.positions, batch.document_lengths)
             assert model.head is not None
             loss = model.head.loss(hidden, batch.targets, batch.weights) / count
             loss.backward()

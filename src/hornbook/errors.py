@@ -27,15 +27,15 @@ class Exit(IntEnum):
 EXIT_MEANING = {
     Exit.DONE: "done",
     Exit.DEFECT: "unexpected error",
-    Exit.USAGE: "usage or configuration, an incompatible resume too",
-    Exit.INTEGRITY: "data or checkpoint integrity",
-    Exit.DOES_NOT_FIT: "does not fit",
-    Exit.DIVERGED: "diverged, a person is needed",
+    Exit.USAGE: "wrong usage or configuration, or an incompatible resume",
+    Exit.INTEGRITY: "damaged or changed data or checkpoint, or a failed comparison",
+    Exit.DOES_NOT_FIT: "does not fit into memory",
+    Exit.DIVERGED: "training diverged",
     Exit.IN_USE: "run directory in use",
     Exit.STORAGE: "storage full or unwritable",
     Exit.HARDWARE: "hardware suspected",
-    Exit.RETRIES_SPENT: "retries spent",
-    Exit.RESUMABLE: "checkpointed because of a signal or a request to stop: run me again",
+    Exit.RETRIES_SPENT: "no restarts left (guard.max_restarts)",
+    Exit.RESUMABLE: "saved and stopped by a signal or a request: start the command again",
     Exit.INTERRUPTED: "interrupted",
 }
 

@@ -142,3 +142,11 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def escape_controls(text: str) -> str:
+    r"""Text that cannot steer a terminal: each C0 or C1 control character but newline and tab becomes `\xNN`."""
+    return text.translate(_CONTROLS)

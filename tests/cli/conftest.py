@@ -11,9 +11,10 @@ VOCAB = 320
 def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
     """A LLaMA of two layers with initial values, and 320 rows of embedding for a tokenizer of 257 ids."""
     from hornbook.model.build import build_model
+    from hornbook.model.config.attention import FullAttentionConfig
     from hornbook.model.config.init import ScaledNormal
-    from hornbook.model.config.model import FullAttention, ModelConfig
-    from hornbook.model.config.position import Rope
+    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.position import RopeConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.init.init import initialize
 
@@ -21,8 +22,8 @@ def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
         layers=2,
         width=32,
         heads=4,
-        attention=FullAttention(kv_heads=2),
-        position=Rope(length=64),
+        attention=FullAttentionConfig(kv_heads=2),
+        position=RopeConfig(length=64),
         init=ScaledNormal(std=0.3),
     )
     model = build_model(config, VOCAB, "cpu")

@@ -139,7 +139,7 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     assert main(["import", str(folder), "--out", str(tmp_path / "out"), "--no-certificate", "--json"]) == Exit.DONE
     captured = capsys.readouterr()
     assert json.loads(captured.out)["left_out"] == ["bert.pooler.dense.bias"]
-    assert "bert.pooler.dense.bias: of other heads" in " ".join(captured.err.split())
+    assert "bert.pooler.dense.bias: left out, for config.json names another head" in " ".join(captured.err.split())
 
 
 def test_the_name_of_a_model_is_answered_with_how_to_get_it(tmp_path, monkeypatch, capsys):

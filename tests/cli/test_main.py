@@ -1,4 +1,4 @@
-"""The frame of the command line: the table of verbs, help, mistyped verbs, words in any order."""
+"""The frame of the command line: the table of commands, help, mistyped commands, words in any order."""
 
 import importlib
 import os
@@ -15,39 +15,39 @@ import typer
 
 from hornbook.cli import main as frame
 from hornbook.cli.examples import EXAMPLES
-from hornbook.cli.main import VERBS, build_command, main
+from hornbook.cli.main import COMMANDS, build_command, main
 from hornbook.cli.settings.help import FREQUENT, setting_rows
 from hornbook.cli.shell import DryRun, Words, guard, split_target
 from hornbook.errors import EXIT_MEANING, Exit
 from hornbook.settings.schema import settings
 from tests.test_documents import missing_words
 
-DESIGN_VERBS = (
+DESIGN_COMMANDS = (
     "quickstart doctor fetch prepare tokenize train resume fork verify eval generate chat predict import grow export "
     "data runs recipes config"
 )
 
 
-def test_the_verbs_are_those_of_the_design() -> None:
-    assert [name for name in VERBS if " " not in name] == DESIGN_VERBS.split()
-    assert all(name.split()[0] in VERBS for name in VERBS)
+def test_the_commands_are_those_of_the_design() -> None:
+    assert [name for name in COMMANDS if " " not in name] == DESIGN_COMMANDS.split()
+    assert all(name.split()[0] in COMMANDS for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_every_verb_is_where_the_table_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    verb = VERBS[name]
-    assert hasattr(importlib.import_module(f"hornbook.cli.{verb.module}"), verb.function)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_where_the_table_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = COMMANDS[name]
+    assert hasattr(importlib.import_module(f"hornbook.cli.{entry.module}"), entry.function)
     assert main([name, "--help"]) == Exit.DONE
     printed = capsys.readouterr()
     assert f"hornbook {name}" in printed.out
     assert printed.err == ""
 
 
-def test_help_lists_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == Exit.DONE
     text = capsys.readouterr().out
-    for name, verb in VERBS.items():
-        assert re.search(rf"^  {name} +{re.escape(verb.help)}", text, re.MULTILINE)
+    for name, entry in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(entry.help)}", text, re.MULTILINE)
     for code in Exit:
         assert re.search(rf"^  {int(code)} +{re.escape(EXIT_MEANING[code])}", text, re.MULTILINE)
     assert main(["-h"]) == main([]) == Exit.DONE
@@ -79,7 +79,7 @@ def test_resume_and_fork_take_a_run(name: str, capsys: pytest.CaptureFixture[str
 
 
 def test_no_help_speaks_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ["", *VERBS]:
+    for name in ["", *COMMANDS]:
         assert main([*name.split(), "--help"]) == Exit.DONE
         assert re.search(r"\bverbs?\b", capsys.readouterr().out, re.IGNORECASE) is None
 
@@ -97,12 +97,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], "error there is no command 'trian': did you mean train?\n"),
         (["exprot", "x"], "error there is no command 'exprot': did you mean export or import?\n"),
         (["zzzz"], "error there is no command 'zzzz': `hornbook --help` lists them\n"),
-        (["--bogus"], "error No such option: --bogus\n`hornbook --help` lists what there is\n"),
+        (["--bogus"], "error No such option: --bogus\nsee `hornbook --help`\n"),
         (
             ["config", "shwo"],
-            "error No such command 'shwo'. Did you mean 'show'?\n`hornbook config --help` lists what there is\n",
+            "error No such command 'shwo'. Did you mean 'show'?\nsee `hornbook config --help`\n",
         ),
-        (["recipes", "copy"], "error Missing argument 'RECIPE'.\n`hornbook recipes copy --help` lists what there is\n"),
+        (["recipes", "copy"], "error Missing argument 'RECIPE'.\nsee `hornbook recipes copy --help`\n"),
     ],
 )
 def test_mistakes_in_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,10 +111,10 @@ def test_mistakes_in_words(words: list[str], text: str, capsys: pytest.CaptureFi
     assert (printed.out, printed.err) == ("", text)
 
 
-def test_a_verb_whose_file_is_absent_breaks_no_other(
+def test_a_command_whose_file_is_absent_breaks_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(VERBS, "absent", frame.Verb("absent", "absent", "Not there", "Look"))
+    monkeypatch.setitem(COMMANDS, "absent", frame.Command("absent", "absent", "Not there", "Look"))
     assert main(["--help"]) == Exit.DONE
     assert main(["absent"]) == Exit.USAGE
     assert capsys.readouterr().err == "error `hornbook absent` is not part of this version\n"
@@ -124,14 +124,15 @@ def test_a_verb_whose_file_is_absent_breaks_no_other(
 
 
 def run_sample(*words: str) -> dict[str, Any]:
-    """What a verb with free words receives."""
+    """What a command with free words receives."""
     seen: dict[str, Any] = {}
 
     def sample(
         words: Words = None, data: str | None = None, out: Annotated[str, typer.Option()] = "", dry_run: DryRun = False
-    ) -> None:
+    ) -> Exit:
         seen.update(data=data, out=out, dry_run=dry_run)
         seen["target"], seen["overrides"] = split_target(words)
+        return Exit.DONE
 
     command = build_command(sample, "sample", words=True)
     code = guard(lambda: command.main(args=list(words), prog_name="hornbook sample", standalone_mode=False))
@@ -172,21 +173,21 @@ def test_negative_and_dashed_values() -> None:
 def test_two_recipes_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_sample("tiny", "small")["code"] == Exit.USAGE
     assert capsys.readouterr().err == (
-        "error one recipe or run directory is enough, but there are 2: tiny small\n"
-        "settings are written --section.key value or section.key=value\n"
+        "error name one recipe or run directory, not 2: tiny small\n"
+        "write settings as --section.key value or section.key=value\n"
     )
 
 
-# --- help of verbs with settings
+# --- help of commands with settings
 
 
-@pytest.mark.parametrize("verb", FREQUENT)
-def test_help_shows_what_people_change_most(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(FREQUENT[verb]) <= set(settings())
-    assert main([verb, "--help"]) == Exit.DONE
+@pytest.mark.parametrize("name", FREQUENT)
+def test_help_shows_what_people_change_most(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(FREQUENT[name]) <= set(settings())
+    assert main([name, "--help"]) == Exit.DONE
     text = capsys.readouterr().out
-    assert all(f"--{key}" in text for key in FREQUENT[verb])
-    assert "Settings people change most (--help-all shows every one)" in text
+    assert all(f"--{key}" in text for key in FREQUENT[name])
+    assert "Common settings (--help-all shows all)" in text
 
 
 @pytest.mark.parametrize("words", [["--help-all"], ["--help", "all"]])

@@ -1,7 +1,6 @@
 """Streams, errors and exit codes."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from hornbook.cli.shell import answer, guard, people, resolve_words, say, split_targets, take_speech
+from hornbook.cli.shell import guard, people, resolve_words, say, split_targets, take_speech
 from hornbook.errors import (
     DivergedError,
     DoesNotFitError,
@@ -161,14 +160,6 @@ sys.exit(guard(act))"""
     assert (ran.returncode, "defect" in ran.stderr) == (Exit.DEFECT, True)
 
 
-def test_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    answer({"a": "\u2603", "b": [1]}, "for people", as_json=True)
-    answer({"a": 1}, "for people")
-    answer({"a": 1})
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(lines[0]), lines[1], json.loads(lines[2])] == [{"a": "\u2603", "b": [1]}, "for people", {"a": 1}]
-
-
 def test_people_read_stderr_without_colour_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("[bold red]loud[/] " + "word " * 60)
     printed = capsys.readouterr()
@@ -227,23 +218,3 @@ def test_a_reader_of_stderr_that_leaves_changes_no_exit_code(code: int, fails: b
         assert process.stdin is not None
         process.stdin.close()
     assert process.returncode == code
-
-
-def test_the_code_of_a_run_stays_when_the_reader_of_its_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler starts what ended with 75 again."""
-    from hornbook.cli.train import training
-    from hornbook.files.run_directory import RunDir
-    from hornbook.run.launch import launch
-    from hornbook.settings.recipe import Recipe
-    from hornbook.settings.resolve import Resolved
-
-    def gone(*_: object, **__: object) -> None:
-        raise BrokenPipeError(errno.EPIPE, "gone")
-
-    monkeypatch.setattr(launch, "launch", lambda *_, **__: Exit.RESUMABLE)
-    for name, value in (("describe_result", lambda _: {}), ("answer", gone), ("reader_has_gone", lambda: True)):
-        monkeypatch.setattr(training, name, value)
-    monkeypatch.setattr(training, "forget", lambda _: None)
-    resolved = Resolved(Recipe(), {})
-    found = training.run_job(resolved, RunDir("absent"), launch.Start(), dry_run=False, as_json=True)
-    assert found == Exit.RESUMABLE

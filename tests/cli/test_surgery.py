@@ -177,5 +177,5 @@ def test_layers_that_transformers_has_in_one_matrix_are_not_exported_to_peft(
     assert main(["train", "--out", str(run), *tiny_settings, *gpt2, surgery, "train.tokens=128"]) == Exit.DONE
     capsys.readouterr()
     assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "out")]) == Exit.USAGE
-    assert "of rank 12 there computes the same and trains on as another model" in capsys.readouterr().err
+    assert "of rank 12 there computes the same, but trains as another model" in capsys.readouterr().err
     assert main(["export", str(run), "--out", str(tmp_path / "out"), "--no-certificate"]) == Exit.DONE

@@ -13,7 +13,7 @@ from hornbook.errors import Exit
 from hornbook.model.build import build_model
 from hornbook.model.config.head import ClassificationHead
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.run.launcher import Launcher
@@ -91,7 +91,7 @@ def test_what_moves_is_on_stderr_and_the_answer_alone_on_stdout(
 def labels(tmp_path: Path, tiny_corpus: Path) -> Path:
     """A model that gives texts one of two labels."""
     config = ModelConfig(
-        layers=1, width=16, heads=2, position=Rope(length=32), head=ClassificationHead(labels=["a", "b"])
+        layers=1, width=16, heads=2, position=RopeConfig(length=32), head=ClassificationHead(labels=["a", "b"])
     )
     model = build_model(config, 320, "cpu")
     initialize(model, config, 1)

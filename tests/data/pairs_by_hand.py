@@ -3,7 +3,7 @@
 import numpy as np
 
 from hornbook.data.objectives.infill import poisson_bounds
-from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
+from hornbook.data.objectives.pairs import NoiseTable, Pairs, Roles, write_pairs
 
 END, PAD, MASK, MODE, START, FIRST_SENTINEL = 1, 0, 4000, 4001, 4002, 5000
 
@@ -13,10 +13,10 @@ def tables(rate: float, mean: float, *, infills: bool = False, mode: int = -1, p
     columns = ([1.0], [infills], [rate], [float(mean)], [mode], [START], [permute], [poisson_bounds(min(mean, 32.0))])
     stops = np.arange(6000) % 50 == 0
     sentinels = np.arange(FIRST_SENTINEL, FIRST_SENTINEL - 900, -1).astype(np.int32)
-    return Parts(*map(np.array, columns)), Roles(sentinels, MASK, -1, END, PAD, stops)
+    return NoiseTable(*map(np.array, columns)), Roles(sentinels, MASK, -1, END, PAD, stops)
 
 
-def pairs_of(text: np.ndarray, rows: int, parts: Parts, roles: Roles, seed: int = 0) -> list[tuple[list, list]]:
+def pairs_of(text: np.ndarray, rows: int, parts: NoiseTable, roles: Roles, seed: int = 0) -> list[tuple[list, list]]:
     """Source and target of `rows` rows that each hold the same text."""
     sizes, none = np.full(rows, len(text)), np.zeros(rows, np.int64)
     keys = np.random.default_rng(seed).integers(0, 2**64, rows, np.uint64)

@@ -8,11 +8,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig, ObjectiveConfig
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.order.mixture import Stage
-from hornbook.data.order.order import Kind, Order
+from hornbook.data.order.sampler import Kind, Sampler
 from hornbook.data.validation import held_out
 from tests.conftest import SPECIALS, write_corpus
 from tests.golden import digest
@@ -38,14 +39,14 @@ ORDERS: dict[tuple[int, Kind, Any], tuple[str, str]] = {
 def test_sample_orders(case: tuple[int, Kind, Any]) -> None:
     seed, kind, stages = case
     built = [Stage.build(first, list(weights)) for first, weights in stages]
-    order = Order(list(SOURCES), list(SOURCES.values()), built, seed=seed, kind=kind)
-    assert (digest(order.locate(NEAR)), digest(order.locate(FAR))) == ORDERS[case]
+    sampler = Sampler(list(SOURCES), list(SOURCES.values()), built, seed=seed, kind=kind)
+    assert (digest(sampler.locate(NEAR)), digest(sampler.locate(FAR))) == ORDERS[case]
 
 
 def test_the_first_samples_are_these() -> None:
     """A few by themselves, for whoever looks for what changed."""
-    order = Order(["web"], [1000], [Stage.build(0, [1.0])], seed=1)
-    assert order.locate(np.arange(8))[1].tolist() == [552, 705, 6, 766, 733, 516, 685, 643]
+    sampler = Sampler(["web"], [1000], [Stage.build(0, [1.0])], seed=1)
+    assert sampler.locate(np.arange(8))[1].tolist() == [552, 705, 6, 766, 733, 516, 685, 643]
 
 
 UL2 = [{"mode": "R", "density": 0.15, "mean_span": 3}, {"mode": "X", "density": 0.5}, {"mode": "S", "density": 0.25}]
@@ -74,8 +75,10 @@ def fim_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def contents(batch: Batch) -> list[object]:
     """All that a model is given, and where it is from."""
     tensors = [batch.tokens, batch.targets, batch.weights, batch.positions, batch.samples, batch.sources]
-    source = [] if batch.source is None else [batch.source.tokens, batch.source.positions, batch.source.lengths]
-    return [*tensors, batch.lengths, batch.prefixes, *source]
+    source = (
+        [] if batch.source is None else [batch.source.tokens, batch.source.positions, batch.source.document_lengths]
+    )
+    return [*tensors, batch.document_lengths, batch.prefixes, *source]
 
 
 def objective(name: str) -> ObjectiveConfig:

@@ -10,7 +10,8 @@ import torch
 from pydantic import TypeAdapter
 
 from hornbook.data.batch import Batch, GlobalBatch
-from hornbook.data.config import DataConfig, ObjectiveConfig
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
@@ -74,11 +75,11 @@ def row(batch: Batch, number: int) -> tuple[list[Any], ...]:
     ids = [int(batch.samples[number]), int(batch.sources[number])]
     prefixes = None if batch.prefixes is None else batch.prefixes[number]
     if batch.source is None:
-        return (*columns, [*batch.lengths[number]], ids, prefixes)  # pyright: ignore[reportReturnType]
-    pieces = [length for length in batch.lengths[number] if length]
+        return (*columns, [*batch.document_lengths[number]], ids, prefixes)  # pyright: ignore[reportReturnType]
+    pieces = [length for length in batch.document_lengths[number] if length]
     full = len(pieces) - (sum(pieces) > end)
     assert sum(pieces[:full]) == end
-    lengths = batch.source.lengths[number][:full]
+    lengths = batch.source.document_lengths[number][:full]
     used = sum(lengths)
     source = [tensor[number, :used].tolist() for tensor in (batch.source.tokens, batch.source.positions)]
     return (*columns, pieces[:full], [*lengths], *source, ids)
@@ -115,7 +116,7 @@ def test_a_sample_is_the_same_after_a_restart_and_for_any_cut(raw: Raw, name: st
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_two_epochs_differ(raw: Raw, name: str) -> None:
     data = loader(raw, name, order="sequential", weights={"b": 1.0})
-    count = data.epoch_tokens(1) // SEQUENCE
+    count = data.index.epoch_tokens(1) // SEQUENCE
     first, second = rows(data.take(count)), rows(data.take(count))
     same = sum(one[:-2] == other[:-2] and one[2] == other[2] for one, other in zip(first, second, strict=True))
     assert same < count / 8
@@ -125,7 +126,7 @@ def test_two_epochs_differ(raw: Raw, name: str) -> None:
 @pytest.mark.parametrize("document_mask", [True, False])
 def test_pairs_are_well_formed(raw: Raw, name: str, document_mask: bool) -> None:
     data = loader(raw, name, document_mask=document_mask)
-    made = data.take(data.epoch_tokens(1) // SEQUENCE)
+    made = data.take(data.index.epoch_tokens(1) // SEQUENCE)
     for batch in made.batches:
         source = batch.source
         assert source is not None
@@ -134,7 +135,7 @@ def test_pairs_are_well_formed(raw: Raw, name: str, document_mask: bool) -> None
         assert {tensor.dtype for tensor in (source.tokens, source.positions, batch.tokens, batch.targets)} == {
             torch.int64
         }
-        for number, (lengths, inputs) in enumerate(zip(batch.lengths, source.lengths, strict=True)):
+        for number, (lengths, inputs) in enumerate(zip(batch.document_lengths, source.document_lengths, strict=True)):
             assert len(lengths) == len(inputs)
             assert min(*lengths, *inputs) > 0
             assert sum(lengths) == batch.tokens.shape[1]
@@ -160,7 +161,7 @@ def text_of(batch: Batch, number: int) -> list[list[int]]:
     assert batch.source is not None
     sentinels = range(VOCAB + 5, VOCAB + 5 + SENTINELS)
     found, s, t = [], 0, 0
-    for inputs, outputs in zip(batch.source.lengths[number], batch.lengths[number], strict=True):
+    for inputs, outputs in zip(batch.source.document_lengths[number], batch.document_lengths[number], strict=True):
         source = batch.source.tokens[number, s : s + inputs].tolist()
         target = batch.targets[number, t : t + outputs].tolist()
         counted = bool(batch.weights[number, t])
@@ -181,7 +182,7 @@ def text_of(batch: Batch, number: int) -> list[list[int]]:
 
 def test_an_epoch_of_spans_holds_every_document_and_no_piece_crosses_one(raw: Raw) -> None:
     data = loader(raw, "span", order="sequential", weights={"a": 1.0})
-    made = data.take(data.epoch_tokens(1) // SEQUENCE)
+    made = data.take(data.index.epoch_tokens(1) // SEQUENCE)
     pieces = [
         piece for batch in made.batches for number in range(len(batch.tokens)) for piece in text_of(batch, number)
     ]
@@ -211,7 +212,7 @@ def test_without_document_mask_rows_are_those_of_t5(raw: Raw) -> None:
 
 def test_denoisers_come_at_their_rates_behind_their_mode(raw: Raw) -> None:
     data = loader(raw, "ul2")
-    count = data.epoch_tokens(1) // SEQUENCE
+    count = data.index.epoch_tokens(1) // SEQUENCE
     made = data.take(count)
     modes = np.concatenate([batch.source.tokens[:, 0].numpy() for batch in made.batches if batch.source])
     shares = np.bincount(modes - VOCAB - 2, minlength=3) / count  # [R], [S], [X]
@@ -237,8 +238,8 @@ def test_evaluation_is_the_same_at_any_time_and_goes_through_the_text_once(raw: 
 
 
 def test_the_objective_is_part_of_the_fingerprint_and_cannot_change_on_resume(raw: Raw) -> None:
-    prints = {name: loader(raw, name).fingerprint for name in OBJECTIVES}
-    plain = build_loader(DataConfig(), raw.path, sequence=SEQUENCE, micro_batch=4, seed=1).fingerprint
+    prints = {name: loader(raw, name).index.fingerprint for name in OBJECTIVES}
+    plain = build_loader(DataConfig(), raw.path, sequence=SEQUENCE, micro_batch=4, seed=1).index.fingerprint
     assert len({*prints.values(), plain}) == len(OBJECTIVES) + 1
     assert "(masked)" in loader(raw, "masked").describe()
     old = Recipe(data=DataConfig(objective=objective("span")))
@@ -249,7 +250,7 @@ def test_the_objective_is_part_of_the_fingerprint_and_cannot_change_on_resume(ra
 
 def test_the_part_of_a_text_changes_with_the_epoch_and_every_epoch_has_all_of_it(raw: Raw) -> None:
     data = loader(raw, "ul2", order="sequential", weights={"a": 1.0})
-    count = data.epoch_tokens(1) // SEQUENCE
+    count = data.index.epoch_tokens(1) // SEQUENCE
     body = sorted(token for document in raw.documents["train"]["a"] for token in document[1:-1])
     modes = []
     for epoch in range(3):
@@ -260,7 +261,8 @@ def test_the_part_of_a_text_changes_with_the_epoch_and_every_epoch_has_all_of_it
             for number, sample in enumerate(batch.samples.tolist()):
                 found[sample] = int(batch.source.tokens[number, 0])
         modes.append([found[sample] for sample in sorted(found)])
-        held = [ref.length for sample in range(epoch * count, (epoch + 1) * count) for ref in data.documents(sample)]
+        samples = range(epoch * count, (epoch + 1) * count)
+        held = [ref.length for sample in samples for ref in data.index.documents(sample)]
         assert 0.9 * len(body) < sum(held) < 1.1 * len(body)
     assert all(0.2 < np.mean(np.equal(modes[0], other)) < 0.5 for other in modes[1:])
 
@@ -322,7 +324,7 @@ def test_ids_outside_the_vocabulary_are_damage(make_corpus: Callable) -> None:
     restate(raw.path)
     data = loader(raw, "span")
     with pytest.raises(IntegrityError, match=r"00000.bin: found token id 60000"):
-        data.take(data.epoch_tokens(1) // SEQUENCE)
+        data.take(data.index.epoch_tokens(1) // SEQUENCE)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -332,11 +334,11 @@ def test_little_of_a_batch_is_padding(make_corpus: Callable, name: str) -> None:
     write_tokenizer(raw)
     config = DataConfig(objective=objective(name))
     data = build_loader(config, raw.path, sequence=256, micro_batch=16, seed=1, prefetch=False)
-    batches = data.take(data.epoch_tokens(1) // 256 // 16 * 16).batches
+    batches = data.take(data.index.epoch_tokens(1) // 256 // 16 * 16).batches
     held = padding = 0
     for batch in batches:
         assert batch.source is not None
         held += batch.tokens.numel() + batch.source.tokens.numel()
         for number in np.flatnonzero(batch.weights[:, -1] == 0):
-            padding += batch.lengths[number][-1] + batch.source.lengths[number][-1]
+            padding += batch.document_lengths[number][-1] + batch.source.document_lengths[number][-1]
     assert padding < 0.05 * held

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Causal, FillInTheMiddle, Masked
+from hornbook.data.config.objectives import Causal, FillInTheMiddle, Masked
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out
 from hornbook.errors import UsageError
@@ -37,7 +37,7 @@ def test_every_token_is_predicted_exactly_once_in_order(make_corpus: Callable, m
     end = [] if separate_end else [raw.end]
     assert targets == [token for document in documents for token in document[1:] + end]
     assert sum(float(batch.weights.sum()) for batch in batches) == len(targets)
-    assert all(sum(lengths) == 8 for batch in batches for lengths in batch.lengths)
+    assert all(sum(lengths) == 8 for batch in batches for lengths in batch.document_lengths)
     assert [sample for batch in batches for sample in batch.samples.tolist()] == [0, 1, 2, 3, 4]
     assert (rows.read, rows.of) == (39, 39)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Labels
+from hornbook.data.config.objectives import Labels
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.candidates import best_of, candidate_figures, question_of
@@ -75,7 +75,7 @@ class Table:
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = torch.zeros(*batch.tokens.shape, 2)
-        for row, lengths in enumerate(batch.lengths):
+        for row, lengths in enumerate(batch.document_lengths):
             for part in np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]):
                 key = tuple(batch.tokens[row, part].tolist())
                 outputs[row, part[0], 1] = self._scores.get(key, 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Labels
+from hornbook.data.config.objectives import Labels
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.labels import LabelScore, evaluate_labels

@@ -1,8 +1,10 @@
 """Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
 
-from hornbook.model.config.mlp import MLP
-from hornbook.model.config.model import EmbeddingConfig, FullAttention, LayerNorm, ModelConfig, PostNorm
-from hornbook.model.config.position import LearnedPositions
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.mlp import PlainMLPConfig
+from hornbook.model.config.model import EmbeddingConfig, ModelConfig, PostNorm
+from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.position import LearnedPositionsConfig
 
 
 def gpt2_like(
@@ -13,10 +15,10 @@ def gpt2_like(
         layers=layers,
         width=width,
         heads=heads,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(hidden=hidden),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=length),
+        attention=FullAttentionConfig(bias=True, out_bias=True),
+        mlp=PlainMLPConfig(hidden=hidden),
+        norm=LayerNormConfig(),
+        position=LearnedPositionsConfig(length=length),
     )
 
 
@@ -27,10 +29,10 @@ def bert_like(*, length: int, layers: int = 2, width: int = 32, heads: int = 4) 
         layers=layers,
         width=width,
         heads=heads,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(activation="gelu"),
-        norm=LayerNorm(eps=1e-12),
+        attention=FullAttentionConfig(bias=True, out_bias=True),
+        mlp=PlainMLPConfig(activation="gelu"),
+        norm=LayerNormConfig(eps=1e-12),
         block=PostNorm(),
-        position=LearnedPositions(length=length),
+        position=LearnedPositionsConfig(length=length),
         embedding=EmbeddingConfig(norm=True, types=2),
     )

@@ -13,6 +13,8 @@ from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as c
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, NoNorm, OffsetRMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.dropout import RowDropout, row_keys
 from hornbook.model.layers.norm import BatchNorm, LayerNorm, OffsetRMSNorm
@@ -54,7 +56,7 @@ FORMULAS: dict[str, tuple[c.BlockConfig, Callable[[Block, Tensor, Callable, Call
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_a_block_is_its_formula(kind: str) -> None:
     chosen, formula = FORMULAS[kind]
-    model = make(block=chosen, position=config_position.NoPositions(), norm=c.LayerNorm())
+    model = make(block=chosen, position=config_position.NoPositions(), norm=LayerNormConfig())
     assert (model.norm is None) == (kind == "post")
     block, context = model.blocks["1"], Context()
     x = torch.randn(2, 9, WIDTH, generator=torch.Generator().manual_seed(2))
@@ -69,11 +71,11 @@ def test_a_block_is_its_formula(kind: str) -> None:
 
 def test_norms_are_those_of_others() -> None:
     x = 3 * torch.randn(4, 7, WIDTH, generator=torch.Generator().manual_seed(3)) + 1
-    ours, theirs = OffsetRMSNorm(WIDTH, c.OffsetRMSNorm(eps=1e-6)), Gemma2RMSNorm(WIDTH, eps=1e-6)
+    ours, theirs = OffsetRMSNorm(WIDTH, OffsetRMSNormConfig(eps=1e-6)), Gemma2RMSNorm(WIDTH, eps=1e-6)
     nn.init.normal_(ours.weight)
     theirs.weight.data.copy_(ours.weight)
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
-    batch = BatchNorm(WIDTH, c.BatchNorm(eps=1e-5))
+    batch = BatchNorm(WIDTH, BatchNormConfig(eps=1e-5))
     nn.init.normal_(batch.weight)
     nn.init.normal_(batch.bias)
     wanted = F.batch_norm(x.flatten(0, 1), None, None, batch.weight, batch.bias, training=True, eps=1e-5)
@@ -94,7 +96,7 @@ def leak(norm: nn.Module) -> float:
 
 
 def test_batch_norm_sees_the_future_and_layer_norm_does_not() -> None:
-    batch, layer = BatchNorm(WIDTH, c.BatchNorm()), LayerNorm(WIDTH, c.LayerNorm())
+    batch, layer = BatchNorm(WIDTH, BatchNormConfig()), LayerNorm(WIDTH, LayerNormConfig())
     for norm in (batch, layer):
         nn.init.ones_(norm.weight)
         nn.init.zeros_(norm.bias)
@@ -148,11 +150,14 @@ def test_what_does_not_fit_is_refused_by_key(words: list[str], key: str) -> None
 
 
 def test_first_and_pattern_say_what_each_layer_is() -> None:
-    local = c.LayerConfig(attention=c.FullAttention(window=3))
+    local = c.LayerConfig(attention=FullAttentionConfig(window=3))
     cfg = c.ModelConfig(
         layers=5,
-        first=[c.LayerConfig(attention_norm=c.NoNorm(), mlp=config_mlp.MLP())],
-        pattern=[local, c.LayerConfig(position=config_position.Rope(theta=7.0), attention_norm=c.LayerNorm())],
+        first=[c.LayerConfig(attention_norm=NoNorm(), mlp=config_mlp.PlainMLPConfig())],
+        pattern=[
+            local,
+            c.LayerConfig(position=config_position.RopeConfig(theta=7.0), attention_norm=LayerNormConfig()),
+        ],
     )
     assert [cfg.layer(i).attention.window for i in range(5)] == [None, 3, None, 3, None]
     assert [cfg.layer(i).position.theta for i in range(5)] == [1e4, 1e4, 7.0, 1e4, 7.0]
@@ -191,7 +196,7 @@ def test_an_encoder_sees_both_ways_inside_of_documents() -> None:
 
 
 def test_pieces_of_a_target_see_their_own_piece_of_the_source() -> None:
-    model = make(kind="encoder_decoder", position=config_position.RelativeBuckets())
+    model = make(kind="encoder_decoder", position=config_position.RelativeBucketsConfig())
     source, target = tokens(1, 9), tokens(1, 7)
     with torch.no_grad():
         whole, _ = model(target, lengths=[(3, 4)], source=Source(source, lengths=[(5, 4)]))

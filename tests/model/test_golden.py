@@ -10,23 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.dropout import Drop
 from hornbook.model.build import build_model
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import DeltaAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.context import Context
 from hornbook.model.init.init import initial_values
-from hornbook.model.layers.dropout import Dropout, RowDropout, row_keys, site_keys, uniform
+from hornbook.model.layers.dropout import AttentionDropout, Dropout, RowDropout, row_keys, site_keys, uniform
 from tests.golden import checksum, digest
 from tests.model.likenesses import bert_like, gpt2_like
 
 VOCAB = 50
 SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2}
-LATENT = config.LatentAttention(query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=5)
 FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     "llama": (ModelConfig(**SIZES, head=config_head.LMHead(tied=False)), 0.973978904),
     "gpt2": (gpt2_like(length=24), 1.31133351),
@@ -35,16 +34,16 @@ FAMILIES: dict[str, tuple[ModelConfig, float]] = {
         ModelConfig(
             kind="encoder_decoder",
             encoder_layers=2,
-            position=config_position.RelativeBuckets(),
+            position=config_position.RelativeBucketsConfig(),
             init=config_init.T5(),
             **SIZES,
         ),
         -35.645375,
     ),
-    "mixtral": (ModelConfig(mlp=config_mlp.Experts(count=4, active=2, hidden=24), **SIZES), -2.15207208),
+    "mixtral": (ModelConfig(mlp=config_mlp.ExpertsConfig(count=4, active=2, hidden=24), **SIZES), -2.15207208),
     "deepseek": (ModelConfig(attention=LATENT, **SIZES), -2.75329584),
     "deltanet": (
-        ModelConfig(attention=config.DeltaAttention(), position=config_position.NoPositions(), **SIZES),
+        ModelConfig(attention=DeltaAttentionConfig(), position=config_position.NoPositions(), **SIZES),
         4.7740645,
     ),
 }
@@ -98,7 +97,7 @@ def test_masks(rate: float, dtype: torch.dtype) -> None:
     """By the kernels of the CPU and by the formula that all other devices follow."""
     context = Context(keys=KEYS)
     features = Dropout(rate, layer=3, site=2)(torch.ones(3, 20, 30, dtype=dtype), context) != 0
-    drop = Drop(site_keys(KEYS, 3, 1), rate)
+    drop = AttentionDropout(site_keys(KEYS, 3, 1), rate)
     scores = torch.ones(2, 4, 8, 16, dtype=dtype)
     probabilities = drop(scores, slice(1, 3), range(8, 16), range(16)) != 0
     rows = torch.arange(400)

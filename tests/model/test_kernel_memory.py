@@ -15,7 +15,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu import attention_dropout, gate, heads, loss, norm, softmax
+from hornbook.model.cpu import dropout, gate, heads, norm, softmax
 from hornbook.model.cpu.scalar import OPTIONS, bf16, f32
 from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch
 
@@ -45,12 +45,12 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
         "swiglu_backward": (gate._backward_kernel, ROWS, (width,), [both, x, draw(ROWS, 2 * width)]),
         "norm": (norm._forward_kernel, ROWS, (width, 1e-5), [x, weight, draw(ROWS, width), rates]),
         "norm_backward": (norm._backward_kernel, ROWS, (width,), [x, weight, rates, x + 1, draw(ROWS, width), partial]),
-        "loss": (loss._kernel, ROWS, (width, 1), [x, targets, weights, rates]),
+        "loss": (softmax._cross_entropy_kernel, ROWS, (width, 1), [x, targets, weights, rates]),
         "softmax": (softmax._softmax_kernel, 4 * width, seen, [block, starts, ends]),
         "biased_softmax": (softmax._biased_kernel, 4 * width, biased, [block, starts, ends, table, sinks, rest]),
         "softmax_backward": (softmax._backward_kernel, 4 * width, seen, [block, block + 1, starts, ends]),
         "diagonals": (softmax._diagonal_kernel, 4, (width, width), [block, torch.zeros(4, 2 * width - 1)]),
-        "attention_dropout": (attention_dropout._kernel, 4 * width, dropped, [block, targets[:1], block + 1]),
+        "attention_dropout": (dropout._attention_kernel, 4 * width, dropped, [block, targets[:1], block + 1]),
         "split": (heads._kernel, 2 * TIME, (0, *shape, 0), [fused, *turned, *angles]),
         "merge": (heads._kernel, 2 * TIME, (1, *shape, 0), [fused, *turned, *angles]),
         "split_neighbours": (heads._kernel, 2 * TIME, (0, *shape, 1), [fused, *turned, *angles]),

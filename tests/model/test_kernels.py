@@ -15,10 +15,9 @@ from hornbook.model.cpu import team
 from hornbook.model.cpu.dropout import DropoutFunction
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.heads import SplitHeads
-from hornbook.model.cpu.loss import cross_entropy_
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.scalar import exponential
-from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
+from hornbook.model.cpu.softmax import biased_softmax_, cross_entropy_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.layers.dropout import keep_mask, mix
 
 # Relative to the largest value: float32 sums of some hundred terms; one rounding to bfloat16 is 2^-9 = 0.002, and a

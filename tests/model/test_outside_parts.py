@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.flops import operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
@@ -48,17 +50,77 @@ class ScaleNorm(nn.Module):
         return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-5) * self.gain
 """
 
+ATTENTION = """
+from typing import Literal
+
+import torch
+from torch import nn
+
+from hornbook.model.config.part import LayerPart
+from hornbook.model.layers.linear import Linear
+
+
+class Mean(LayerPart):
+    kind: Literal["mean_attention:Mean"] = "mean_attention:Mean"
+    inner: int = 8
+    gated: bool = True
+
+    def build(self, model, layer):
+        return MeanAttention(model.width, self.inner, self.gated)
+
+    def num_parameters(self, model):
+        return self.num_matmul_weights(model) + self.gated * self.inner
+
+    def num_matmul_weights(self, model):
+        return 2 * model.width * self.inner
+
+    def attention_flops(self, model, sequence):
+        return 4 * self.inner * (sequence + 1) / 2, 4 * self.inner * sequence
+
+    def problems(self, model):
+        if self.inner > model.width:
+            yield "attention.inner", f"{self.inner} is more than the width"
+
+
+class MeanAttention(nn.Module):
+    role = "vector"
+
+    def __init__(self, width, inner, gated):
+        super().__init__()
+        self.value, self.out = Linear(width, inner, False), Linear(inner, width, False)
+        self.gate = nn.Parameter(torch.empty(inner)) if gated else None
+
+    def forward(self, x, context):
+        assert context.mask.kind == "causal"
+        seen = torch.ones(x.shape[1], x.shape[1]).tril()
+        mean = (seen / seen.sum(1, keepdim=True)).expand(len(x), -1, -1) @ self.value(x)
+        return self.out(mean if self.gate is None else mean * self.gate)
+"""
+
+INHERITED = """
+from typing import Literal
+
+from hornbook.model.config.mlp import GLUConfig
+
+
+class Wide(GLUConfig):
+    kind: Literal["wide_glu:Wide"] = "wide_glu:Wide"
+"""
+
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The modules `maxout`, as docs/parts.md prints it, and `scale_norm`, in the path."""
-    (printed,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    """The modules `maxout`, as docs/parts.md prints it, and those above, in the path."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    (printed,) = [block for block in blocks if "class Maxout(" in block]
     (tmp_path / "maxout.py").write_text(printed)
     (tmp_path / "scale_norm.py").write_text(NORM)
+    (tmp_path / "mean_attention.py").write_text(ATTENTION)
+    (tmp_path / "wide_glu.py").write_text(INHERITED)
     (tmp_path / "not_python.py").write_text("class Part(")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    for name in ("maxout", "scale_norm"):
+    for name in ("maxout", "scale_norm", "mean_attention", "wide_glu"):
         sys.modules.pop(name, None)
 
 
@@ -124,3 +186,48 @@ def test_what_is_no_part_is_refused_by_name(kind: str, text: str) -> None:
 def test_its_settings_are_checked_as_all_others_are() -> None:
     with pytest.raises(UsageError, match="piecse"):
         resolve(None, ["model.mlp=maxout:Maxout", "model.mlp.piecse=3"], {})
+
+
+OUTSIDE = {
+    "attention": ["model.attention=mean_attention:Mean", "model.attention.inner=12"],
+    "mlp": ["model.mlp=maxout:Maxout"],
+    "both, in some layers": [
+        "model.layers=4",
+        "model.first=[{attention={kind='mean_attention:Mean',gated=false}}]",
+        "model.pattern=[{},{mlp={kind='maxout:Maxout',pieces=3}},{}]",
+    ],
+    "an inside part with a name of its own": ["model.mlp=wide_glu:Wide", "model.mlp.bias=true"],
+}
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("words", OUTSIDE.values(), ids=OUTSIDE)
+def test_its_parameters_and_operations_are_those_of_the_module(words: list[str]) -> None:
+    config = resolve(None, ["model.layers=2", "model.width=16", "model.heads=2", *words], {}).recipe.model
+    model = build_model(config, 64, "cpu")
+    assert count_parameters(config, 64) == sum(each.numel() for each in model.parameters())
+    tokens = torch.arange(24).view(2, 12)
+    with FlopCounterMode(display=False) as counter:
+        hidden, _ = model(tokens, torch.arange(12).expand(2, 12))
+        hidden.sum().backward()
+    counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
+    (operations,) = operations_per_token(config, 64, 12).values()
+    products = 6 * (operations.weights - config.head.num_matmul_weights(config, 64))
+    assert sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm")) == products * 24
+    if "model.attention=mean_attention:Mean" in words:
+        assert counted["aten.bmm"] == operations.all_pairs * 24
+
+
+@pytest.mark.usefixtures("own")
+def test_its_own_conditions_are_checked() -> None:
+    with pytest.raises(UsageError, match=r"model\.attention\.inner +99 is more than the width"):
+        resolve(None, ["model.width=16", "model.attention=mean_attention:Mean", "model.attention.inner=99"], {})
+
+
+@pytest.mark.usefixtures("own")
+def test_a_former_name_asked_for_while_it_is_built_is_answered(tmp_path: Path) -> None:
+    late = ATTENTION.replace("return MeanA", "from hornbook.model.config.mlp import GLU; return MeanA")
+    (tmp_path / "mean_attention.py").write_text(late)
+    config = resolve(None, ["model.attention=mean_attention:Mean"], {}).recipe.model
+    with pytest.raises(UsageError, match=r"GLU is now hornbook\.model\.config\.mlp\.GLUConfig: import that in mean_at"):
+        build_model(config, 64)

@@ -10,6 +10,7 @@ from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.norm import NoNorm
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source
 
@@ -23,10 +24,10 @@ def losses(init: config_init.InitConfig, steps: int) -> list[float]:
         layers=12,
         width=WIDTH,
         heads=4,
-        norm=config.NoNorm(),
+        norm=NoNorm(),
         block=config.PostNorm(),
-        mlp=config_mlp.MLP(hidden=2 * WIDTH, activation="relu"),
-        position=config_position.SinusoidalPositions(),
+        mlp=config_mlp.PlainMLPConfig(hidden=2 * WIDTH, activation="relu"),
+        position=config_position.SinusoidalPositionsConfig(),
         embedding=config.EmbeddingConfig(scale=math.sqrt(WIDTH)),
         init=init,
     )

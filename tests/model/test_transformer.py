@@ -13,28 +13,30 @@ from hornbook.model.config import head as config_head
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Transformer
 
 VOCAB = 61
 LLAMA = config.ModelConfig(
-    layers=2, width=32, heads=4, attention=config.FullAttention(kv_heads=2), mlp=config_mlp.GLU(hidden=48)
+    layers=2, width=32, heads=4, attention=FullAttentionConfig(kv_heads=2), mlp=config_mlp.GLUConfig(hidden=48)
 )
 QWEN3 = config.ModelConfig(
     layers=2,
     width=32,
     heads=4,
-    attention=config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head"),
+    attention=FullAttentionConfig(kv_heads=2, head_dim=12, qk_norm="head"),
     head=config_head.LMHead(tied=False),
 )
 GPT2 = config.ModelConfig(
     layers=2,
     width=32,
     heads=4,
-    attention=config.FullAttention(bias=True, out_bias=True),
-    mlp=config_mlp.MLP(),
-    norm=config.LayerNorm(),
-    position=config_position.LearnedPositions(length=200),
+    attention=FullAttentionConfig(bias=True, out_bias=True),
+    mlp=config_mlp.PlainMLPConfig(),
+    norm=LayerNormConfig(),
+    position=config_position.LearnedPositionsConfig(length=200),
 )
 CONFIGS = [pytest.param(cfg, id=name) for name, cfg in (("llama", LLAMA), ("qwen3", QWEN3), ("gpt2", GPT2))]
 

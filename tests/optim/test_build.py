@@ -7,10 +7,12 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
-from hornbook.model.config.mlp import GLU, MLP
-from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config.position import LearnedPositions
+from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
 from hornbook.optim.config.optim import AdamW, Factors
 
@@ -18,12 +20,12 @@ GPT2_LIKE = ModelConfig(
     layers=2,
     width=16,
     heads=2,
-    attention=FullAttention(bias=True, out_bias=True, qk_norm="head"),
-    mlp=MLP(),
-    norm=LayerNorm(),
-    position=LearnedPositions(length=8),
+    attention=FullAttentionConfig(bias=True, out_bias=True, qk_norm="head"),
+    mlp=PlainMLPConfig(),
+    norm=LayerNormConfig(),
+    position=LearnedPositionsConfig(length=8),
 )
-LLAMA_LIKE = ModelConfig(layers=2, width=16, heads=2, mlp=GLU(), head=LMHead(tied=False))
+LLAMA_LIKE = ModelConfig(layers=2, width=16, heads=2, mlp=GLUConfig(), head=LMHead(tied=False))
 
 
 def names_of(group: dict) -> set[str]:

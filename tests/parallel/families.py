@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.model.config.model import ModelConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Source, empty_microbatch
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import Experts, SigmoidRouter
+from hornbook.model.config.mlp import ExpertsConfig, SigmoidRouterConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
@@ -21,11 +21,13 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 
 VOCAB, TIME, RATE = 64, 16, 0.125
-EXPERTS = Experts(count=8, active=2, hidden=16, z_loss=0.1, balance_loss=0.5, router=SigmoidRouter(balance_rate=RATE))
+EXPERTS = ExpertsConfig(
+    count=8, active=2, hidden=16, z_loss=0.1, balance_loss=0.5, router=SigmoidRouterConfig(balance_rate=RATE)
+)
 BIASES = [f"blocks.{layer}.mlp.router.bias" for layer in range(2)]
 
 
-def make_engine(recompute: str = "none", mlp: Experts = EXPERTS, **train: Any) -> Engine:
+def make_engine(recompute: str = "none", mlp: ExpertsConfig = EXPERTS, **train: Any) -> Engine:
     config = ModelConfig(layers=2, width=32, heads=2, mlp=mlp)
     model = build_model(config, VOCAB)
     parallel = ParallelConfig.model_validate({"recompute": recompute})
@@ -56,7 +58,7 @@ def make_batch(rows: int = 7, seed: int = 0) -> Batch:
         targets=targets,
         weights=weights,
         positions=torch.arange(TIME).expand(rows, -1),
-        lengths=[(TIME,)] * rows,
+        document_lengths=[(TIME,)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
     )
@@ -66,7 +68,7 @@ def split(batch: Batch, sizes: list[int]) -> list[Batch]:
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        names = ("tokens", "targets", "weights", "positions", "lengths", "samples", "sources")
+        names = ("tokens", "targets", "weights", "positions", "document_lengths", "samples", "sources")
         parts.append(replace(batch, **{name: getattr(batch, name)[rows] for name in names}))
         first += size
     return parts
@@ -170,6 +172,6 @@ def test_what_counts_as_padding() -> None:
     assert none is None
     lengths = [(4, 2, 10), (8, 8), (16,)]
     source = Source(torch.zeros(3, 9), torch.zeros(3, 9), [(3, 2, 4), (5, 4), (9,)])
-    _, theirs = token_masks(replace(batch, lengths=lengths, source=source))
+    _, theirs = token_masks(replace(batch, document_lengths=lengths, source=source))
     assert theirs is not None
     assert theirs.sum(1).tolist() == [5, 9, 0]

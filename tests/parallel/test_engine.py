@@ -49,7 +49,7 @@ def make_batch(rows: int, sequence: int = 16, seed: int = 0, masked: int = 0) ->
         targets=torch.randint(0, VOCAB, (rows, sequence), generator=generator),
         weights=weights,
         positions=torch.arange(sequence).expand(rows, -1),
-        lengths=[(sequence,)] * rows,
+        document_lengths=[(sequence,)] * rows,
         samples=torch.arange(rows) + 100 * seed,
         sources=torch.zeros(rows, dtype=torch.int64),
     )
@@ -257,7 +257,7 @@ def test_recomputation_keeps_less() -> None:
 
         batch = make_batch(8, sequence=64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            engine.model(batch.tokens, batch.positions, batch.lengths)
+            engine.model(batch.tokens, batch.positions, batch.document_lengths)
         return total
 
     assert saved_bytes(make_engine(recompute="block")) < 0.5 * saved_bytes(make_engine())

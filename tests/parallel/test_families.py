@@ -113,7 +113,7 @@ def test_a_masked_model_computes_logits_of_its_targets_alone(
     head, heights = engine.model.head, list[int]()
     assert head is not None
     with engine.evaluation_mode() as model:
-        hidden, _ = model(batch.tokens, batch.positions, batch.lengths)
+        hidden, _ = model(batch.tokens, batch.positions, batch.document_lengths)
         logits = head.logits(hidden)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, empty_microbatch, rank_share
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import GLU, Experts, SigmoidRouter
+from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, SigmoidRouterConfig
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
@@ -33,7 +33,7 @@ VOCAB, ROWS, SEED = 96, 2, 5
 CLIP = 0.5
 """Below every norm of these runs, so that clipping always bites."""
 OPTIMIZER = AdamW.model_validate({"lr": 3e-3, "clip": CLIP})
-EXPERTS = Experts(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouter(balance_rate=0.02))
+EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
 TOLD = ("losses", "norms", "applied", "scales")
 """What every rank must say alike."""
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
@@ -177,7 +177,7 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
     if run.family:
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
-        mlp = EXPERTS if run.experts else GLU()
+        mlp = EXPERTS if run.experts else GLUConfig()
         sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
         vocab = VOCAB
     model = build_model(sizes, vocab)
@@ -242,7 +242,7 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
                 targets=(tokens[:, :-1] * 7 + 1) % VOCAB,
                 weights=(places < counted).float(),
                 positions=places,
-                lengths=[(sequence,)] * rows,
+                document_lengths=[(sequence,)] * rows,
                 samples=torch.arange(rows) + ROWS * (count * step + number),
                 sources=torch.zeros(rows, dtype=torch.int64),
             )

@@ -17,7 +17,8 @@ import torch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import HornbookError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.moments import read_moments
@@ -36,7 +37,7 @@ from tests.model.likenesses import gpt2_like
 VOCAB = 70
 MODELS = {
     "gpt2": gpt2_like(width=20, hidden=30, length=7),
-    "llama": ModelConfig(layers=2, width=20, heads=2, attention=FullAttention(kv_heads=1, head_dim=2)),
+    "llama": ModelConfig(layers=2, width=20, heads=2, attention=FullAttentionConfig(kv_heads=1, head_dim=2)),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.cli.train.training import describe_job
+from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp

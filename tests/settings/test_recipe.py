@@ -2,7 +2,7 @@
 
 import pytest
 
-from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import Resolved, resolve
@@ -82,7 +82,7 @@ def test_gpt2_is_gpt2() -> None:
     model = shipped("gpt2-124m").recipe.model
     assert (model.layers, model.width, model.heads, model.hidden, model.vocab) == (12, 768, 12, 3072, 50257)
     assert model.norm.model_dump() == {"kind": "layer", "eps": 1e-5, "bias": True}
-    assert model.position == LearnedPositions(length=1024)
+    assert model.position == LearnedPositionsConfig(length=1024)
     assert (model.mlp.kind, model.mlp.activation, model.mlp.bias) == ("mlp", "gelu_tanh", True)
     assert (model.attention.bias, model.attention.out_bias, model.kv_heads, model.head.tied) == (True, True, 12, True)
 
@@ -101,7 +101,7 @@ def test_llama_is_llama() -> None:
     model = shipped("llama-1b").recipe.model
     assert (model.layers, model.width, model.heads, model.kv_heads, model.head_dim) == (16, 2048, 32, 8, 64)
     assert (model.hidden, model.vocab, model.head.tied) == (8192, 128256, True)
-    assert model.position == Rope(theta=500_000, length=8192)
+    assert model.position == RopeConfig(theta=500_000, length=8192)
     assert (model.norm.kind, model.norm.eps, model.mlp.kind, model.mlp.activation) == ("rms", 1e-5, "glu", "silu")
 
 

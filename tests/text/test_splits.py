@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.later import Newest, Since
+from hornbook.text.config.dates import Newest, Since
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import Split, is_validation
-from hornbook.text.tokenizer.sample import training_texts
 from hornbook.text.tokenizer.tokenize import TokenReport, tokenize
+from hornbook.text.tokenizer.train import training_texts
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]

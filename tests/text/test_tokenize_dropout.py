@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
 from hornbook.files.artifact import read_json
+from hornbook.text.config.dates import Since
 from hornbook.text.config.labels import ClassLabels
-from hornbook.text.config.later import Since
-from hornbook.text.config.text import BPE, DropEmpty, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
+from hornbook.text.config.text import BPE, DropEmptyConfig, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import config_key
 from hornbook.text.refinery.pipeline.prepare import prepare
-from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
+from hornbook.text.tokenizer.train import train_wordpiece
 from tests.text.kills import killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
@@ -46,7 +46,7 @@ def make_data(
     sources["dated"] = SourceConfig(paths=[str(tmp_path / "dated.jsonl")], later=Since(date="2021"))
 
     def make(name: str) -> Path:
-        prepare(TextConfig(sources=sources, steps=[DropEmpty()]), tmp_path / name, workers=1)
+        prepare(TextConfig(sources=sources, steps=[DropEmptyConfig()]), tmp_path / name, workers=1)
         return tmp_path / name
 
     return make

@@ -1,6 +1,6 @@
-"""A command as a child that ends with its parent: `python -m hornbook.cli.child PARENT WORDS...`.
+"""Run a command in a child process that ends with its parent: `python -m hornbook.cli.child PARENT WORDS...`.
 
-Whatever ends the process PARENT, SIGKILL included, ends this one: nobody would wait for what it does.
+If the process PARENT ends, even by SIGKILL, so does this one.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Examples at the end of `--help`: command lines to copy."""
+"""The layout of `--help`, and the examples at its end: command lines to copy."""
 
 from typing import Any
 
@@ -51,11 +51,15 @@ EXAMPLES = {
         "hornbook export runs/mine --quantize int8 --out my-model-int8",
     ),
 }
-"""Command lines by command; folders are called as in the README."""
+"""Command -> example command lines, with the folders of the README."""
 
 
 class ExampleCommand(TyperCommand):
     """A command whose `--help` ends with examples."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Options, then arguments."""
+        return ["[OPTIONS]", *(_usage(param) for param in self.params if param.param_type_name == "argument")]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The usual help, then what `format_more` adds, then examples."""
@@ -66,4 +70,12 @@ class ExampleCommand(TyperCommand):
                 formatter.write("".join(f"  {line}\n" for line in lines))
 
     def format_more(self, ctx: Any, formatter: Any) -> None:
-        """Write what stands between options and examples."""
+        """Write what comes between options and examples."""
+
+
+def _usage(argument: Any) -> str:
+    """`RUN`, `[RUN]`, `RUN...` or `[RUN]...`; a metavar of several words is a usage line itself."""
+    metavar = str(argument.metavar or argument.name.upper())
+    if " " in metavar:
+        return metavar
+    return f"{metavar if argument.required else f'[{metavar}]'}{'...' if argument.nargs == -1 else ''}"

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.result import CommandGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.errors import EXIT_MEANING, UsageError
 from hornbook.kernels.ahead import announce_late_compiling
@@ -22,111 +23,111 @@ from hornbook.run.launch.signals import leave_early
 
 
 @dataclass(frozen=True)
-class Verb:
-    """Where a verb is: module `hornbook.cli.MODULE`, and there a function, or `app` for a group of verbs."""
+class Command:
+    """Where a command is defined: module `hornbook.cli.MODULE`, and in it a function, or `app` for a group."""
 
     module: str
     function: str
     help: str
     section: str
     words: bool = False
-    """Whether it takes `--section.key value` in any place."""
+    """Whether it takes settings (`--section.key value`) anywhere in its arguments."""
 
 
-VERBS = {
-    "quickstart": Verb("start.quickstart", "quickstart", "Raw text to an exported model in three minutes", "Start"),
-    "doctor": Verb("start.doctor", "doctor", "Check this machine", "Start"),
-    "fetch": Verb("data.fetch", "fetch", "Files of the usual public corpora", "Data"),
-    "prepare": Verb("prepare.prepare", "prepare", "Raw text to clean, deduplicated documents", "Data", words=True),
-    "prepare report": Verb("prepare.report", "report", "What prepare removed and why: a page, a data card", "Data"),
-    "prepare review": Verb("prepare.review", "review", "Judge examples of each rule; its estimated precision", "Data"),
-    "prepare curve": Verb("prepare.curve", "curve", "What stays as a threshold moves, without reading text", "Data"),
-    "prepare bias": Verb("prepare.bias", "bias", "Who is mentioned with what, by source", "Data"),
-    "prepare classifier": Verb("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
-    "prepare perplexity": Verb("prepare.perplexity", "perplexity", "Train a language model of good text", "Data"),
-    "tokenize": Verb("data.tokenize", "tokenize", "Documents to token shards", "Data", words=True),
-    "tokenize terms": Verb("data.tokenize_terms", "terms", "Words of a domain that a tokenizer breaks", "Data"),
-    "train": Verb("train.train", "train", "Train a model", "Train", words=True),
-    "resume": Verb("train.resume", "resume", "Go on with a run exactly where it stopped", "Train", words=True),
-    "fork": Verb("train.fork", "fork", "Start a new run from the weights of another", "Train", words=True),
-    "verify": Verb("train.verify", "verify", "Compare two runs bit for bit", "Train"),
-    "eval": Verb("model.evaluate", "evaluate", "Loss and bits-per-byte of a run or checkpoint", "Model"),
-    "generate": Verb("model.generate", "generate", "Continue a prompt", "Model"),
-    "chat": Verb("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
-    "predict": Verb("model.predict", "predict", "Labels, tags, numbers, answers for lines of text", "Model"),
-    "import": Verb("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
-    "grow": Verb("model.grow", "grow", "A checkpoint with more or fewer layers, or experts, from another", "Model"),
-    "export": Verb("model.export", "export", "A checkpoint to a certified Hugging Face folder", "Model"),
-    "data": Verb("data.data", "app", "Which documents a step saw, which steps saw a document", "Look"),
-    "runs": Verb("train.runs", "app", "List, show, compare and plot runs", "Look"),
-    "runs plot": Verb("train.plot", "plot", "Curves of runs as a picture (.svg) or a page (.html)", "Look"),
-    "recipes": Verb("settings.recipes", "app", "List, show and copy the recipes that come with hornbook", "Look"),
-    "config": Verb("settings.config", "app", "Show, explain and check settings", "Look"),
+COMMANDS = {
+    "quickstart": Command("start.quickstart", "quickstart", "Train and export a small model in three minutes", "Start"),
+    "doctor": Command("start.doctor", "doctor", "Check this machine", "Start"),
+    "fetch": Command("data.fetch", "fetch", "Download public corpora", "Data"),
+    "prepare": Command("prepare.prepare", "prepare", "Clean and deduplicate raw text", "Data", words=True),
+    "prepare report": Command("prepare.report", "report", "Report what prepare dropped, and why", "Data"),
+    "prepare review": Command("prepare.review", "review", "Judge examples of each rule, for its precision", "Data"),
+    "prepare curve": Command("prepare.curve", "curve", "Count documents kept for each value of a threshold", "Data"),
+    "prepare bias": Command("prepare.bias", "bias", "Show which words occur near groups of people", "Data"),
+    "prepare classifier": Command("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
+    "prepare perplexity": Command("prepare.perplexity", "perplexity", "Train a score on good text alone", "Data"),
+    "tokenize": Command("data.tokenize", "tokenize", "Train a tokenizer and write token shards", "Data", words=True),
+    "tokenize terms": Command("data.tokenize_terms", "terms", "Find words of a domain that a tokenizer splits", "Data"),
+    "train": Command("train.train", "train", "Train a model", "Train", words=True),
+    "resume": Command("train.resume", "resume", "Continue a run exactly where it stopped", "Train", words=True),
+    "fork": Command("train.fork", "fork", "Start a new run from a checkpoint of another", "Train", words=True),
+    "verify": Command("train.verify", "verify", "Compare two runs bit for bit, or check one", "Train"),
+    "eval": Command("model.evaluate", "evaluate", "Measure loss and bits per byte of a model", "Model"),
+    "generate": Command("model.generate", "generate", "Continue a prompt", "Model"),
+    "chat": Command("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
+    "predict": Command("model.predict", "predict", "Predict labels, tags, numbers or answers", "Model"),
+    "import": Command("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
+    "grow": Command("model.grow", "grow", "Copy a model with more or fewer layers, or experts", "Model"),
+    "export": Command("model.export", "export", "Write a certified Hugging Face folder", "Model"),
+    "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Inspect"),
+    "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Inspect"),
+    "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Inspect"),
+    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that hornbook brings", "Inspect"),
+    "config": Command("settings.config", "app", "Show, explain and check settings", "Inspect"),
 }
 """Every command, in the order of `--help`."""
 
 
-class VerbGroup(TyperGroup):
-    """The group of all verbs; listing them imports none."""
+class AllCommands(TyperGroup):
+    """The group of all commands; listing them imports none."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Names of all verbs."""
-        return list(VERBS)
+        """Names of all commands."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import the verb and make its command."""
-        return load_verb(cmd_name) if cmd_name in VERBS else None
+        """Import a command."""
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As usual, with commands of two words and a did-you-mean for a mistyped one. Raises UsageError."""
-        if (pair := " ".join(args[:2])) in VERBS:
+        """Resolve a command of one word or two. Raises UsageError with a suggestion for a mistyped one."""
+        if (pair := " ".join(args[:2])) in COMMANDS:
             args = [pair, *args[2:]]
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], VERBS, n=2, cutoff=0.5)
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=2, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook --help` lists them"
             raise UsageError(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write the verbs from the table, and the exit codes."""
+        """Write the commands from the table, and the exit codes."""
         formatter.write_usage("hornbook", "COMMAND [ARGUMENTS]")
         formatter.write_paragraph()
         formatter.write_text("Train language models from scratch: raw text to a trained, evaluated, exported model.")
-        for section in dict.fromkeys(verb.section for verb in VERBS.values()):
+        for section in dict.fromkeys(each.section for each in COMMANDS.values()):
             with formatter.section(section):
-                formatter.write_dl([(name, verb.help) for name, verb in VERBS.items() if verb.section == section])
+                formatter.write_dl([(name, each.help) for name, each in COMMANDS.items() if each.section == section])
         with formatter.section("Options"):
             formatter.write_dl(
                 [
-                    ("-h, --help", "Of hornbook, or of a command; so does `hornbook help COMMAND`"),
-                    ("-v, --verbose", "Say more; show whole tracebacks"),
-                    ("-q, --quiet", "Say nothing but problems"),
+                    ("-h, --help", "Show this help, or that of a command: `hornbook help COMMAND`"),
+                    ("-v, --verbose", "Print more, and whole tracebacks"),
+                    ("-q, --quiet", "Print only problems"),
                     ("--version", "Print the version"),
-                    ("--install-completion", "Let the shell complete commands and options"),
+                    ("--install-completion", "Install completion for your shell"),
                 ]
             )
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_MEANING.items()])
 
 
-def load_verb(name: str) -> Any:
-    """The command of a verb, from its module. Raises UsageError where the module is absent."""
-    verb = VERBS[name]
-    module = f"hornbook.cli.{verb.module}"
+def load_command(name: str) -> Any:
+    """The parser's command for a name in the table. Raises UsageError if its module does not exist."""
+    entry = COMMANDS[name]
+    module = f"hornbook.cli.{entry.module}"
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"`hornbook {name}` is not part of this version")
-    found = getattr(importlib.import_module(module), verb.function)
+    found = getattr(importlib.import_module(module), entry.function)
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
-        command = build_command(found, name, words=verb.words)
+        command = build_command(found, name, words=entry.words)
     command.name = name
     return command
 
 
 def build_command(function: Any, name: str, *, words: bool) -> Any:
-    """A command of one function."""
-    single = typer.Typer(add_completion=False)
+    """The parser's command for one function that returns a `Result`."""
+    single = CommandGroup(add_completion=False)
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
     kind: type[TyperCommand] = ExampleCommand
     if words:
@@ -146,7 +147,7 @@ def _version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=VerbGroup,
+    cls=AllCommands,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=False,
     invoke_without_command=True,
@@ -165,7 +166,7 @@ def hornbook(
 
 
 SPINS = "1000"
-"""How often a thread of libgomp looks for work before it sleeps; its own default looks 300,000 times.
+"""How often an idle thread of libgomp looks for work before it sleeps; its own default is 300,000.
 
 Beside another busy process, a thread that spins holds the core that its partner needs: training on two busy
 cores was 4.5 times as fast with this, and 2 % slower on idle ones (docs/speed.md).
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch loads the library, which is later
     if arguments is None:
         announce_late_compiling()
-        atexit.register(gc.freeze)  # a last search for cycles would take as long as a quarter of a short command
+        atexit.register(gc.freeze)  # the last garbage collection would take a quarter of the time of a short command
         if set(sys.argv[1:2]) & {"train", "resume", "fork"}:
             leave_early()
     words = take_speech(list(sys.argv[1:] if arguments is None else arguments))
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> Any:
-    """Parse and run; what goes wrong is raised, for `guard` to judge. Typer's own `main` would exit by itself."""
+    """Parse and run a command line; errors are raised for `guard`. Typer's own `main` would exit the process."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     command = typer.main.get_command(app)

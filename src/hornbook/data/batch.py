@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the encoder of an encoder-decoder reads; the fields mean what those of `Batch` mean."""
+    """Input of the encoder of an encoder-decoder; fields as in `Batch`."""
 
     tokens: Int64[Tensor, "rows inputs"]
     positions: Int64[Tensor, "rows inputs"]
-    lengths: list[tuple[int, ...]]
-    """Per row as many as the target has, none of them 0: piece k of the target attends to piece k of the source.
+    document_lengths: list[tuple[int, ...]]
+    """Per row as many pieces as the target has, none empty: piece k of the target attends to piece k of the source.
 
     A row that is not full on both sides ends with a piece of padding on both.
     """
@@ -32,32 +32,32 @@ class Batch:
     tokens: Int64[Tensor, "rows sequence"]
     """Inputs."""
     targets: Int64[Tensor, "rows sequence"]
-    """What each input position should predict; where the weight is 0 it is a valid id without meaning."""
+    """Id that each position should predict; where the weight is 0, a valid id without meaning."""
     weights: Float[Tensor, "rows sequence"]
-    """1 where the prediction counts; 0 at padding, and where the objective asks nothing.
+    """1 where the prediction counts; 0 at padding, and where the objective predicts nothing.
 
     Causal: 0 after a document whose stored end is its last token. Prefix: 0 where the target is in the prefix.
     Masked: 1 at the chosen tokens only, whose targets are the tokens that stood there. Labels: 1 at tokens that carry
-    one; of a question that is answered by a place, at the first token of its document.
+    one; where the answer is a span of the text, at the first token of the document.
     """
     positions: Int64[Tensor, "rows sequence"]
-    """Place of each token in its document's piece; in its row when attention is not confined to documents."""
-    lengths: list[tuple[int, ...]]
+    """Position of each token in its piece of a document; in its row where attention is not confined to documents."""
+    document_lengths: list[tuple[int, ...]]
     """Per row, the lengths of the pieces that attend only to themselves; they sum to `sequence`."""
     samples: Int64[Tensor, " rows"]
     """Global positions in the order of the data."""
     sources: Int64[Tensor, " rows"]
-    """Which source each row is from, an index into `Loader.sources`."""
+    """Which source each row is from, an index into `GlobalIndex.sources`."""
     is_empty: bool = False
     """No target counts: a stand-in on a rank that has no microbatch left while others have their last."""
     prefixes: list[tuple[int, ...]] | None = None
     """Per row and piece, how many leading tokens are seen in both directions; None: none anywhere."""
     types: Int64[Tensor, "rows sequence"] | None = None
-    """1 in the second text of a pair and behind it (BERT's token types), else 0; None: 0 everywhere."""
+    """1 from the second text of a pair on (BERT's token types), else 0; None: 0 everywhere."""
     values: Float[Tensor, "rows sequence outputs"] | None = None
-    """Labels that are numbers, instead of `targets`; without meaning where the weight is 0."""
+    """Labels that are numbers, in place of `targets`; without meaning where the weight is 0."""
     source: Source | None = None
-    """For encoder-decoders: what the encoder reads. `tokens` are then the inputs of the decoder."""
+    """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class GlobalBatch:
     batches: list[Batch]
     """Microbatches of this rank, in the order of the grid; every rank has the same number of them."""
     total_weight: float
-    """Predictions that count, over the whole global batch (all ranks)."""
+    """Sum of the weights over the whole global batch (all ranks)."""
     token_hash: str
     """xxh3_64 (hex) of the input ids of the whole global batch: int32, little endian, in row order.
 

@@ -16,8 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hornbook.data.shards.shard import REMEDY, Shard
-from hornbook.data.shards.truncation import watch
+from hornbook.data.shards.shard import REMEDY, Shard, watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config.labels import LabelsConfig, outputs_of
@@ -101,10 +100,10 @@ class Corpus:
         self.end_id = int(index["end_id"])
         self.vocab_size = int(index["vocab_size"])
         self.wide = index["dtype"] == "uint32"
-        """Token ids take four bytes, not two."""
+        """Token ids are uint32, else uint16."""
         self.tokenizer_digest = str(index["tokenizer_digest"])
         self.labels: LabelsConfig | None = _labels_of(index)
-        """What the labels of a labelled set are; None for plain text."""
+        """The kind of labels of a labelled set; None for plain text."""
 
     @staticmethod
     def open(path: Path | str) -> "Corpus":
@@ -159,12 +158,12 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of what all shards hold, as the index states it."""
+        """Hash of the contents of all shards, as the index states them."""
         text = "\n".join([self.tokenizer_digest, *(stream.digest for stream in self.streams)])
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def lock(self) -> dict[str, Any]:
-        """What a run writes to data.lock: digests of the tokenizer and of each shard."""
+        """The contents of a run's data.lock: digests of the tokenizer and of each shard."""
         shards = {shard.name: shard.digest for stream in self.streams for shard in stream.shards}
         return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards}
 
@@ -172,7 +171,7 @@ class Corpus:
         """Read every shard whole and compare it with its checksums and with the index.
 
         Args:
-            progress: called with the name of each shard that is as it should be.
+            progress: called with the name of each sound shard.
 
         Raises:
             IntegrityError: names the first damaged file and, in a .bin, the first damaged block of 1 MiB.

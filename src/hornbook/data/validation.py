@@ -1,8 +1,8 @@
 """The validation rows of a source: all of them, or some that are spread over all of its documents by hash.
 
-Which rows are drawn follows from the source's name and its number of rows, not from the seed, the step, the number of
-ranks or the microbatch: the figures of one run are over the same rows at every step, and so are those of two runs on
-the same data. The drawn rows are rows of the whole, with the same windows and the same masks.
+The drawn rows follow from the source's name and its number of rows, not from the seed, the step, the number of ranks or
+the microbatch: measurements of one run are over the same rows at every step, and so are those of two runs on the same
+data. Drawn rows have the same text and the same masks as among all rows.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Causal, DataConfig, FillInTheMiddle, Labels, Masked, ObjectiveConfig
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, SampleRefs
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Causal, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.objectives.making import Draws, Maker, Setting
-from hornbook.data.objectives.objective import build_maker
 from hornbook.data.order.permutation import key_of, permute
 from hornbook.data.packing.plan import Plan
 from hornbook.errors import UsageError
@@ -30,20 +30,20 @@ class HeldOut:
     """Validation rows of one source; `held_out` makes one."""
 
     source: str
-    maker: Maker
+    builder: BatchBuilder
     sizes: Int64[np.ndarray, " all"]
-    """Tokens of text in each row there is."""
+    """Tokens of text in each row of the source."""
     rows: Int64[np.ndarray, " rows"]
     """Numbers of the rows to score, ascending."""
-    asked: str
-    """What a figure depends on besides the rows' text: the objective, and whether attention stays inside documents."""
+    settings_key: str
+    """Settings that a measurement depends on: the objective, and whether attention stays inside documents."""
     labelled: bool
     """Labels are predicted, not tokens."""
 
     @property
     def plan(self) -> Plan:
         """Which documents the rows hold; `Batch.samples` are its rows."""
-        return self.maker.plans[0]
+        return self.builder.plans[0]
 
     @property
     def read(self) -> int:
@@ -57,21 +57,21 @@ class HeldOut:
 
     @property
     def whole(self) -> "HeldOut":
-        """The same with every row."""
+        """All rows of the source."""
         return replace(self, rows=np.arange(len(self.sizes)))
 
     @cached_property
     def digest(self) -> str:
-        """Names the rows: figures with equal digests can be compared."""
+        """Hash of the rows and settings: measurements with equal digests can be compared."""
         rows = xxhash.xxh3_64_hexdigest(self.rows.tobytes())
-        return xxhash.xxh3_64_hexdigest(f"{self.source} {self.plan.digest} {rows} {self.asked}".encode())
+        return xxhash.xxh3_64_hexdigest(f"{self.source} {self.plan.digest} {rows} {self.settings_key}".encode())
 
     def batches(self, micro_batch: int) -> Iterator[Batch]:
         """Microbatches of the rows in their order. `samples` are row numbers, `sources` are 0; padding has weight 0."""
         for first in range(0, len(self.rows), micro_batch):
             numbers = self.rows[first : first + micro_batch]
             none = np.zeros_like(numbers)
-            yield self.maker.make(Draws(numbers, none, numbers, none), micro_batch).microbatch(0)
+            yield self.builder.build(SampleRefs(numbers, none, numbers, none), micro_batch).microbatch(0)
 
 
 def held_out(
@@ -86,8 +86,8 @@ def held_out(
 ) -> HeldOut:
     """The validation rows of `source`: all, or as many as hold at most `max_tokens` tokens, and at least one.
 
-    Under `document_mask` a window that begins inside a document sees nothing before the window. What an objective draws
-    (masks, spans) follows from `seed` and the row.
+    Under `document_mask` a row that starts inside a document sees nothing before the row. Random draws of an objective
+    (masks, spans) follow from `seed` and the row.
 
     Raises:
         UsageError: the source has no validation shards, or the tokenizer lacks tokens that the objective needs.
@@ -96,10 +96,12 @@ def held_out(
         known = ", ".join(corpus.validation) or "none"
         raise UsageError(f"there is no validation data for source {source!r} (there is for: {known})")
     config = DataConfig(document_mask=document_mask, objective=objective)
-    maker = build_maker(Setting(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True))
-    sizes = _sizes(maker.plans[0])
+    context = BuildContext(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True)
+    builder = objective.build(context)
+    sizes = _sizes(builder.plans[0])
     rows = np.arange(len(sizes)) if max_tokens is None else _drawn(source, sizes, max_tokens)
-    return HeldOut(source, maker, sizes, rows, f"{document_mask} {_asked(objective)}", isinstance(objective, Labels))
+    settings_key = f"{document_mask} {objective.evaluation_key}"
+    return HeldOut(source, builder, sizes, rows, settings_key, objective.predicts_labels)
 
 
 def _sizes(plan: Plan) -> Int64[np.ndarray, " rows"]:
@@ -113,13 +115,3 @@ def _drawn(source: str, sizes: Int64[np.ndarray, " all"], max_tokens: int) -> In
     order = permute(np.arange(len(sizes)), len(sizes), key_of("held out", source))
     count = int(np.searchsorted(np.cumsum(sizes[order]), max_tokens, side="right"))
     return np.sort(order[: max(count, 1)])
-
-
-def _asked(objective: ObjectiveConfig) -> str:
-    """The part of an objective that evaluation depends on."""
-    match objective:
-        case FillInTheMiddle():
-            return _CAUSAL.model_dump_json()  # evaluated on text as it is
-        case Masked(rate=rate, eval_rate=evaluated, whole_word=words):
-            return f"masked {rate if evaluated is None else evaluated} {words}"
-    return objective.model_dump_json()

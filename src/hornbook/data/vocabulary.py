@@ -1,4 +1,4 @@
-"""What objectives must know of a tokenizer: which ids are special, which continue a word, which end a sentence."""
+"""A tokenizer as objectives use it: which ids are special, which continue a word, which end a sentence."""
 
 import json
 from functools import cached_property, lru_cache
@@ -36,10 +36,10 @@ def _load(root: Path, digest: str, size: int) -> "Vocabulary":
 
 
 class Vocabulary:
-    """A tokenizer seen from its ids."""
+    """Properties of the ids of a tokenizer."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """`path`: the folder of the tokenizer; `size`: ids there are in all."""
+        """`path`: the folder of the tokenizer; `size`: number of ids."""
         self.path, self.size = path, size
         self.tokenizer = Tokenizer.load(path)
         self.end_id, self.delimiter_id = self.tokenizer.end_id, self.tokenizer.delimiter_id

@@ -172,7 +172,7 @@ class _Reader:
         if _has_candidates(self._kind):
             return self._candidate_rows(batch, losses.cpu(), outputs.cpu())
         counts = batch.weights > 0
-        sizes = [size for row in batch.lengths for size in row]
+        sizes = [size for row in batch.document_lengths for size in row]
         documents = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).view(counts.shape)[counts]
         said = outputs.cpu()[counts].double()
         if batch.values is not None:
@@ -186,7 +186,7 @@ class _Reader:
     def _pieces(self, batch: Batch) -> Iterator[tuple[int, int, slice, dict[str, Any]]]:
         """(number, row, columns, facts) of each document in a batch."""
         offsets, begins, sizes = self._plan.segments(batch.samples.numpy())
-        for row in range(len(batch.lengths)):
+        for row in range(len(batch.document_lengths)):
             column = 0
             for piece in range(offsets[row], offsets[row + 1]):
                 part = slice(column, column + int(sizes[piece]))

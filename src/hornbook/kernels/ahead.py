@@ -1,7 +1,7 @@
-"""Kernels that are about to be needed are compiled on all cores at once.
+"""Compile kernels on all cores at once, before they are needed.
 
 numba compiles one kernel at a time in a process. So this process forks: each fork takes the next job, compiles, leaves
-the kernel on disk (`kernels/cache`) and exits; who needs the kernel then loads it. A fork that dies costs only time.
+the kernel on disk (`kernels/cache`) and exits; whatever needs the kernel loads it. A fork that dies costs only time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from hornbook.progress import without_bars
 Job = Callable[[], object]
 """Something that uses a kernel, or compiles it otherwise."""
 SECONDS_PER_JOB = 1.0
-"""About so long compiling one takes; `benchmarks.cold_start` measures it."""
+"""Compiling one takes about this long; `benchmarks.cold_start` measures it."""
 _MANY = 250
 _NOTICE = "compiling kernels (once)"
 
@@ -26,12 +26,12 @@ _NOTICE = "compiling kernels (once)"
 def compile_ahead(jobs: Sequence[Job]) -> None:
     """Do jobs, each of which compiles kernels, on all cores where this process can fork; the longest should come first.
 
-    People are told on stderr.
+    A notice goes to stderr.
     """
     jobs = list(jobs)[:_MANY]
     if not jobs:
         return
-    kernel_cache.listeners.clear()  # people are told here, and once is enough
+    kernel_cache.listeners.clear()  # this notice is enough
     with without_bars():  # a bar is drawn by a thread, and with threads nothing can be forked
         _compile(jobs)
 
@@ -47,19 +47,19 @@ def _compile(jobs: Sequence[Job]) -> None:
         while arrived := _arrived(ended[0], None):
             notice.show(len(arrived))
         for child in children:
-            with contextlib.suppress(ChildProcessError):  # somebody has seen to it already
+            with contextlib.suppress(ChildProcessError):  # it was reaped already
                 os.waitpid(child, 0)
     os.close(queue[0])
     os.close(ended[0])
 
 
 def expected_seconds(jobs: int) -> float:
-    """About how long compiling so many takes on this machine's cores."""
+    """About how many seconds `jobs` kernels take to compile on this machine's cores."""
     return SECONDS_PER_JOB * -(-jobs // max(1, min(_processes(), jobs)))
 
 
 def announce_late_compiling() -> None:
-    """From now on people are told, once, when kernels that were not compiled ahead have taken more than a second."""
+    """From now on one notice appears when kernels that were not compiled ahead have taken more than a second."""
     kernel_cache.listeners[:] = [_tell_late]
 
 
@@ -84,7 +84,7 @@ class _Notice:
         return self
 
     def show(self, more: int) -> None:
-        """Note that so many more are done."""
+        """Count `more` jobs as done."""
         self._done += more
         if self._live:
             _say(f"\r{_NOTICE}: {self._done} of {self._total}")
@@ -132,6 +132,6 @@ def _work(jobs: Sequence[Job], queue: int, tell: Callable[[], object]) -> None:
 
 
 def _arrived(ended: int, timeout: float | None) -> bytes:
-    """What has been written at the ends of jobs: nothing at once, or nothing any more."""
+    """A byte per job that has ended since; empty at the timeout, or when all processes have exited."""
     readable = select.select([ended], [], [], timeout)[0]
     return os.read(ended, _MANY) if readable else b""

@@ -1,8 +1,8 @@
-"""Compiled kernels stay on disk, and are good while nothing that they were made of has changed.
+"""Keep compiled kernels on disk, valid while nothing that they were made of has changed.
 
 numba asks whether a kernel's own file is the same. But what a kernel calls is compiled into it, from other files too,
-and so are the values of constants: after a change there, old machine code would go on computing in its old way.
-So a kernel is kept under a name that says all it was made of (`kernels/digest`), for this CPU and these versions.
+and so are the values of constants: after a change there, old machine code would still run.
+So a kernel's name is a digest of all it was made of (`kernels/digest`), for this CPU and these versions.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def is_kept(function: Callable[..., Any], options: dict[str, Any]) -> bool:
 
 
 class KernelCache:
-    """What numba asks for one function's machine code, where it has a cache of its own."""
+    """The cache that numba asks for one function's machine code."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function, self._options = function, options
@@ -63,9 +63,9 @@ class KernelCache:
 
     @cached_property
     def stem(self) -> str:
-        """What the names of all its signatures begin with."""
-        place = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
-        return f"{_cpu()}/{place}-{digest_of_code(self._function, self._options)}-"
+        """The common beginning of the names of all its signatures."""
+        function = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
+        return f"{_cpu()}/{function}-{digest_of_code(self._function, self._options)}-"
 
     @property
     def cache_path(self) -> str:
@@ -105,7 +105,7 @@ class KernelCache:
         self._enabled = False
 
     def flush(self) -> None:
-        """Nothing: what a name stands for never changes."""
+        """Nothing: the code under a name never changes."""
 
     def _name(self, signature: Any) -> str:
         return f"{self.stem}{digest_of_signature(signature)}"

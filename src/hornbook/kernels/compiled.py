@@ -1,9 +1,10 @@
-"""How kernels of text and data are compiled; reading eight bytes at once, and memory that numpy has mapped."""
+"""How kernels are compiled, and what they share: SplitMix64, binary search, eight bytes at once, pointers."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
@@ -11,6 +12,10 @@ from numba.extending import intrinsic
 from hornbook.kernels.cache import kept_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_FIRST, MIX_SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""The increment and the multipliers of SplitMix64 (Steele et al. 2014)."""
 
 
 def compiled(function: Function) -> Function:
@@ -23,15 +28,39 @@ def inlined(function: Function) -> Function:
     return cast(Function, numba.njit(inline="always")(function))
 
 
-def _load64(_context: Any, data: Any, place: Any) -> Any:
-    """In kernels: bytes place..place+7 of a uint8 array as a uint64; the caller knows that they are inside."""
+@compiled
+def mix(value):
+    """Scramble 64 bits (a uint64), bijectively: the finaliser of SplitMix64."""
+    value = (value ^ (value >> np.uint64(30))) * MIX_FIRST
+    value = (value ^ (value >> np.uint64(27))) * MIX_SECOND
+    return value ^ (value >> np.uint64(31))
+
+
+@inlined
+def count_up_to(values, bound):
+    """How many of some ascending values are at most `bound`: `np.searchsorted(values, bound, side="right")`.
+
+    Binary search in a few instructions, where numba compiles a second of code for `np.searchsorted`.
+    """
+    low, high = 0, values.size
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] <= bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _load64(_context: Any, data: Any, offset: Any) -> Any:
+    """In kernels: bytes offset..offset+7 of a uint8 array as a uint64; the caller knows that they are inside."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         address = builder.gep(array.data, [arguments[1]])
         return builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()), align=1)
 
-    return types.uint64(data, place), generate
+    return types.uint64(data, offset), generate
 
 
 def _zeros_below(_context: Any, value: Any) -> Any:

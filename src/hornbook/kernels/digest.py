@@ -1,4 +1,4 @@
-"""What a compiled kernel is made of, as a digest: its own code, all that it calls, constants, options, signature."""
+"""Digests of what a compiled kernel is made of: its code, all that it calls, constants, options, signature."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _NOT_OURS = ("numba", "numpy", "llvmlite")
 def digest_of_code(function: Callable[..., Any], options: dict[str, Any]) -> str:
     """Of the files of the function and of all that it calls, of the constants in use, and of numba's options.
 
-    To be asked when a kernel is first loaded or stored: when it is defined, what it calls may stand further down.
+    Call it when a kernel is first loaded or stored: when it is defined, what it calls may not be defined yet.
     """
     files, constants = set[str](), dict[str, str]()
     _gather(function, set(), files, constants)
@@ -29,7 +29,7 @@ def digest_of_signature(signature: Any) -> str:
 
 
 def _spelled(kind: Any) -> str:
-    """A type; of a named tuple also what its fields are called, for kernels read them by name."""
+    """A type; of a named tuple also the names of its fields, which kernels read."""
     instance = getattr(kind, "instance_class", None)
     return str(kind) if instance is None else f"{kind} {instance.__module__}.{instance.__qualname__} {instance._fields}"
 
@@ -43,14 +43,14 @@ def _gather(function: Any, seen: set[Any], files: set[str], constants: dict[str,
     files.add(function.__code__.co_filename)
     for name, value in _named(function):
         called = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
-        place = f"{function.__module__}.{function.__qualname__}.{name}"
+        qualified = f"{function.__module__}.{function.__qualname__}.{name}"
         if isinstance(called, FunctionType):
-            constants[place] = f"{called.__module__}.{called.__qualname__}"
+            constants[qualified] = f"{called.__module__}.{called.__qualname__}"
             _gather(called, seen, files, constants)
         elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
-            constants[place] = repr(value)
+            constants[qualified] = repr(value)
         elif isinstance(value, np.ndarray):
-            constants[place] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
+            constants[qualified] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
 
 
 def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:

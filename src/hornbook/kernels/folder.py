@@ -1,9 +1,9 @@
-"""The folder of compiled kernels: one file per kernel and signature, whole or not there; its size is bounded.
+"""The folder of compiled kernels: one file per kernel and signature, written atomically; its size is bounded.
 
 It is `$NUMBA_CACHE_DIR/hornbook` where that is named, else `$HORNBOOK_HOME/kernels` where that is, else
-`$XDG_CACHE_HOME/hornbook/kernels` (`~/.cache/hornbook/kernels`); installing hornbook again leaves it as it is. What
-cannot be written there lies in the user's own folder among the temporary files; read are both, so that kernels may come
-with a read-only image.
+`$XDG_CACHE_HOME/hornbook/kernels` (`~/.cache/hornbook/kernels`); installing hornbook again leaves it unchanged.
+Kernels that cannot be written there go to the user's own folder among the temporary files. Both are read, so kernels
+may come with a read-only image.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from hornbook.errors import StorageError
 from hornbook.files.durable import TEMPORARY, write_atomic
 
 MOST_BYTES = 128 * 2**20
-"""Beyond this the kernels are deleted that nobody has used for longest; all of hornbook's take some 10 MB."""
+"""Beyond this the least recently used kernels are deleted; all of hornbook's take some 10 MB."""
 _DAY = 86400.0
 _SUM_BYTES = 16
 
@@ -39,7 +39,7 @@ def folders() -> Iterator[Path]:
 
 
 def read(name: str) -> bytes | None:
-    """What was written under a name (`CPU/KERNEL`); None where nothing is, or it is damaged."""
+    """The data of a name (`CPU/KERNEL`); None where there are none, or they are damaged."""
     for folder in folders():
         path = folder / name
         with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, data: bytes) -> bool:
-    """Put data under a name in the first folder that takes it; whether one did. What a crash leaves is not whole."""
+    """Write data under a name in the first folder that can be written; returns whether one could."""
     for folder in folders():
         with contextlib.suppress(OSError, StorageError):
             _make(folder)
@@ -66,12 +66,12 @@ def write(name: str, data: bytes) -> bool:
 
 def names(cpu: str) -> set[str]:
     """Names of all kernels for a CPU."""
-    found = set[str]()
+    known = set[str]()
     for folder in folders():
         with contextlib.suppress(OSError):
             if not _is_foreign(folder):
-                found.update(f"{cpu}/{name}" for name in os.listdir(folder / cpu))
-    return found
+                known.update(f"{cpu}/{name}" for name in os.listdir(folder / cpu))
+    return known
 
 
 def _temporary() -> Path:
@@ -84,15 +84,15 @@ def _make(folder: Path) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if _is_foreign(folder):
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder is among the temporary files and not this user's alone."""
     if folder.parent != _temporary():
         return False
-    found = os.lstat(folder.parent)
-    return not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or bool(found.st_mode & 0o022)
+    status = os.lstat(folder.parent)
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
 
 
 def _mark_used(path: Path) -> None:
@@ -104,17 +104,17 @@ def _mark_used(path: Path) -> None:
 
 @cache
 def _prune(folder: Path) -> None:
-    """Delete what was used longest ago beyond `MOST_BYTES`, and what crashes have left; once in a process."""
-    found = []
+    """Delete the least recently used files beyond `MOST_BYTES`, and what crashes left; once per process."""
+    files = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # another process deletes as well
             state = path.stat()
             if path.name.startswith(TEMPORARY) and time.time() - state.st_mtime > _DAY:
                 path.unlink()
             elif stat.S_ISREG(state.st_mode):
-                found.append((state.st_mtime, state.st_size, path))
+                files.append((state.st_mtime, state.st_size, path))
     held = 0
-    for _, size, path in sorted(found, reverse=True):
+    for _, size, path in sorted(files, reverse=True):
         held += size
         if held > MOST_BYTES:
             path.unlink(missing_ok=True)

@@ -1,14 +1,11 @@
-"""Texts of a batch in one array of bytes, as kernels read them, and hashes of parts of it: bytes, words, windows."""
+"""Texts of a batch in one array of bytes, and hashes of its bytes, words and windows of words."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, compiled, load64, mix
 
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(2**64 - 1)
 
 
@@ -20,16 +17,8 @@ def pack(texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     parts = [text.encode() for text in texts]
     bounds = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) + 1 for part in parts], out=bounds[1:])
-    assert bounds[-1] < 2**32, "places in a document are kept in 32 bits"
+    assert bounds[-1] < 2**32, "offsets in a batch are kept in 32 bits"
     return np.frombuffer(b"\n".join([*parts, bytes(16)]), np.uint8), bounds
-
-
-@compiled
-def mix(value):
-    """Scramble 64 bits (a uint64), bijectively: the finaliser of SplitMix64 (Steele et al. 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    return value ^ (value >> np.uint64(31))
 
 
 @compiled
@@ -42,15 +31,15 @@ def _lowest(value, count):
 @compiled
 def hash_bytes(data, start, end):
     """A 64-bit hash of data[start:end] in packed texts, never 0; words take no branch that depends on their length."""
-    value = np.uint64(end - start) * _GOLDEN
-    place = start
-    while end - place > 16:
-        value = (value ^ load64(data, place)) * _FIRST
+    value = np.uint64(end - start) * GOLDEN
+    position = start
+    while end - position > 16:
+        value = (value ^ load64(data, position)) * MIX_FIRST
         value ^= value >> np.uint64(32)
-        place += 8
-    value = (value ^ _lowest(load64(data, place), min(end - place, 8))) * _FIRST
+        position += 8
+    value = (value ^ _lowest(load64(data, position), min(end - position, 8))) * MIX_FIRST
     value ^= value >> np.uint64(32)
-    value = (value ^ _lowest(load64(data, place + 8), max(end - place - 8, 0))) * _FIRST
+    value = (value ^ _lowest(load64(data, position + 8), max(end - position - 8, 0))) * MIX_FIRST
     return (value ^ (value >> np.uint64(32))) | np.uint64(1)
 
 
@@ -69,9 +58,9 @@ def hash_windows(words, width, windows):
     power = np.uint64(1)
     value = np.uint64(0)
     for i in range(width - 1):
-        value = value * _GOLDEN + words[i]
-        power *= _GOLDEN
+        value = value * GOLDEN + words[i]
+        power *= GOLDEN
     for i in range(len(windows)):
-        value = value * _GOLDEN + words[i + width - 1]
+        value = value * GOLDEN + words[i + width - 1]
         windows[i] = mix(value) | np.uint64(1)
         value -= power * words[i]

@@ -28,7 +28,7 @@ class Norms(NamedTuple):
     sum: nn.Module | None = None
 
 
-class Addition(nn.Module):
+class ResidualAdd(nn.Module):
     """`x + multiplier * y`, with dropout of values and of whole rows of y."""
 
     def __init__(self, dropout: Dropout, rows: RowDropout, multiplier: float) -> None:
@@ -40,8 +40,8 @@ class Addition(nn.Module):
         return x + y if self.multiplier == 1 else x + self.multiplier * y
 
 
-def feed(mlp: nn.Module, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
-    """The MLP's output; a mixture of experts has auxiliary losses besides, and needs the context."""
+def call_mlp(mlp: nn.Module, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
+    """The MLP's output; a mixture of experts needs the context and also gives auxiliary losses."""
     return mlp(x, context) if getattr(mlp, "auxiliary", False) else (mlp(x), {})
 
 
@@ -53,40 +53,41 @@ class Block(nn.Module):
         attention: nn.Module,
         mlp: nn.Module,
         norms: tuple[Norms, Norms],
-        additions: tuple[Addition, Addition],
-        cross: tuple[nn.Module, Norms, Addition] | None = None,
+        residual_adds: tuple[ResidualAdd, ResidualAdd],
+        cross: tuple[nn.Module, Norms, ResidualAdd] | None = None,
     ) -> None:
         super().__init__()
         self.norm1, self.out_norm1, self.sum_norm1 = norms[0]
         self.attention = attention
-        self.add1 = additions[0]
+        self.add1 = residual_adds[0]
         if cross is not None:
             self.cross_norm, self.cross_out_norm, self.cross_sum_norm = cross[1]
             self.cross_add = cross[2]
         self.cross = None if cross is None else cross[0]
         self.norm2, self.out_norm2, self.sum_norm2 = norms[1]
         self.mlp = mlp
-        self.add2 = additions[1]
+        self.add2 = residual_adds[1]
 
     def forward(self, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
         def attend(h: Stream) -> tuple[Stream, Auxiliary]:
             return self.attention(h, context), {}
 
-        def look(h: Stream) -> tuple[Stream, Auxiliary]:
+        def attend_across(h: Stream) -> tuple[Stream, Auxiliary]:
             assert self.cross is not None
             return self.cross(h, context), {}
 
-        x, _ = _join(x, attend, Norms(self.norm1, self.out_norm1, self.sum_norm1), self.add1, context)
+        x, _ = _sublayer(x, attend, Norms(self.norm1, self.out_norm1, self.sum_norm1), self.add1, context)
         if self.cross is not None:
             norms = Norms(self.cross_norm, self.cross_out_norm, self.cross_sum_norm)
-            x, _ = _join(x, look, norms, self.cross_add, context)
+            x, _ = _sublayer(x, attend_across, norms, self.cross_add, context)
         norms = Norms(self.norm2, self.out_norm2, self.sum_norm2)
-        return _join(x, lambda h: feed(self.mlp, h, context), norms, self.add2, context)
+        return _sublayer(x, lambda h: call_mlp(self.mlp, h, context), norms, self.add2, context)
 
 
-def _join(
-    x: Stream, act: Callable[[Stream], tuple[Stream, Auxiliary]], norms: Norms, add: Addition, context: Context
+def _sublayer(
+    x: Stream, act: Callable[[Stream], tuple[Stream, Auxiliary]], norms: Norms, add: ResidualAdd, context: Context
 ) -> tuple[Stream, Auxiliary]:
+    """Sublayer `act` with its norms, added to the residual stream; and its auxiliary values."""
     y, auxiliary = act(x if norms.before is None else norms.before(x))
     x = add(x, y if norms.out is None else norms.out(y), context)
     return (x if norms.sum is None else norms.sum(x)), auxiliary
@@ -100,14 +101,14 @@ class ParallelBlock(nn.Module):
         attention: nn.Module,
         mlp: nn.Module,
         norms: tuple[nn.Module, nn.Module | None],
-        additions: tuple[Addition, Addition],
+        residual_adds: tuple[ResidualAdd, ResidualAdd],
     ) -> None:
         super().__init__()
-        self.norm1, self.attention, self.add1 = norms[0], attention, additions[0]
-        self.norm2, self.mlp, self.add2 = norms[1], mlp, additions[1]
+        self.norm1, self.attention, self.add1 = norms[0], attention, residual_adds[0]
+        self.norm2, self.mlp, self.add2 = norms[1], mlp, residual_adds[1]
 
     def forward(self, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
         first = self.norm1(x)
         attended = self.attention(first, context)
-        fed, auxiliary = feed(self.mlp, first if self.norm2 is None else self.norm2(x), context)
+        fed, auxiliary = call_mlp(self.mlp, first if self.norm2 is None else self.norm2(x), context)
         return self.add2(self.add1(x, attended, context), fed, context), auxiliary

@@ -1,26 +1,28 @@
-"""What every block of one forward pass shares: rotations, who sees whom, dropout keys, cache, scores by distance."""
+"""What every block of one forward pass shares: rotations, attention mask, dropout keys, cache, scores by distance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Never
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.mask import AttentionMask, DocumentLengths
 from hornbook.model.attention.position import Rope, Rotation
-from hornbook.model.attention.sight import Pieces, Sight
+from hornbook.settings.moved import refuse_former_attribute
 
 Auxiliary = dict[str, Tensor]
-"""By name, what layers say beside the hidden states: losses of each row [batch], loads of experts [experts]."""
+"""Auxiliary values of layers by name: losses of each row [batch], loads of experts [experts]."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What an encoder gave, for a decoder to look at."""
+    """Output of an encoder, which a decoder attends to."""
 
     states: Float[Tensor, "batch time width"]
-    lengths: Pieces | None = None
-    """Pieces of each row; the k-th piece of the decoder's row looks at the k-th of these."""
+    lengths: DocumentLengths | None = None
+    """Document lengths of each row; the k-th document of the decoder's row attends to the k-th of these."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Context:
 
     rotations: Mapping[Rope, Rotation] = field(default_factory=dict)
     """Angles of the positions, for every kind of rotary positions that a layer of the stack has."""
-    sight: Sight = field(default_factory=Sight)
-    """Who sees whom."""
+    mask: AttentionMask = field(default_factory=AttentionMask)
+    """Which keys each query sees."""
     keys: Int[Tensor, " batch"] | None = None
     """Dropout keys (`hornbook.model.layers.dropout.row_keys`); None means no dropout."""
     cache: KVCache | None = None
@@ -38,9 +40,15 @@ class Context:
     bias: Float[Tensor, "heads distances"] | None = None
     """Scores by distance (`hornbook.model.attention.attend.Bias`), if the stack's positions are of that kind."""
     memory: Memory | None = None
-    """What the layers of a decoder look at besides."""
-    counted: Bool[Tensor, "batch time"] | None = None
-    """Tokens that statistics of experts are made of, because they are not padding; None: all."""
+    """Encoder output that the layers of a decoder attend to."""
+    token_mask: Bool[Tensor, "batch time"] | None = None
+    """True for tokens that are not padding, of which statistics of experts are made; None: all."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            """Only called for what is missing: attention from outside may still ask for a former name."""
+            refuse_former_attribute(self, name)
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
         """The rotation of a layer's positions; None where they do not turn."""

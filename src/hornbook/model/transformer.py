@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.mask import AttentionMask, as_tuples
 from hornbook.model.attention.position import (
     LearnedPositions,
     Lengths,
@@ -22,22 +23,21 @@ from hornbook.model.attention.position import (
     check_length,
     document_positions,
 )
-from hornbook.model.attention.sight import Pieces, Sight
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import Dropout
-from hornbook.model.layers.embedding import Embedding, Entrance
+from hornbook.model.layers.embedding import Embedding, InputLayers
 
 
 class Source(NamedTuple):
-    """What the encoder of an encoder-decoder reads."""
+    """Input of the encoder of an encoder-decoder."""
 
     tokens: Int[Tensor, "batch time"]
     positions: Int[Tensor, "batch time"] | None = None
     lengths: Lengths | None = None
-    """Documents of each row; the k-th document of a row's target looks at the k-th of its source."""
-    counted: Bool[Tensor, "batch time"] | None = None
-    """Tokens that statistics of experts are made of; None: all."""
+    """Document lengths of each row; the k-th document of a row's target attends to the k-th of its source."""
+    token_mask: Bool[Tensor, "batch time"] | None = None
+    """True for real tokens, of which statistics of experts are made; None: all."""
 
 
 class Stack(nn.Module):
@@ -46,17 +46,17 @@ class Stack(nn.Module):
     def __init__(
         self,
         *,
-        kind: Literal["causal", "both"],
+        kind: Literal["causal", "bidirectional"],
         embedding: Embedding | None = None,
         positions: LearnedPositions | SinusoidalPositions | None,
         bias: nn.Module | None,
-        entrance: Entrance | None,
+        entrance: InputLayers | None,
         dropout: Dropout,
         blocks: dict[str, nn.Module],
         norm: nn.Module | None,
     ) -> None:
         super().__init__()
-        self.kind: Literal["causal", "both"] = kind
+        self.kind: Literal["causal", "bidirectional"] = kind
         self.embedding = embedding  # first, for parameters are summed over in the order they are named here
         self.positions, self.bias = positions, bias
         self.entrance, self.dropout = entrance, dropout
@@ -66,10 +66,10 @@ class Stack(nn.Module):
         self.ropes = {rope for rope in ropes if isinstance(rope, Rope)}
         """Each kind of rotary positions that some layer has."""
 
-    def place(
+    def position_ids(
         self, tokens: Tensor, positions: Tensor | None, lengths: Lengths | None, start: int
     ) -> Int[Tensor, "rows time"]:
-        """Positions given, or the natural ones; one row stands for all where all rows agree."""
+        """Given positions, or those that count from `start` (in each document from 0); one row if all agree."""
         if positions is not None:
             return positions
         if lengths is not None:
@@ -78,29 +78,24 @@ class Stack(nn.Module):
             check_length(start + tokens.shape[1], self.positions.length)
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
 
-    def enter(
+    def embed(
         self, x: Float[Tensor, "batch time vector"], positions: Tensor, types: Tensor | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch time width"]:
-        """From embedded tokens to what the first block reads, before dropout."""
+        """From token vectors to the input of the first block, before dropout."""
         added = None if self.positions is None else self.positions(positions)
         if self.entrance is not None:
             return self.entrance(x, added, types).to(dtype)
         return (x if added is None else x + added).to(dtype)
 
-    def climb(
+    def run_blocks(
         self, x: Float[Tensor, "batch time width"], context: Context
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
-        """Through all blocks and the norm; what layers say besides is summed by name."""
+        """Output of all blocks and the norm; auxiliary values of the blocks are summed by name."""
         auxiliary: Auxiliary = {}
         for block in self.blocks.values():
             x, found = block(x, context)
             add_auxiliary(auxiliary, found)
         return (x if self.norm is None else self.norm(x)), auxiliary
-
-
-def as_pieces(lengths: Lengths | None) -> Pieces | None:
-    """The same, hashable."""
-    return None if lengths is None else tuple(tuple(row) for row in lengths)
 
 
 def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
@@ -137,27 +132,27 @@ class Transformer(Stack):
         types: Int[Tensor, "batch time"] | None = None,
         source: Source | None = None,
         memory: Memory | None = None,
-        counted: Bool[Tensor, "batch time"] | None = None,
+        token_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
-        """Hidden states (of `compute_dtype`), and what layers say besides by name (losses of each row of experts).
+        """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
         tokens: ids; or, in a model without embedding, the hidden states of the stage before.
         positions: place of each token in its document; by default counted from `cache.length`, anew in each document.
         lengths: documents of each row that attention is confined to; None sees the whole row.
         keys: dropout keys from `row_keys`; None turns dropout off.
-        cache: continue behind what it holds, and add to it.
-        prefixes: of each document, how many tokens at its begin all see one another (prefix language model).
+        cache: continue after the positions it holds, and add to it.
+        prefixes: number of tokens at the start of each document that all see one another (prefix language model).
         types: token types (BERT's segments); by default all 0.
-        source, memory: what an encoder-decoder answers to, as tokens or as `encode` gave it.
-        counted: tokens that are not padding, of which statistics of experts are made; None: all.
+        source, memory: input of the encoder, as tokens or as the output of `encode`.
+        token_mask: True for tokens that are not padding, of which statistics of experts are made; None: all.
         """
         assert cache is None or lengths is None, "a cache continues one document per row"
         assert (source is None and memory is None) == (self.encoder is None), "an encoder-decoder needs its source"
         auxiliary: Auxiliary = {}
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
-        x, context = self._begin(self, tokens, positions, lengths, keys, cache, prefixes, types, memory, counted)
-        x, found = self.climb(x, context)
+        x, context = self._prepare(self, tokens, positions, lengths, keys, cache, prefixes, types, memory, token_mask)
+        x, found = self.run_blocks(x, context)
         add_auxiliary(auxiliary, found)
         if cache is not None:
             cache.advance(x.shape[1])
@@ -170,11 +165,11 @@ class Transformer(Stack):
     def _encode(self, source: Source, keys: Tensor | None) -> tuple[Memory, Auxiliary]:
         assert self.encoder is not None
         places = source.positions, source.lengths
-        x, context = self._begin(self.encoder, source.tokens, *places, keys, counted=source.counted)
-        x, auxiliary = self.encoder.climb(x, context)
-        return Memory(x, as_pieces(source.lengths)), auxiliary
+        x, context = self._prepare(self.encoder, source.tokens, *places, keys, token_mask=source.token_mask)
+        x, auxiliary = self.encoder.run_blocks(x, context)
+        return Memory(x, as_tuples(source.lengths)), auxiliary
 
-    def _begin(
+    def _prepare(
         self,
         stack: Stack,
         tokens: Tensor,
@@ -185,21 +180,21 @@ class Transformer(Stack):
         prefixes: Lengths | None = None,
         types: Tensor | None = None,
         memory: Memory | None = None,
-        counted: Tensor | None = None,
+        token_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
-        """What the first block of a stack reads."""
+        """Input of the first block of a stack, and the context that its blocks share."""
         start = 0 if cache is None else cache.length
-        positions = stack.place(tokens, positions, lengths, start)
+        positions = stack.position_ids(tokens, positions, lengths, start)
         context = Context(
             rotations={rope: rope.rotation(positions) for rope in stack.ropes},
-            sight=Sight(stack.kind, as_pieces(lengths), prefixes=as_pieces(prefixes)),
+            mask=AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes)),
             keys=keys,
             cache=cache,
             bias=None if stack.bias is None else stack.bias(start + tokens.shape[1], tokens.device),
             memory=memory,
-            counted=counted,
+            token_mask=token_mask,
         )
         if self.embedding is None:
             return tokens, context
-        x = stack.enter(self.embedding(tokens), positions, types, self.compute_dtype)
+        x = stack.embed(self.embedding(tokens), positions, types, self.compute_dtype)
         return stack.dropout(x, context), context

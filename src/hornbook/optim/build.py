@@ -26,7 +26,7 @@ def build_optimizer(
     """An optimizer over every parameter exactly once, with its moments allocated (zero).
 
     `roles` names the role of each parameter (`hornbook.model.build.parameter_roles`). A tensor that
-    appears under two names (tied head) is taken once, under its first name. `factors` (`hornbook.model.init.mup`)
+    appears under two names (tied head) is taken once, under its first name. `factors` (`hornbook.model.config.mup`)
     multiply learning rate, eps and decay of the parameters they name.
     """
     groups = parameter_groups(named_parameters, roles, config, factors or {})

@@ -74,7 +74,9 @@ def token_masks(batch: Batch) -> tuple[Bool[Tensor, "rows sequence"], Bool[Tenso
     if batch.source is None:
         return ahead > 0, None
     rows = []
-    for weights, targets, inputs in zip(batch.weights, batch.lengths, batch.source.lengths, strict=True):
+    for weights, targets, inputs in zip(
+        batch.weights, batch.document_lengths, batch.source.document_lengths, strict=True
+    ):
         predicted = torch.stack([part.sum() > 0 for part in weights.split(list(targets))])
         rows.append(predicted.repeat_interleave(torch.tensor(inputs)))
     return ahead > 0, torch.stack(rows)

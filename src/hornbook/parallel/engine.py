@@ -145,7 +145,7 @@ class Engine:
         loss = self._loss
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.lengths, keys=keys)
+        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.document_lengths, keys=keys)
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -156,12 +156,12 @@ class Engine:
         return call(
             tokens,
             positions,
-            batch.lengths,
+            batch.document_lengths,
             keys,
             prefixes=batch.prefixes,
             types=self._types(batch),
             source=self._source(batch, source_mask),
-            counted=None if mask is None else self._to_device(mask),
+            token_mask=None if mask is None else self._to_device(mask),
         )
 
     def _targets(self, batch: Batch) -> Tensor:
@@ -178,7 +178,7 @@ class Engine:
         if batch.source is None:
             return None
         tokens, positions = self._to_device(batch.source.tokens), self._to_device(batch.source.positions)
-        return Source(tokens, positions, batch.source.lengths, None if mask is None else self._to_device(mask))
+        return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.world.device, non_blocking=True)
@@ -238,7 +238,9 @@ class Engine:
             return self._token_losses(hidden, batch), self._head.logits(hidden)
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return self._head.token_losses(hidden, self._targets(batch), self._to_device(batch.weights), batch.lengths)
+        return self._head.token_losses(
+            hidden, self._targets(batch), self._to_device(batch.weights), batch.document_lengths
+        )
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

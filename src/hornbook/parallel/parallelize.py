@@ -32,7 +32,7 @@ def parallelize(
     """
     world = world or World(choose_device(train.device))
     if model.head is not None:
-        model.head.tokens = num_tokens
+        model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
     if parallel.recompute == "block":

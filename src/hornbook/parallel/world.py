@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.errors import UsageError
-from hornbook.model.cpu.memory import keep_freed_memory
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 

@@ -8,14 +8,13 @@ from typing import Any, Literal, Self
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
-from hornbook.data.objectives.objective_parts import start_of
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import process_identity
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.model.surgery.build import build_operated
+from hornbook.model.surgery.operate import build_operated
 from hornbook.parallel.world import RankInfo
 from hornbook.run.horizon import Horizon, horizon
 from hornbook.run.launch.pulse import Pulse
@@ -65,7 +64,7 @@ class Inputs:
     @property
     def decoder_start(self) -> int | None:
         """The first token of the decoder's input in training; None where there is no encoder beside it."""
-        start, pad = start_of(self.recipe.data.objective), self.tokenizer.special.pad
+        start, pad = self.recipe.data.objective.decoder_start, self.tokenizer.special.pad
         if start is None:
             return None
         return self.tokenizer.end_id if start == "end" or pad is None else pad

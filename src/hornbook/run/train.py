@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.init.mup import learning_factors
+from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.config import ParallelConfig

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from hornbook.errors import UsageError
-from hornbook.settings.former import import_outside
+from hornbook.settings.moved import import_outside
 
 TRUST = "HORNBOOK_TRUST_PARTS"
 """Environment variable: 1 lets the configuration of a checkpoint import parts from outside."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hornbook.settings.errors import suggest
-from hornbook.settings.former import present_name, renamed, with_present_names
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
+from hornbook.settings.renamed import present_name, renamed, with_present_names
 from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
 from hornbook.settings.sources import Given, Problem, Source, parse_toml, split_quoted
 from hornbook.settings.toml import Path, dotted

@@ -11,18 +11,18 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
-from hornbook.model.config.surgery import Prompt, Surgery, adapter_of, surgery_problems
+from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
 from hornbook.optim.config.optim import OptimConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
-from hornbook.settings.former import with_present_names
+from hornbook.settings.renamed import with_present_names
 from hornbook.text.config.labels import LabelsConfig, NumberLabels
 from hornbook.text.config.text import TextConfig
 
@@ -181,7 +181,7 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "model.init.kind",
             f"{text}: train it without surgery first, then `train --from` that run with another init",
         )
-    prompt = sum(step.length for step in recipe.surgery if isinstance(step, Prompt))
+    prompt = sum(step.length for step in recipe.surgery if isinstance(step, PromptConfig))
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"
         yield "surgery", f"a prompt stands before the text of a decoder with the causal objective: {found}"

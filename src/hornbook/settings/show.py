@@ -5,8 +5,8 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.settings.errors import suggest
-from hornbook.settings.former import present_path
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.renamed import present_path
 from hornbook.settings.schema import REQUIRED, Setting, Table, item_settings, leaves, plain, settings, shapes_at
 from hornbook.settings.sources import split_key
 from hornbook.settings.toml import Path, dotted, quoted

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.settings.former import present_path
+from hornbook.settings.renamed import present_path
 from hornbook.settings.schema import Leaf, shapes_at
 from hornbook.settings.toml import Path
 

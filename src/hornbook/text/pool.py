@@ -1,7 +1,7 @@
-"""Independent tasks on worker processes, results in the order of the tasks.
+"""Run independent tasks on worker processes; results come in the order of the tasks.
 
 Workers are spawned, not forked, so they inherit no threads and no locks; they end when their parent dies, however
-it dies. One worker means this process.
+it dies. With one worker the tasks run in this process.
 """
 
 import atexit
@@ -43,16 +43,16 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def choose_workers(asked: int, tasks: int) -> int:
-    """How many processes: as asked, or one per core; never more than tasks."""
-    return max(1, min(asked or count_cores(), tasks))
+def choose_workers(requested: int, tasks: int) -> int:
+    """How many processes: as requested, or one per core; never more than tasks."""
+    return max(1, min(requested or count_cores(), tasks))
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave as soon as the parent is gone, leave Ctrl-C to the parent, take one core only."""
+    """In a worker: exit as soon as the parent is gone, leave Ctrl-C to the parent, use one core only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    atexit.register(gc.freeze)  # no last search for cycles
+    atexit.register(gc.freeze)  # no garbage collection at exit
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -68,7 +68,7 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Yield `function(task)` for each task in order; the first error in that order is raised.
 
-    `function` must be a module-level function; few tasks are in flight at once, so results do not pile up.
+    `function` must be defined at module level. Few tasks are in flight at once, so results do not pile up.
     With `on` "ray" they run on the cluster that RAY_ADDRESS names (else a local one), which sees the same files.
     """
     if on == "ray":
@@ -80,19 +80,26 @@ def run_tasks(
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        waiting: deque[Future[Result]] = deque()
         try:
-            for task in tasks:
-                waiting.append(pool.submit(function, task))
-                if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from _in_order(tasks, lambda task: pool.submit(function, task), Future.result, 2 * workers)
         except BaseException as error:
             _stop(pool, set(multiprocessing.active_children()) - before)
             if isinstance(error, BrokenProcessPool):
                 raise WorkerDiedError(_DIED) from error
             raise
+
+
+def _in_order(
+    tasks: Sequence[Task], submit: Callable[[Task], Any], result_of: Callable[[Any], Result], most: int
+) -> Iterator[Result]:
+    """Results in the order of the tasks, of which `most` are in flight at once."""
+    waiting: deque[Any] = deque()
+    for task in tasks:
+        waiting.append(submit(task))
+        if len(waiting) >= most:
+            yield result_of(waiting.popleft())
+    while waiting:
+        yield result_of(waiting.popleft())
 
 
 def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -104,13 +111,7 @@ def _run_on_ray(function: Callable[[Task], Result], tasks: Sequence[Task]) -> It
         ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
     remote = ray.remote(num_cpus=1, max_retries=3)(function)
     slots = max(1, 2 * int(ray.cluster_resources().get("CPU", 1)))
-    waiting: deque[Any] = deque()
-    for task in tasks:
-        waiting.append(remote.remote(task))
-        if len(waiting) >= slots:
-            yield _ray_result(ray, waiting.popleft())
-    while waiting:
-        yield _ray_result(ray, waiting.popleft())
+    yield from _in_order(tasks, remote.remote, lambda reference: _ray_result(ray, reference), slots)
 
 
 def _ray_result(ray: Any, reference: Any) -> Any:
@@ -122,7 +123,7 @@ def _ray_result(ray: Any, reference: Any) -> Any:
 
 
 def _stop(pool: ProcessPoolExecutor, workers: set[Any]) -> None:
-    """Give up what is running: nobody waits for it, and what is half written has no name yet."""
+    """Stop the tasks that are running: no one waits for them, and a half-written file has no name yet."""
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.terminate()

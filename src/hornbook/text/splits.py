@@ -1,23 +1,31 @@
 """Which documents are held out: a share of them by what they say, and the later ones by when they were written.
 
 What is held out by its date is a source of its own, NAME@later, so that its loss stands beside that of NAME: one says
-how a model does on text younger than all it has read, the other on text of the same time.
+how a model does on text younger than all it has read, the other on text of the same time. To plan that takes one pass
+over the dates of a source, and one over the clusters of all where equal texts are left; memory holds 8 bytes a document
+for `newest`, and the clusters of later documents where equal texts are left.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
-from hornbook.text.config.dates import interval
+from hornbook.errors import IntegrityError
+from hornbook.text.config.dates import Since, interval, spell
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.store import read_rows
 
-Part = Literal["train", "validation", "later"]
-PARTS: dict[Part, tuple[str, str]] = {
+Subset = Literal["train", "validation", "later"]
+SUBSETS: dict[Subset, tuple[str, str]] = {
     "train": ("train", ""),
     "validation": ("validation", ""),
     "later": ("validation", "@later"),
 }
-"""Part of a source -> the split that it belongs to, and what is added to the name of the source."""
+"""Subset of a source -> the split that it belongs to, and what is added to the name of the source."""
 
 _SPLIT_SEED = 0x686F726E626F6F6B  # "hornbook": changing it would move documents between the splits
 
@@ -52,11 +60,11 @@ class Split:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of documents that `part` asks for."""
+        """Columns of documents that `subset` asks for."""
         return ["cluster"] if self.since is None else ["cluster", "date"]
 
-    def part(self, row: dict[str, Any]) -> Part:
-        """The part that a document belongs to."""
+    def subset(self, row: dict[str, Any]) -> Subset:
+        """The subset that a document belongs to."""
         cluster = row["cluster"]
         if self.whole is not None:
             return self.whole
@@ -67,3 +75,123 @@ class Split:
     def to_json(self) -> list[Any]:
         """For keys."""
         return [self.share, self.whole, self.since, sorted(self.known)]
+
+
+@dataclass(slots=True)
+class LaterCounts:
+    """The documents of one source, counted by what their dates say."""
+
+    since: str | None
+    """Documents from this moment on are held out; None where the newest moment has more documents than asked for."""
+    documents: int = 0
+    """Held out."""
+    repeated: int = 0
+    """Later, but equal to a document from before."""
+    undecided: int = 0
+    """Their date says neither before nor after, as a year does."""
+    undated: int = 0
+    """Without a date, or with one that cannot be read."""
+    first: str = ""
+    """Path and row of the first of those, and its date."""
+
+    def notes(self, source: str) -> Iterator[str]:
+        """What a person should know."""
+        name = f"source {source!r}"
+        if self.since is None:
+            yield f"{name}: nothing is held out by date: more documents than asked for are of the newest moment"
+        else:
+            yield f"{name}: {self.documents} documents from {self.since} on are held out as {source}@later"
+        rest = "go where text.validation puts them"
+        if self.repeated:
+            yield f"{name}: {self.repeated} later documents are equal to earlier ones and {rest}"
+        if self.undecided:
+            yield f"{name}: the dates of {self.undecided} documents say neither before nor after; they {rest}"
+        if self.undated:
+            yield f"{name}: {self.undated} documents have no date that can be read; they {rest} (first: {self.first})"
+
+    def to_json(self) -> dict[str, Any]:
+        """As in tokens/index.json."""
+        return asdict(self)
+
+
+def plan_splits(
+    shards: Mapping[str, list[Path]], sources: Mapping[str, SourceConfig], share: float, *, unique: bool, strict: bool
+) -> tuple[dict[str, Split], dict[str, LaterCounts]]:
+    """The split of each source, and counts of those that are split by time.
+
+    shards: documents of each source. unique: no two documents are equal. strict: raise IntegrityError where a
+    document of a source that is split by time has no date that can be read.
+    """
+    moments = {name: _since(each, shards[name]) for name, each in sources.items() if each.later is not None}
+    known = _known({n: p for n, p in shards.items() if sources[n].split != "validation"}, moments, unique)
+    splits = {name: Split(share, each.split, moments.get(name), known) for name, each in sources.items()}
+    counts = {name: _count(splits[name], shards[name]) for name in moments}
+    bad = next((name for name, each in counts.items() if strict and each.undated), None)
+    if bad is not None:
+        raise IntegrityError(
+            f"source {bad!r}: {counts[bad].undated} documents have no date that can be read (first: "
+            f"{counts[bad].first}); set its date_field or date, or run without text.strict"
+        )
+    return splits, counts
+
+
+def _rows(shards: list[Path], *columns: str) -> Iterator[dict[str, Any]]:
+    for shard in shards:
+        yield from read_rows(shard, list(columns))
+
+
+def _since(source: SourceConfig, shards: list[Path]) -> int | None:
+    """The first moment that is held out."""
+    if isinstance(source.later, Since):
+        return interval(source.later.date)[0]
+    assert source.later is not None
+    starts = np.sort(np.fromiter(_starts(shards), np.int64))
+    first = len(starts) - int(source.later.share * len(starts))
+    if first < len(starts) and first and starts[first - 1] == starts[first]:
+        first = int(np.searchsorted(starts, starts[first], side="right"))
+    return int(starts[first]) if first < len(starts) else None
+
+
+def _starts(shards: list[Path]) -> Iterator[int]:
+    for row in _rows(shards, "date"):
+        try:
+            yield interval(row["date"] or "")[0]
+        except ValueError:
+            continue
+
+
+def _known(shards: Mapping[str, list[Path]], moments: Mapping[str, int | None], unique: bool) -> frozenset[str]:
+    """Clusters that have documents on both sides."""
+    if unique or not moments:
+        return frozenset()
+    later = {
+        row["cluster"]
+        for name, since in moments.items()
+        for row in _rows(shards[name], "cluster", "date")
+        if is_later(row["date"], since)
+    }
+    return frozenset(
+        row["cluster"]
+        for name, paths in shards.items()
+        for row in _rows(paths, "cluster", "date")
+        if row["cluster"] in later and not is_later(row["date"], moments.get(name))
+    )
+
+
+def _count(split: Split, shards: list[Path]) -> LaterCounts:
+    counts = LaterCounts(None if split.since is None else spell(split.since))
+    for row in _rows(shards, "cluster", "date", "origin"):
+        try:
+            start, end = interval(row["date"] or "")
+        except ValueError as error:
+            counts.undated += 1
+            counts.first = counts.first or f"{row['origin']}, {error if row['date'] else 'no date'}"
+            continue
+        if split.since is None:
+            continue
+        if start >= split.since:
+            counts.documents += row["cluster"] not in split.known
+            counts.repeated += row["cluster"] in split.known
+        else:
+            counts.undecided += end > split.since
+    return counts

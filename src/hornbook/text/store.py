@@ -1,9 +1,9 @@
 """Arrays and tables of a data folder, written as they grow and read in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from hornbook.files.durable import writing
 
+Item = TypeVar("Item")
 _ROW_GROUP_BYTES = 8 * 2**20
 _BATCH_ROWS = 256
 _NPY_HEADER = 4096
@@ -46,7 +47,7 @@ class ArrayWriter:
 
 
 def _npy_header(like: np.ndarray, rows: int) -> bytes:
-    """The header of version 1.0 of the format, padded to a length that any number of rows fits into."""
+    """The header of format version 1.0, padded so that its length does not depend on the number of rows."""
     fields = {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False}
     fields["shape"] = (rows, *like.shape[1:])
     text = repr(fields).encode()
@@ -106,3 +107,23 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[pa.Re
     with pq.ParquetFile(path) as table:
         for group in range(table.num_row_groups):
             yield from table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def read_rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows of a table, as `read_batches` reads them."""
+    for batch in read_batches(path, columns):
+        yield from batch.to_pylist()
+
+
+def batched(items: Iterable[Item], size: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Lists of items, each as short as reaches the size `least` in all; the last may be smaller."""
+    batch: list[Item] = []
+    filled = 0
+    for item in items:
+        batch.append(item)
+        filled += size(item)
+        if filled >= least:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch

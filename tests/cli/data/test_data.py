@@ -252,4 +252,4 @@ def test_a_group_alone_shows_its_help_and_says_what_lacks(group: str, capsys: py
     assert main([group]) == 2
     out, err = capsys.readouterr()
     assert f"hornbook {group}" in out + err
-    assert f"error a command is missing: one of those above, such as `hornbook {group} " in err
+    assert f"error a command is missing: choose one of those above, such as `hornbook {group} " in err

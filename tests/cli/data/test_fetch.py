@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.text.ingest.corpora.corpora import CORPORA, Corpus
+from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus
 
 
 def test_the_table_names_every_corpus(capsys: pytest.CaptureFixture[str]):
@@ -44,7 +44,7 @@ def test_what_was_fetched_is_prepared_with_the_printed_section(tmp_path: Path, c
     ("words", "message"),
     [
         (["nowhere"], "there is no corpus 'nowhere'"),
-        (["wikipedia", "de"], "'de' is no KEY=VALUE"),
+        (["wikipedia", "de"], "'de': write KEY=VALUE"),
         (["wikipedia", "tongue=de"], "wikipedia has no variable 'tongue'"),
     ],
 )
@@ -54,7 +54,7 @@ def test_errors_name_the_remedy(words: list[str], message: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("corpus", CORPORA.values(), ids=CORPORA)
-def test_the_page_says_what_the_table_says(corpus: Corpus):
+def test_the_page_says_what_the_table_says(corpus: PublicCorpus):
     page = (Path(__file__).parents[3] / "docs" / "sources.md").read_text().partition("## Public corpora")[2]
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{corpus.name}` |"))
     assert all(text in row for text in (corpus.what, corpus.size, corpus.licence, corpus.note))

@@ -124,8 +124,8 @@ def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, t
 @pytest.mark.parametrize(
     ("words", "exit_code", "message"),
     [
-        ([], Exit.USAGE, "name tokenizers to compare"),
-        (["bpe:300"], Exit.USAGE, "name text to compare them on"),
+        ([], Exit.USAGE, "name the tokenizers to compare"),
+        (["bpe:300"], Exit.USAGE, "name the text to compare them on"),
         (["bpe:300", "TEXT"], Exit.USAGE, "name one folder that `hornbook prepare` wrote"),
         (["bpe:3", "DATA"], Exit.USAGE, "text.tokenizer.vocab"),
         (["bpe:many", "DATA"], Exit.USAGE, "text.tokenizer.vocab"),

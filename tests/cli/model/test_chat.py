@@ -202,3 +202,16 @@ def test_system_needs_a_template(checkpoint: Path, talk: Talk) -> None:
 def test_lines_that_are_no_text_are_refused(checkpoint: Path, talk: Talk, lines: str, message: str) -> None:
     code, _, err = talk(checkpoint, lines)
     assert (code, message in err) == (Exit.USAGE, True)
+
+
+def test_a_bad_line_typed_at_a_terminal_is_left_out(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe with such a line ends the session; a person goes on."""
+    stdin = Terminal("one\n\udcff\ntwo\n")
+    stdin.interrupts = 0
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["chat", str(checkpoint), "--tokens", "1", "--json"]) == Exit.DONE
+    printed = capsys.readouterr()
+    assert [each["prompt"] for each in answers(printed.out)] == ["one", "two"]
+    assert printed.err.count("not UTF-8 text; the line is left out") == 1

@@ -23,7 +23,7 @@ from hornbook.model.config.head import (
     TokenClassificationHead,
 )
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.model.likenesses import bert_like
@@ -38,7 +38,7 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 CLASSES = ClassificationHead(labels=["bad", "good", "neither"], transform=DenseTransform())
 BERT = bert_like(length=POSITIONS)
-LLAMA = ModelConfig(layers=2, width=32, heads=4, position=Rope(length=POSITIONS))
+LLAMA = ModelConfig(layers=2, width=32, heads=4, position=RopeConfig(length=POSITIONS))
 CLASS_AUTO = "AutoModelForSequenceClassification"
 Run = Callable[..., tuple[int, str, str]]
 
@@ -315,13 +315,13 @@ def test_a_text_too_long_is_cut_and_that_is_said(model, run: Run, tmp_path: Path
         (CLASSES, "lines.txt", b"the page\n\nwho\n", "lines.txt, line 2 is empty"),
         (CLASSES, "lines.txt", b"the page\n\xff\n", "lines.txt, line 2 is not UTF-8"),
         (CLASSES, "lines.jsonl", b"the page\n", "lines.jsonl, line 1 is not JSON"),
-        (CLASSES, "lines.jsonl", b"[1]\n", 'line 1 is JSON, but no object: it needs {"text": "..."}'),
+        (CLASSES, "lines.jsonl", b"[1]\n", 'line 1 is JSON, but not an object: it needs {"text": "..."}'),
         (CLASSES, "lines.jsonl", b'{"sentence": "a"}\n', "there is no text (keys: sentence)"),
         (CLASSES, "lines.jsonl", b'{"text": "a", "text_pair": 3}\n', "text_pair is 3"),
         (SpanHead(), "lines.txt", b'{"question": "who ?"}\n', "there is no context (keys: question)"),
         (SpanHead(), "lines.txt", b'{"question": "%s", "context": "a"}\n' % (b"who " * 60), "leaves no room"),
-        (TokenClassificationHead(labels=TAGS), "lines.jsonl", b'{"words": ["a", 1]}\n', "a list of words is expected"),
-        (TokenClassificationHead(labels=TAGS), "a.jsonl", b'{"text": "a", "text_pair": "b"}\n', "tagged in one text"),
+        (TokenClassificationHead(labels=TAGS), "lines.jsonl", b'{"words": ["a", 1]}\n', "write a list of words"),
+        (TokenClassificationHead(labels=TAGS), "a.jsonl", b'{"text": "a", "text_pair": "b"}\n', "leave out text_pair"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -337,7 +337,7 @@ def test_a_language_model_has_no_labels_to_say(model, run: Run, tmp_path: Path) 
     folder = model(LMHead(), base=LLAMA)
     code, _, err = run(folder, written(tmp_path, TEXTS, "lines.txt"))
     assert code == Exit.USAGE
-    assert "its head is 'lm', which says tokens, not labels" in err
+    assert "its head 'lm' predicts tokens, not labels" in err
     assert run(folder, tmp_path / "nothing.txt")[0] == Exit.USAGE
 
 
@@ -352,4 +352,4 @@ def test_files_that_lack_are_named(model, run: Run, tmp_path: Path) -> None:
 
 def test_a_labelling_model_continues_no_text(model, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(model(CLASSES)), "-p", "the"]) == Exit.USAGE
-    assert "its head is 'classification', which says labels: use predict" in capsys.readouterr().err
+    assert "its head 'classification' predicts labels: use `hornbook predict`" in capsys.readouterr().err

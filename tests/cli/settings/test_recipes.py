@@ -88,14 +88,14 @@ def test_copy(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     assert main(["recipes", "copy", "tiny", "my.toml"]) == Exit.USAGE
     assert main(["recipes", "copy", "tinny"]) == Exit.USAGE
     assert capsys.readouterr().err == (
-        "error my.toml is there already: name another file\n"
-        "error there is no shipped recipe tinny: did you mean tiny or tiny-t5?\n"
+        "error my.toml already exists: name another file\n"
+        "error there is no recipe tinny: did you mean tiny or tiny-t5?\n"
     )
     assert main(["recipes", "copy", "gpt2"]) == Exit.USAGE
     hint = "did you mean gpt2-1.5b or gpt2-124m or gpt2-355m?"
-    assert capsys.readouterr().err == f"error there is no shipped recipe gpt2: {hint}\n"
+    assert capsys.readouterr().err == f"error there is no recipe gpt2: {hint}\n"
     assert main(["recipes", "copy", "zzz"]) == Exit.USAGE
-    assert capsys.readouterr().err == "error there is no shipped recipe zzz: `hornbook recipes ls` lists them\n"
+    assert capsys.readouterr().err == "error there is no recipe zzz: `hornbook recipes ls` lists them\n"
 
 
 def test_copy_to_where_nobody_can_write(capsys: pytest.CaptureFixture[str]) -> None:

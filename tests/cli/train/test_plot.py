@@ -61,7 +61,7 @@ def test_runs_that_cannot_be_read_are_named_and_left_out(
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{damaged} is left out: ")
     assert "is not a JSON object" in first
-    assert second == f"{tmp_path / 'absent'} is left out: no run there"
+    assert second == f"{tmp_path / 'absent'} is left out: it holds no run"
     text = out.read_text()
     assert f">{run}<" in text  # two runs of one name are told apart by their paths
     assert f">{again}<" in text
@@ -70,13 +70,13 @@ def test_runs_that_cannot_be_read_are_named_and_left_out(
 def test_nothing_to_draw_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "loss.svg"
     assert main(["runs", "plot", str(tmp_path / "absent"), "--out", str(out)]) == Exit.USAGE
-    assert "there is nothing to draw" in capsys.readouterr().err
+    assert "there is nothing to plot" in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_the_name_says_what_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "plot", str(run), "--out", "loss.png"]) == Exit.USAGE
-    assert "ends with .svg" in capsys.readouterr().err
+    assert "must end with .svg" in capsys.readouterr().err
 
 
 def test_the_group_lists_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.train.runs import columns, different_settings
+from hornbook.cli.train.runs import different_settings
 from hornbook.errors import IntegrityError
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
@@ -194,7 +194,3 @@ def test_different_settings():
     a = {"x": 1, "y": {"z": [1, 2], "w": None}}
     b = {"x": 1, "y": {"z": [1, 3], "w": None, "v": "new"}}
     assert different_settings([a, b]) == {"y.v": [None, "new"], "y.z": [[1, 2], [1, 3]]}
-
-
-def test_columns_are_aligned():
-    assert columns([("a", "b"), ("longer", "x")]) == "a       b\nlonger  x"

@@ -129,7 +129,7 @@ def test_starting_from_a_checkpoint_takes_its_shape(
     [
         (["train", "train.tokens=1000"], "missing --data DATA"),
         (["train", "train.tokens=1000", "--data", "/nowhere"], "/nowhere does not exist"),
-        (["resume"], "which run?"),
+        (["resume"], "name a run: hornbook resume RUN"),
         (["resume", "/nowhere"], "holds no run"),
         (["fork", "/nowhere", "--out", "/elsewhere"], "holds no run"),
         (["train", "no-such-recipe"], "there is no recipe no-such-recipe"),

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Answer, Causal, DataConfig, Labels, ObjectiveConfig, Seq2Seq
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Answer, Causal, Labels, ObjectiveConfig, Seq2Seq
 from hornbook.data.corpus import Corpus
-from hornbook.data.labelled.label_table import only_label
+from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.data.vocabulary import load_vocabulary
@@ -56,7 +57,7 @@ def loader_of(corpus: Corpus, objective: ObjectiveConfig, seed: int = 1) -> Load
 
 def one_pass(corpus: Corpus, objective: ObjectiveConfig, seed: int = 1) -> list[Batch]:
     loader = loader_of(corpus, objective, seed)
-    return loader.take(loader.epoch_tokens(1.0) // SEQUENCE).batches
+    return loader.take(loader.index.epoch_tokens(1.0) // SEQUENCE).batches
 
 
 def stored(corpus: Corpus, split: str = "train") -> list[tuple[list[int], np.ndarray]]:
@@ -74,7 +75,7 @@ def stored(corpus: Corpus, split: str = "train") -> list[tuple[list[int], np.nda
 def pieces(batches: list[Batch]) -> Iterator[dict[str, list]]:
     """The documents of batches, each with the columns of its tokens; padding is left out."""
     for batch in batches:
-        for row, lengths in enumerate(batch.lengths):
+        for row, lengths in enumerate(batch.document_lengths):
             begin = 0
             for length in lengths:
                 mine = slice(begin, begin + length)
@@ -134,9 +135,9 @@ def test_batches_depend_on_neither_world_nor_history(classes: Corpus) -> None:
 
 
 def test_another_seed_packs_otherwise(classes: Corpus) -> None:
-    first, second = (loader_of(classes, Labels(), seed).fingerprint for seed in (1, 2))
+    first, second = (loader_of(classes, Labels(), seed).index.fingerprint for seed in (1, 2))
     assert first != second
-    assert first == loader_of(classes, Labels(), 1).fingerprint
+    assert first == loader_of(classes, Labels(), 1).index.fingerprint
 
 
 def test_balance_shows_rare_labels_as_often(classes: Corpus) -> None:
@@ -262,7 +263,9 @@ def test_prompts_and_answers_as_pairs(tmp_path: Path, tokenizer: TokenizerConfig
     padding = load_vocabulary(corpus).pad_id
     for batch in one_pass(corpus, Seq2Seq()):
         assert batch.source is not None
-        for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
+        for row, (sources, targets) in enumerate(
+            zip(batch.source.document_lengths, batch.document_lengths, strict=True)
+        ):
             s = t = 0
             for source, target in zip(sources, targets, strict=True):
                 if batch.weights[row, t]:
@@ -293,7 +296,9 @@ def test_rows_of_pairs_hold_as_many_as_fit_with_begin_and_end(tmp_path: Path, to
     found = []
     for batch in held.batches(4):
         assert batch.source is not None
-        for row, (sources, targets) in enumerate(zip(batch.source.lengths, batch.lengths, strict=True)):
+        for row, (sources, targets) in enumerate(
+            zip(batch.source.document_lengths, batch.document_lengths, strict=True)
+        ):
             begins = np.cumsum([0, *targets[:-1]])
             found.append([source for source, t in zip(sources, begins, strict=True) if batch.weights[row, t]])
     assert found == wanted

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import DataConfig, Masked
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Masked
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
@@ -105,9 +106,9 @@ def test_the_distribution_is_that_of_transformers(raw: Raw, monkeypatch: pytest.
 def test_each_epoch_has_masks_of_its_own_unless_they_are_static(raw: Raw) -> None:
     for dynamic in (True, False):
         data = loader(raw, dynamic=dynamic)
-        rows = data.epoch_tokens(1) // SEQUENCE
+        rows = data.index.epoch_tokens(1) // SEQUENCE
         seen = [whole(data, rows) for _ in range(2)]
-        order = [data.index.order.locate(np.arange(epoch * rows, (epoch + 1) * rows))[1] for epoch in (0, 1)]
+        order = [data.index.sampler.locate(np.arange(epoch * rows, (epoch + 1) * rows))[1] for epoch in (0, 1)]
         first, second = (each["tokens"][np.argsort(where)] for each, where in zip(seen, order, strict=True))
         targets = [each["targets"][np.argsort(where)] for each, where in zip(seen, order, strict=True)]
         assert (targets[0] == targets[1]).all()

@@ -6,20 +6,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hornbook.data.batch_builder import SampleRefs
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.infill import LONGEST_SPAN
-from hornbook.data.objectives.making import Draws
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
-from hornbook.data.objectives.pairs import Parts, Roles, pair_sizes
-from hornbook.data.order.keyed import choose, key_of_row
+from hornbook.data.objectives.pairs import NoiseTable, Roles, pair_sizes
+from hornbook.data.order.random_keys import choose, key_of_row
 
 Sizes = Callable[[int, int], tuple[int, int]]
 
 
-def tables(shapes: list[tuple[str, float, float]], begin: int = -1) -> tuple[Parts, Roles]:
+def tables(shapes: list[tuple[str, float, float]], begin: int = -1) -> tuple[NoiseTable, Roles]:
     """Parts with equal shares: (kind, rate, mean length of a span)."""
     count = len(shapes)
-    parts = Parts(
+    parts = NoiseTable(
         np.arange(1, count + 1) / count,
         np.array([kind == "infill" for kind, _, _ in shapes]),
         np.array([rate for _, rate, _ in shapes]),
@@ -136,8 +136,8 @@ def test_epochs_of_other_lengths_wrap_around(make_corpus: Callable) -> None:
     rows = np.arange(plans.first[0].rows)
     counts = set()
     for epoch in range(6):
-        draws = Draws(rows, np.zeros_like(rows), rows, np.full_like(rows, epoch))
-        (offsets, begins, sizes), numbers = plans.segments(draws)
+        refs = SampleRefs(rows, np.zeros_like(rows), rows, np.full_like(rows, epoch))
+        (offsets, begins, sizes), numbers = plans.segments(refs)
         again = build_pair_plan(stream, 32, parts, roles, np.uint64(epoch), document_mask=True)
         counts.add(again.rows)
         assert (numbers == rows % again.rows).all()

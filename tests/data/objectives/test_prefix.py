@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hornbook.data.config import Causal, DataConfig, Mixture, MixturePart, ObjectiveConfig, Prefix
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Causal, Mixture, MixturePart, ObjectiveConfig, Prefix
 from hornbook.data.loader.loader import Loader, build_loader
 from tests.data.conftest import Raw
 
@@ -24,15 +25,15 @@ def loader(raw: Raw, objective: ObjectiveConfig, *, document_mask: bool = True) 
 @pytest.mark.parametrize("document_mask", [True, False])
 def test_the_prefix_is_seen_and_only_what_follows_is_predicted(raw: Raw, document_mask: bool) -> None:
     data = loader(raw, Prefix(), document_mask=document_mask)
-    count = data.epoch_tokens(1) // SEQUENCE
+    count = data.index.epoch_tokens(1) // SEQUENCE
     made, plain = data.take(count), loader(raw, Causal(), document_mask=document_mask).take(count)
     assert made.token_hash == plain.token_hash
     total = 0.0
     for batch, causal in zip(made.batches, plain.batches, strict=True):
         assert torch.equal(batch.targets, causal.targets)
-        assert batch.lengths == causal.lengths
+        assert batch.document_lengths == causal.document_lengths
         assert batch.prefixes is not None
-        for row, (lengths, prefixes) in enumerate(zip(batch.lengths, batch.prefixes, strict=True)):
+        for row, (lengths, prefixes) in enumerate(zip(batch.document_lengths, batch.prefixes, strict=True)):
             begin = 0
             for length, prefix in zip(lengths, prefixes, strict=True):
                 before = causal.weights[row, begin : begin + length]

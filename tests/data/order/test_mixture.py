@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.config import DataConfig, StageConfig
+from hornbook.data.config.data import DataConfig, StageConfig
 from hornbook.data.order.mixture import BLOCK, Stage, block_counts, block_pattern, build_stages, cap_epochs
-from hornbook.data.order.order import Order
+from hornbook.data.order.sampler import Sampler
 from hornbook.errors import UsageError
 
 weight_lists = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=7)
@@ -120,14 +120,14 @@ def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
     limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(int)
     assert end is not None
     assert end == limits.sum()
-    order = Order([str(n) for n in range(len(rows))], rows, capped, seed=1)
-    assert order.draws(end).tolist() == limits.tolist()
+    sampler = Sampler([str(n) for n in range(len(rows))], rows, capped, seed=1)
+    assert sampler.draws(end).tolist() == limits.tolist()
     assert [stage.first for stage in capped] == sorted({stage.first for stage in capped})
-    sources = order.locate(np.arange(min(end, 20_000)))[0]
+    sources = sampler.locate(np.arange(min(end, 20_000)))[0]
     assert (np.bincount(sources, minlength=len(rows)) <= limits).all()
     shares = [np.array(weights), np.array(weights[::-1])]
     for stage in (stage for stage in capped if stage.first < end):
-        alive = order.draws(stage.first) < limits
+        alive = sampler.draws(stage.first) < limits
         share = np.where(alive, shares[int(stage.first >= second)], 0)
         assert stage.weights == pytest.approx(share / share.sum())
 

@@ -73,7 +73,7 @@ def test_rows_equal_the_slow_reference(
         expected = reference_row(raw, "a", pieces, sequence, mask)
         for name in ("tokens", "targets", "weights", "positions"):
             assert getattr(rows, name)[k].tolist() == expected[name], name
-        assert rows.lengths[k] == expected["lengths"]
+        assert rows.document_lengths[k] == expected["lengths"]
         total += sum(expected["weights"])
         named = [ShardTable(corpus, streams).documents(1, begin, size) for begin, size in pieces]
         assert sum(length for some in named for _, _, _, length in some) == sum(size for _, size in pieces)

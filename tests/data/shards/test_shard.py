@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import build_loader
-from hornbook.data.loader.tracing import find_documents
-from hornbook.data.shards.shard import Shard, _map_error
+from hornbook.data.loader.provenance import find_documents
+from hornbook.data.shards.shard import Shard, _map_error, truncated
 from hornbook.data.shards.shard_table import ShardTable
-from hornbook.data.shards.truncation import truncated
 from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
 from hornbook.evals.corpus import baselines
@@ -38,7 +37,7 @@ def stem(raw: Raw, split: str = "train", number: int = 0) -> str:
 
 def read_all(raw: Raw, **config: Any) -> None:
     data = build_loader(DataConfig(**config), raw.path, sequence=256, micro_batch=8, seed=1, prefetch=False)
-    data.take(data.epoch_tokens(1) // 256)
+    data.take(data.index.epoch_tokens(1) // 256)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -63,7 +62,7 @@ def test_a_block_is_compared_when_it_is_first_touched_and_once(
     raw = make_corpus({"a": SIZES})
     data = build_loader(DataConfig(order="sequential"), raw.path, sequence=1024, micro_batch=8, seed=1, prefetch=False)
     seen = []
-    for _ in range(data.epoch_tokens(2) // 8192):
+    for _ in range(data.index.epoch_tokens(2) // 8192):
         data.take(8)
         seen.append(list(compared))
     assert seen[0] == [0]

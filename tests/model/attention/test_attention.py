@@ -10,46 +10,49 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.latent import LatentAttention
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source
 
 VOCAB, WIDTH, HEADS = 61, 32, 4
-LATENT = config.LatentAttention(query_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
 YARN = config_position.YaRN(factor=4, original=16, mscale=0.8, mscale_all_dim=1.1)
 KINDS: dict[str, dict[str, Any]] = {
-    "window": {"attention": config.FullAttention(kv_heads=2, window=7)},
-    "scale and softcap": {"attention": config.FullAttention(scale=0.3, softcap=1.5)},
-    "sinks": {"attention": config.FullAttention(kv_heads=1, sinks=True)},
-    "clip": {"attention": config.FullAttention(clip=0.5)},
-    "norm of heads": {"attention": config.FullAttention(kv_heads=2, head_dim=12, qk_norm="head")},
-    "norm of all": {"attention": config.FullAttention(kv_heads=2, qk_norm="full")},
-    "biases": {"attention": config.FullAttention(bias=True, out_bias=True)},
-    "rope of a quarter": {"position": config_position.Rope(fraction=0.25)},
-    "neighbours": {"position": config_position.Rope(layout="interleaved", scaling=YARN)},
-    "alibi": {"position": config_position.Alibi(), "attention": config.FullAttention(kv_heads=2)},
-    "relative": {"position": config_position.RelativeBuckets(buckets=8, max_distance=20)},
-    "sinusoidal": {"position": config_position.SinusoidalPositions()},
-    "learned": {"position": config_position.LearnedPositions(length=64, offset=2)},
+    "window": {"attention": FullAttentionConfig(kv_heads=2, window=7)},
+    "scale and softcap": {"attention": FullAttentionConfig(scale=0.3, softcap=1.5)},
+    "sinks": {"attention": FullAttentionConfig(kv_heads=1, sinks=True)},
+    "clip": {"attention": FullAttentionConfig(clip=0.5)},
+    "norm of heads": {"attention": FullAttentionConfig(kv_heads=2, head_dim=12, qk_norm="head")},
+    "norm of all": {"attention": FullAttentionConfig(kv_heads=2, qk_norm="full")},
+    "biases": {"attention": FullAttentionConfig(bias=True, out_bias=True)},
+    "rope of a quarter": {"position": config_position.RopeConfig(fraction=0.25)},
+    "neighbours": {"position": config_position.RopeConfig(layout="interleaved", scaling=YARN)},
+    "alibi": {"position": config_position.AlibiConfig(), "attention": FullAttentionConfig(kv_heads=2)},
+    "relative": {"position": config_position.RelativeBucketsConfig(buckets=8, max_distance=20)},
+    "sinusoidal": {"position": config_position.SinusoidalPositionsConfig()},
+    "learned": {"position": config_position.LearnedPositionsConfig(length=64, offset=2)},
     "none": {"position": config_position.NoPositions()},
-    "latent": {"attention": LATENT, "position": config_position.Rope(layout="interleaved", scaling=YARN)},
+    "latent": {"attention": LATENT, "position": config_position.RopeConfig(layout="interleaved", scaling=YARN)},
     "latent without rank": {"attention": LATENT.model_copy(update={"query_rank": None, "bias": True})},
     "window in turn": {
         "pattern": [
-            config.LayerConfig(attention=config.FullAttention(window=5)),
-            config.LayerConfig(position=config_position.Rope(theta=1e6)),
+            config.LayerConfig(attention=FullAttentionConfig(window=5)),
+            config.LayerConfig(position=config_position.RopeConfig(theta=1e6)),
         ]
     },
 }
 
 
 def build(name: str, **more: Any) -> config.ModelConfig:
-    return config.ModelConfig(layers=2, width=WIDTH, heads=HEADS, mlp=config_mlp.GLU(hidden=48), **KINDS[name] | more)
+    return config.ModelConfig(
+        layers=2, width=WIDTH, heads=HEADS, mlp=config_mlp.GLUConfig(hidden=48), **KINDS[name] | more
+    )
 
 
 def tokens(batch: int, time: int, seed: int = 0) -> Tensor:
@@ -87,7 +90,7 @@ def test_packed_equals_documents_alone(name: str, random_model) -> None:
 
 @pytest.mark.parametrize("name", ["sinks", "relative", "latent"])
 def test_dropped_probabilities_are_equal_in_any_microbatch(name: str, random_model) -> None:
-    own = KINDS[name].get("attention", config.FullAttention()).model_copy(update={"dropout": 0.4})
+    own = KINDS[name].get("attention", FullAttentionConfig()).model_copy(update={"dropout": 0.4})
     model, ids = random_model(build(name, attention=own), VOCAB), tokens(3, 40)
     keys = row_keys(1, 2, torch.tensor([5, 6, 7]))
     whole, plain = model(ids, keys=keys)[0], model(ids)[0]
@@ -150,7 +153,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
     reference = DeepseekV3Attention(theirs, 0)
     part = LATENT.model_copy(update={"query_rank": rank, "bias": True})
     cfg = config.ModelConfig(
-        width=WIDTH, heads=HEADS, attention=part, position=config_position.Rope(layout=layout, scaling=scaling)
+        width=WIDTH, heads=HEADS, attention=part, position=config_position.RopeConfig(layout=layout, scaling=scaling)
     )
     module = LatentAttention(cfg, 0)
     names = {
@@ -176,7 +179,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
     hidden = torch.full((time, time), -torch.inf).triu(1)[None, None]
     want = reference(x, angles, hidden)[0]
     assert module.rope is not None
-    context = Context({module.rope: module.rope.rotation(torch.arange(time)[None])}, Sight())
+    context = Context({module.rope: module.rope.rotation(torch.arange(time)[None])}, AttentionMask())
     got = module(x, context)
     close(got, want)
     grad = torch.randn_like(want)
@@ -196,7 +199,7 @@ def test_a_latent_cache_holds_the_latent_alone() -> None:
         torch.nn.init.normal_(parameter)
     assert module.rope is not None
     rotation = {module.rope: module.rope.rotation(torch.arange(5)[None])}
-    module(torch.randn(1, 5, WIDTH), Context(rotation, Sight(), cache=cache))
+    module(torch.randn(1, 5, WIDTH), Context(rotation, AttentionMask(), cache=cache))
     key, value = cache.append(0, torch.zeros(1, 1, 1, 14), torch.zeros(1, 1, 1, 0))
     assert key.shape == (1, 1, 1, 10 + 4)
     assert value.numel() == 0

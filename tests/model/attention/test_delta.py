@@ -10,16 +10,17 @@ from torch import Tensor
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta import DeltaAttention
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig
 from hornbook.model.context import Context
 from hornbook.model.init.init import initialize
 
 WIDTH, TIME = 24, 150
-PART = config.DeltaAttention(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
+PART = DeltaAttentionConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=10)
 CONFIG = config.ModelConfig(layers=2, width=WIDTH, heads=2, attention=PART, position=config_position.NoPositions())
 
 
@@ -88,7 +89,7 @@ def test_parity_with_transformers() -> None:
 def test_documents_are_alone() -> None:
     layer, x = make(torch.float64), inputs(torch.float64).requires_grad_()
     lengths = ((2, 61, 1, 86), (3, 70, 77, 0))
-    y = layer(x, Context(sight=Sight(lengths=lengths)))
+    y = layer(x, Context(mask=AttentionMask(lengths=lengths)))
     for row, pieces in enumerate(lengths):
         first = 0
         for length in filter(None, pieces):
@@ -137,9 +138,9 @@ def test_in_bfloat16() -> None:
 def test_what_sees_later_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match="earlier tokens only"):
         DeltaAttention(CONFIG.model_copy(update={"kind": "encoder"}), 0)
-    for sight in (Sight("both"), Sight(lengths=((5,),), prefixes=((2,),))):
+    for mask in (AttentionMask("bidirectional"), AttentionMask(lengths=((5,),), prefixes=((2,),))):
         with pytest.raises(UsageError, match="earlier tokens only"):
-            make()(inputs(time=5)[:1], replace(Context(), sight=sight))
+            make()(inputs(time=5)[:1], replace(Context(), mask=mask))
     odd = PART.model_copy(update={"value_heads": 3})
     with pytest.raises(UsageError, match="value_heads: 3 heads"):
         DeltaAttention(CONFIG.model_copy(update={"attention": odd}), 0)
@@ -147,12 +148,14 @@ def test_what_sees_later_tokens_is_refused() -> None:
 
 def test_a_hybrid_with_experts_generates_from_its_cache() -> None:
     """Three linear layers and one of softmax attention, as Qwen3-Next, with experts in all."""
-    full = config.LayerConfig(attention=config.FullAttention(kv_heads=1), position=config_position.Rope())
+    full = config.LayerConfig(attention=FullAttentionConfig(kv_heads=1), position=config_position.RopeConfig())
     cfg = CONFIG.model_copy(
         update={
             "layers": 4,
             "pattern": [config.LayerConfig()] * 3 + [full],
-            "mlp": config_mlp.Experts(count=4, active=2, hidden=16, shared_hidden=8, router=config_mlp.SigmoidRouter()),
+            "mlp": config_mlp.ExpertsConfig(
+                count=4, active=2, hidden=16, shared_hidden=8, router=config_mlp.SigmoidRouterConfig()
+            ),
         }
     )
     model = build_model(cfg, 40, "cpu")

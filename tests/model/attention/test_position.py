@@ -87,8 +87,8 @@ def test_frequencies_equal_transformers(
     scaling, parameters: dict, theta: float, head_dim: int, fraction: float
 ) -> None:
     want, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs(theta, head_dim, fraction, parameters), CPU)
-    rope = Rope(head_dim, config_position.Rope(theta=theta, fraction=fraction, scaling=scaling))
-    got, own_factor = scaled_frequencies(rope.turned, rope.cfg, CPU)
+    rope = Rope(head_dim, config_position.RopeConfig(theta=theta, fraction=fraction, scaling=scaling))
+    got, own_factor = scaled_frequencies(rope.rotary_dim, rope.cfg, CPU)
     assert got.shape == want.shape
     assert float(((got - want) / want).abs().max()) < 5e-7  # some float32 roundings: each is 6e-8 of its value
     assert float((got - want).abs().max()) < 1e-7
@@ -100,12 +100,12 @@ def test_ntk_equals_transformers_dynamic_at_that_length(factor: float) -> None:
     """Their dynamic scaling at `factor` times the length, with its own factor 1."""
     their_config = theirs(1e4, 64, 1.0, {"rope_type": "dynamic", "factor": 1.0})
     want, _ = ROPE_INIT_FUNCTIONS["dynamic"](their_config, CPU, seq_len=int(8192 * factor))
-    cfg = config_position.Rope(scaling=config_position.NTKScaling(factor=factor))
+    cfg = config_position.RopeConfig(scaling=config_position.NTKScaling(factor=factor))
     assert torch.allclose(scaled_frequencies(64, cfg, CPU)[0], want, rtol=5e-7, atol=0)
 
 
 def test_the_attention_factor_is_in_the_rotation() -> None:
-    cfg = config_position.Rope(scaling=config_position.YaRN(factor=16, original=256))
+    cfg = config_position.RopeConfig(scaling=config_position.YaRN(factor=16, original=256))
     cos, sin = Rope(8, cfg).rotation(torch.arange(5)[None])
     want = 0.1 * math.log(16) + 1
     assert attention_factor(cfg.scaling) == pytest.approx(want)
@@ -115,7 +115,7 @@ def test_the_attention_factor_is_in_the_rotation() -> None:
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("fraction", [1.0, 0.25])
 def test_rotations_turn_pairs_and_see_differences_alone(layout, fraction: float) -> None:
-    rope = Rope(16, config_position.Rope(fraction=fraction, layout=layout))
+    rope = Rope(16, config_position.RopeConfig(fraction=fraction, layout=layout))
     x = torch.randn(1, 1, 1, 16, dtype=torch.float64)
 
     def at(position: int, vector: torch.Tensor) -> torch.Tensor:
@@ -135,12 +135,12 @@ def test_rotations_turn_pairs_and_see_differences_alone(layout, fraction: float)
 
 
 def test_equal_ropes_are_one_key() -> None:
-    cfg = config_position.Rope(scaling=config_position.YaRN(factor=4, original=64))
+    cfg = config_position.RopeConfig(scaling=config_position.YaRN(factor=4, original=64))
     assert (
         len(
             {
                 Rope(8, cfg),
-                Rope(8, config_position.Rope(scaling=config_position.YaRN(factor=4, original=64))),
+                Rope(8, config_position.RopeConfig(scaling=config_position.YaRN(factor=4, original=64))),
                 Rope(4, cfg),
             }
         )
@@ -149,14 +149,14 @@ def test_equal_ropes_are_one_key() -> None:
 
 
 def test_learned_positions_skip_their_offset() -> None:
-    positions = LearnedPositions(4, config_position.LearnedPositions(length=6, offset=2))
+    positions = LearnedPositions(4, config_position.LearnedPositionsConfig(length=6, offset=2))
     torch.nn.init.normal_(positions.weight)
     assert positions.weight.shape == (8, 4)
     assert torch.equal(positions(torch.arange(6)[None])[0], positions.weight[2:])
 
 
 def test_sinusoidal_positions() -> None:
-    got = SinusoidalPositions(6, config_position.SinusoidalPositions())(torch.tensor([[0, 3]]))[0]
+    got = SinusoidalPositions(6, config_position.SinusoidalPositionsConfig())(torch.tensor([[0, 3]]))[0]
     assert got[0].tolist() == [0, 1, 0, 1, 0, 1]
     angles = [3 / 10_000 ** (2 * i / 6) for i in range(3)]
     want = [value for angle in angles for value in (math.sin(angle), math.cos(angle))]
@@ -176,24 +176,24 @@ def test_alibi_equals_bloom_up_to_a_constant_per_query(heads: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(buckets=st.sampled_from([4, 8, 32, 64]), max_distance=st.integers(40, 600), both=st.booleans())
-def test_buckets_equal_t5(buckets: int, max_distance: int, both: bool) -> None:
+@given(buckets=st.sampled_from([4, 8, 32, 64]), max_distance=st.integers(40, 600), bidirectional=st.booleans())
+def test_buckets_equal_t5(buckets: int, max_distance: int, bidirectional: bool) -> None:
     distance = torch.arange(-1000, 1001)
-    want = T5Attention._relative_position_bucket(distance, both, buckets, max_distance)
-    got = relative_buckets(distance, buckets, max_distance, both)
+    want = T5Attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
+    got = relative_buckets(distance, buckets, max_distance, bidirectional)
     assert torch.equal(got, want)
     assert int(got.min()) == 0
     assert int(got.max()) == buckets - 1
 
 
-@pytest.mark.parametrize("both", [True, False])
-def test_relative_scores_are_a_table_by_distance(both: bool) -> None:
-    part = RelativeBuckets(3, config_position.RelativeBuckets(), both)
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_scores_are_a_table_by_distance(bidirectional: bool) -> None:
+    part = RelativeBuckets(3, config_position.RelativeBucketsConfig(), bidirectional)
     torch.nn.init.normal_(part.weight)
     table, length = part(200, CPU), 200
     assert table.shape == (3, 399)
     for query, key in [(0, 0), (0, 199), (199, 0), (50, 53), (53, 50)]:
-        bucket = int(relative_buckets(torch.tensor(key - query), 32, 128, both))
+        bucket = int(relative_buckets(torch.tensor(key - query), 32, 128, bidirectional))
         assert torch.equal(table[:, key - query + length - 1], part.weight[bucket])
     table.sum().backward()
     assert part.weight.grad is not None

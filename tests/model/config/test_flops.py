@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hornbook.model.attention.sight import Sight
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
-from hornbook.model.config.flops import keys_seen, operations_per_token, state_bytes
+from hornbook.model.config.flops import operations_per_token, state_bytes
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.parameter_count import count_parameters, head_matrices
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.config.part import keys_seen
 from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.resolve import resolve
@@ -39,7 +40,7 @@ def test_products_with_matrices_are_those_that_torch_counts(words: list[str]) ->
     counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
     products = sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm"))
     (operations,) = operations_per_token(config, 64, 8).values()
-    assert products == 6 * (operations.weights - head_matrices(config, 64)) * tokens.numel()
+    assert products == 6 * (operations.weights - config.head.num_matmul_weights(config, 64)) * tokens.numel()
 
 
 def test_source_and_target_tokens_have_their_own_products() -> None:
@@ -51,15 +52,19 @@ def test_source_and_target_tokens_have_their_own_products() -> None:
         hidden.sum().backward()
     counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
     costs = operations_per_token(config, 64, 16)
-    of_target = costs["target token"].weights - head_matrices(config, 64)
+    of_target = costs["target token"].weights - config.head.num_matmul_weights(config, 64)
     assert counted["aten.mm"] == 6 * (10 * costs["source token"].weights + 6 * of_target)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30, 31, 100])
-@pytest.mark.parametrize("both", [False, True])
-def test_keys_seen_are_those_of_the_mask(window: int | None, both: bool) -> None:
-    starts, ends = Sight("both" if both else "causal", None, window=window).intervals(31, 31, 0)
-    assert keys_seen(31, window, both=both) == pytest.approx((ends - starts).double().mean().item(), abs=1e-12)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_keys_seen_are_those_of_the_mask(window: int | None, bidirectional: bool) -> None:
+    starts, ends = AttentionMask("bidirectional" if bidirectional else "causal", None, window=window).intervals(
+        31, 31, 0
+    )
+    assert keys_seen(31, window, bidirectional=bidirectional) == pytest.approx(
+        (ends - starts).double().mean().item(), abs=1e-12
+    )
 
 
 def test_attention_to_the_encoder_costs_what_each_layer_says() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.attention.cache import KVCache
-from hornbook.model.config.model import FullAttention, LMHead, ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.generate.generate import Past, generate, next_logits, stream_text
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.storage.load import load_model
@@ -24,14 +25,16 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 VOCAB = 90
 CONFIGS = {
     "gpt2": gpt2_like(length=40),
-    "llama": ModelConfig(layers=2, width=32, heads=4, attention=FullAttention(kv_heads=2), position=Rope(length=40)),
+    "llama": ModelConfig(
+        layers=2, width=32, heads=4, attention=FullAttentionConfig(kv_heads=2), position=RopeConfig(length=40)
+    ),
     "qwen3": ModelConfig(
         layers=2,
         width=32,
         heads=4,
-        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm="head"),
+        attention=FullAttentionConfig(kv_heads=1, head_dim=12, qk_norm="head"),
         head=LMHead(tied=False),
-        position=Rope(length=40),
+        position=RopeConfig(length=40),
     ),
 }
 

@@ -9,7 +9,7 @@ from hornbook.model.build import build_model
 from hornbook.model.config.head import MaskedHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.generate.generate import generate
-from hornbook.model.generate.prompts import begin, encode_spelled, fill_masks
+from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source, Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def test_an_encoder_fills_each_mask_with_what_its_head_finds_likeliest(tokenizer
 
 def test_an_encoder_decoder_answers_to_its_source(tokenizer: Tokenizer) -> None:
     model = make(tokenizer, kind="encoder_decoder")
-    prompt = begin(model, tokenizer, "to <extra_id_0>")
+    prompt = encode_prompt(model, tokenizer, "to <extra_id_0>")
     assert prompt.tokens == [tokenizer.special.pad]
     said = [*generate(model, prompt.tokens, max_tokens=6, greedy=True, memory=prompt.memory)]
     tokens, source = [0], torch.tensor([encode_spelled(tokenizer, "to <extra_id_0>", source=True)])
@@ -75,4 +75,4 @@ def test_an_encoder_decoder_answers_to_its_source(tokenizer: Tokenizer) -> None:
 
 
 def test_a_decoder_goes_on_from_the_text(tokenizer: Tokenizer) -> None:
-    assert begin(make(tokenizer), tokenizer, "a").tokens == [1, *tokenizer.encode("a")]
+    assert encode_prompt(make(tokenizer), tokenizer, "a").tokens == [1, *tokenizer.encode("a")]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hornbook.model.config import model as config
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.heads import head as head_module
 from hornbook.model.heads.head import ChunkedLoss, Head, Transform
 from hornbook.model.heads.losses import LossTerms
@@ -104,10 +104,10 @@ def test_labels_are_smoothed_over_tokens_and_not_over_padding_rows() -> None:
     """As over the tokens alone with the padding's probability beside them: the target's share is the same."""
     head, (hidden, targets, weights) = Head(VOCAB, WIDTH, None), problem()
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(1))
-    head.tokens, smoothing = VOCAB - 5, 0.1
-    targets = targets % head.tokens
+    head.num_real_tokens, smoothing = VOCAB - 5, 0.1
+    targets = targets % head.num_real_tokens
     spread = torch.zeros(*targets.shape, VOCAB)
-    spread[..., : head.tokens] = smoothing / head.tokens
+    spread[..., : head.num_real_tokens] = smoothing / head.num_real_tokens
     wanted = spread.scatter_add(-1, targets[..., None], torch.full((*targets.shape, 1), 1 - smoothing))
     expected = -(head.logits(hidden).log_softmax(-1) * wanted).sum(-1).mul(weights).sum()
     found = head.losses(hidden, targets, weights, smoothing=smoothing)["loss"]
@@ -134,7 +134,7 @@ def test_every_part_may_be_trained_alone() -> None:
 
 
 def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:
-    norm = LayerNorm(WIDTH, config.LayerNorm())
+    norm = LayerNorm(WIDTH, LayerNormConfig())
     head = Head(VOCAB, WIDTH, None, Transform(WIDTH, True, "gelu", norm), bias=True)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import (
     ClassificationHead,
@@ -17,10 +18,10 @@ from hornbook.model.config.head import (
     RegressionHead,
     SpanHead,
     TokenClassificationHead,
-    num_outputs,
 )
-from hornbook.model.config.mlp import MLP
-from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
+from hornbook.model.config.mlp import PlainMLPConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.heads.label_heads import CHOOSABLE, END, START, LabelHead
 from hornbook.model.init.init import initialize
@@ -44,7 +45,15 @@ DOCUMENTS = [9, 1, 14, 6, 3, 11, 17, 2, 5]
 def model_of(head: Any, dropout: float = 0.0, kind: str = "encoder") -> Transformer:
     head = head.model_copy(update={"dropout": dropout})
     cfg = ModelConfig.model_validate(
-        {"kind": kind, "layers": 2, "width": WIDTH, "heads": 2, "norm": LayerNorm(), "head": head, "dropout": dropout}
+        {
+            "kind": kind,
+            "layers": 2,
+            "width": WIDTH,
+            "heads": 2,
+            "norm": LayerNormConfig(),
+            "head": head,
+            "dropout": dropout,
+        }
     )
     model = build_model(cfg, VOCAB, "cpu")
     initialize(model, cfg, 3)
@@ -74,9 +83,9 @@ def document(head: Any, length: int, seed: int) -> Document:
         targets[first] |= START
         targets[last] |= END
     elif head.kind == "regression" or getattr(head, "multiple", False):
-        targets = (torch.rand(length, num_outputs(head), generator=generator) < 0.5).float()
+        targets = (torch.rand(length, head.outputs, generator=generator) < 0.5).float()
     else:
-        targets = torch.randint(0, num_outputs(head), (length,), generator=generator)
+        targets = torch.randint(0, head.outputs, (length,), generator=generator)
     return Document(tokens, targets, weights)
 
 
@@ -255,8 +264,10 @@ def test_outputs_are_float32_whatever_the_stack_computes_in(head: Any) -> None:
 
 
 def test_parameters_are_counted_and_begin_small(head: Any) -> None:
-    for attention in (FullAttention(), FullAttention(bias=True)):
-        cfg = ModelConfig(layers=2, width=WIDTH, heads=2, attention=attention, mlp=MLP(), norm=LayerNorm(), head=head)
+    for attention in (FullAttentionConfig(), FullAttentionConfig(bias=True)):
+        cfg = ModelConfig(
+            layers=2, width=WIDTH, heads=2, attention=attention, mlp=PlainMLPConfig(), norm=LayerNormConfig(), head=head
+        )
         model = build_model(cfg, VOCAB, "cpu")
         assert count_parameters(cfg, VOCAB) == sum(each.numel() for each in model.parameters())
         initialize(model, cfg, 1)

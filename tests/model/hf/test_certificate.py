@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.extras import install_command
-from hornbook.model.config.mlp import GLU, MLP
-from hornbook.model.config.model import FullAttention, LMHead, ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf import certificate
 from hornbook.model.hf.certificate import MissingTransformers, certify
 from hornbook.model.hf.config import identify
@@ -30,18 +31,18 @@ CONFIGS = {
         layers=1,
         width=16,
         heads=2,
-        attention=FullAttention(kv_heads=1, bias=True, out_bias=True),
-        mlp=GLU(hidden=24, bias=True),
+        attention=FullAttentionConfig(kv_heads=1, bias=True, out_bias=True),
+        mlp=GLUConfig(hidden=24, bias=True),
         head=LMHead(tied=False),
-        position=Rope(length=24),
+        position=RopeConfig(length=24),
     ),
     "qwen3": ModelConfig(
         layers=1,
         width=16,
         heads=2,
-        attention=FullAttention(kv_heads=1, head_dim=12, qk_norm="head"),
-        mlp=GLU(hidden=24),
-        position=Rope(length=24),
+        attention=FullAttentionConfig(kv_heads=1, head_dim=12, qk_norm="head"),
+        mlp=GLUConfig(hidden=24),
+        position=RopeConfig(length=24),
     ),
 }
 
@@ -189,7 +190,7 @@ def test_a_context_too_long_to_compare_is_compared_at_both_ends(tmp_path, random
 
 
 def test_our_own_architecture_is_read_back_by_ourselves(tmp_path, random_model):
-    config = ModelConfig(layers=1, width=16, heads=2, mlp=MLP(), position=Rope(length=24))
+    config = ModelConfig(layers=1, width=16, heads=2, mlp=PlainMLPConfig(), position=RopeConfig(length=24))
     model = random_model(config, VOCAB)
     write_hf(tmp_path, model, config, VOCAB, None)
     found = certify(tmp_path, source=dict(model.named_parameters())).require()

@@ -8,19 +8,13 @@ import transformers
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import ClassificationHead, RegressionHead, SpanHead, TokenClassificationHead
 from hornbook.model.config.init import ScaledNormal
-from hornbook.model.config.mlp import GLU
-from hornbook.model.config.model import (
-    EmbeddingConfig,
-    FullAttention,
-    LayerConfig,
-    LMHead,
-    ModelConfig,
-    NoNorm,
-    PreNorm,
-)
-from hornbook.model.config.position import NTKScaling, Rope
+from hornbook.model.config.mlp import GLUConfig
+from hornbook.model.config.model import EmbeddingConfig, LayerConfig, LMHead, ModelConfig, PreNorm
+from hornbook.model.config.norm import NoNorm
+from hornbook.model.config.position import NTKScaling, RopeConfig
 from hornbook.model.hf.config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf.differences import flatten
 from hornbook.model.hf.layout import parameter_shapes
@@ -40,14 +34,14 @@ LLAMA_KEYS = {
 
 
 CHANGED = [
-    ({"position": Rope(scaling=NTKScaling(factor=2.0))}, "position.scaling.kind is 'ntk', it has only 'none'"),
-    ({"attention": FullAttention(window=8)}, "attention.window is 8, it has only None"),
+    ({"position": RopeConfig(scaling=NTKScaling(factor=2.0))}, "position.scaling.kind is 'ntk', it has only 'none'"),
+    ({"attention": FullAttentionConfig(window=8)}, "attention.window is 8, it has only None"),
     ({"embedding": EmbeddingConfig(scale=2.0)}, "embedding.scale is 2.0, it has only 1.0"),
     ({"head": LMHead(softcap=30.0)}, "head.softcap is 30.0, it has only None"),
     ({"block": PreNorm(multiplier=0.5)}, "block.multiplier is 0.5, it has only 1.0"),
-    ({"first": [LayerConfig(mlp=GLU(hidden=64))]}, "mlp.hidden of layer 0 is 64, it has only 2048"),
+    ({"first": [LayerConfig(mlp=GLUConfig(hidden=64))]}, "mlp.hidden of layer 0 is 64, it has only 2048"),
     ({"first": [LayerConfig(attention_norm=NoNorm())]}, "attention_norm of layer 0"),
-    ({"mlp": GLU(activation="relu2")}, None),
+    ({"mlp": GLUConfig(activation="relu2")}, None),
 ]
 
 
@@ -62,7 +56,7 @@ def test_whatever_an_architecture_cannot_say_keeps_it_from_being_taken(change, r
 def test_the_family_follows_from_the_parts():
     assert choose_architecture(gpt2_like(length=8)) is GPT2
     assert choose_architecture(ModelConfig()) is LLAMA
-    assert choose_architecture(ModelConfig(attention=FullAttention(qk_norm="head"))) is QWEN3
+    assert choose_architecture(ModelConfig(attention=FullAttentionConfig(qk_norm="head"))) is QWEN3
 
 
 def test_every_leaf_of_the_configuration_is_accounted_for():
@@ -271,8 +265,10 @@ def test_a_file_edited_in_one_place_only_is_not_guessed_at():
 
 
 def test_the_reason_for_our_own_names_is_given():
-    assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttention(out_bias=True)))
-    config = ModelConfig(attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True), position=Rope(length=8))
+    assert "its attention_bias sets both" in why_native(ModelConfig(attention=FullAttentionConfig(out_bias=True)))
+    config = ModelConfig(
+        attention=FullAttentionConfig(qk_norm="head"), mlp=GLUConfig(bias=True), position=RopeConfig(length=8)
+    )
     assert "nearest is LlamaForCausalLM: attention.qk_norm is 'head', it has only 'none'" in why_native(config)
 
 
@@ -316,7 +312,7 @@ def test_what_the_reader_does_not_understand_is_refused_without_a_certificate_to
 
 def test_fields_without_effect_are_read():
     for scaling in ({"rope_type": "default", "factor": 1.0}, YARN | {"truncate": True, "attention_factor": None}):
-        assert isinstance(from_json(LLAMA_KEYS | {"rope_parameters": scaling})[0].position, Rope)
+        assert isinstance(from_json(LLAMA_KEYS | {"rope_parameters": scaling})[0].position, RopeConfig)
 
 
 def test_the_bias_of_bart_is_a_constant_and_others_are_learned():

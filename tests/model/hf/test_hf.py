@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.build import build_model
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead, MaskedHead
-from hornbook.model.config.mlp import GLU, MLP
-from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import read_hf, stored_bytes, write_hf
 from hornbook.model.hf.layout import parameter_shapes
@@ -43,28 +45,30 @@ def random_config(family: str, seed: int) -> ModelConfig:
         return ModelConfig(
             **common,
             width=heads * head_dim,
-            attention=FullAttention(bias=True, out_bias=True),
-            mlp=MLP(activation=draw.choice(["gelu_tanh", "gelu", "relu", "silu"]), hidden=draw.choice([None, 24])),
-            norm=LayerNorm(eps=draw.choice([1e-5, 1e-3])),
-            position=LearnedPositions(length=48),
+            attention=FullAttentionConfig(bias=True, out_bias=True),
+            mlp=PlainMLPConfig(
+                activation=draw.choice(["gelu_tanh", "gelu", "relu", "silu"]), hidden=draw.choice([None, 24])
+            ),
+            norm=LayerNormConfig(eps=draw.choice([1e-5, 1e-3])),
+            position=LearnedPositionsConfig(length=48),
         )
     bias = draw.random() < 0.5
     return ModelConfig(
         **common,
         width=heads * draw.choice([6, 8]),
-        attention=FullAttention(
+        attention=FullAttentionConfig(
             kv_heads=draw.choice([1, 2, heads]),
             head_dim=head_dim,
             bias=bias,
             out_bias=bias,
             qk_norm="head" if family == "qwen3" else "none",
         ),
-        mlp=GLU(
+        mlp=GLUConfig(
             hidden=draw.choice([None, 40]),
             activation=draw.choice(["silu", "gelu_tanh", "relu"]),
             bias=family == "llama" and draw.random() < 0.5,
         ),
-        position=Rope(theta=draw.choice([10_000.0, 500.0]), length=48),
+        position=RopeConfig(theta=draw.choice([10_000.0, 500.0]), length=48),
     )
 
 
@@ -255,12 +259,12 @@ def test_an_iterator_of_tensors_can_be_written(tmp_path, random_model):
 
 
 UNREPRESENTED = [
-    ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(out_bias=True)),
-    ModelConfig(layers=1, width=16, heads=2, mlp=MLP()),
-    ModelConfig(layers=2, width=16, heads=2, norm=LayerNorm()),
-    ModelConfig(layers=1, width=15, heads=2, attention=FullAttention(head_dim=8)),
-    ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm="head"), mlp=GLU(bias=True)),
-    ModelConfig(layers=1, width=16, heads=2, position=LearnedPositions(length=8)),
+    ModelConfig(layers=1, width=16, heads=2, attention=FullAttentionConfig(out_bias=True)),
+    ModelConfig(layers=1, width=16, heads=2, mlp=PlainMLPConfig()),
+    ModelConfig(layers=2, width=16, heads=2, norm=LayerNormConfig()),
+    ModelConfig(layers=1, width=15, heads=2, attention=FullAttentionConfig(head_dim=8)),
+    ModelConfig(layers=1, width=16, heads=2, attention=FullAttentionConfig(qk_norm="head"), mlp=GLUConfig(bias=True)),
+    ModelConfig(layers=1, width=16, heads=2, position=LearnedPositionsConfig(length=8)),
 ]
 
 
@@ -295,10 +299,10 @@ def gpt2(tmp_path):
         layers=2,
         width=16,
         heads=2,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=8),
+        attention=FullAttentionConfig(bias=True, out_bias=True),
+        mlp=PlainMLPConfig(),
+        norm=LayerNormConfig(),
+        position=LearnedPositionsConfig(length=8),
     )
     folder = tmp_path / "gpt2"
     tensors = {name: torch.randn(shape) for name, shape in parameter_shapes(config, VOCAB).items()}

@@ -10,9 +10,9 @@ from hornbook.errors import IntegrityError
 from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
 from hornbook.text.config.text import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer.files import save_tokenizer
-from hornbook.text.tokenizer.prompt_encoding import ask_text
+from hornbook.text.tokenizer.prompt_encoding import encode_text
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.train import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -45,7 +45,7 @@ def test_pairs_have_token_types_where_the_model_reads_them(tmp_path, bare):
         out.mkdir()
         copy_tokenizer(tmp_path / "source", out, 512, types=types)
         read = transformers.AutoTokenizer.from_pretrained(out)("the page", "a page")
-        asked = ask_text(made, "the page", "a page")
+        asked = encode_text(made, "the page", "a page")
         assert read["input_ids"] == asked.tokens
         assert read.get("token_type_ids") == (asked.types if types else None)
 
@@ -60,7 +60,7 @@ def test_a_template_of_texts_for_decoders_gives_tokens_and_types_as_ours(tmp_pat
     begin_texts(tmp_path / "out")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for second in (None, "a page"):
-        asked, found = ask_text(made, "the page", second), read.encode("the page", second)
+        asked, found = encode_text(made, "the page", second), read.encode("the page", second)
         last = len(asked.tokens) - (made.end_id != made.delimiter_id)
         assert (found.ids, found.type_ids) == (asked.tokens[:last], asked.types[:last])
         assert max(found.type_ids) == (second is not None)

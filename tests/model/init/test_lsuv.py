@@ -8,8 +8,7 @@ from hornbook.model.build import build_model
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
-from hornbook.model.init.init import initialize
-from hornbook.model.init.lsuv import scale_to_unit_variance
+from hornbook.model.init.init import initialize, scale_to_unit_variance
 from hornbook.model.layers.linear import Linear
 from hornbook.model.transformer import Transformer
 
@@ -46,7 +45,7 @@ def variances(model: Transformer, tokens: Tensor) -> dict[str, float]:
     return {name: layer.adapter.variances[0] for name, layer in layers.items() if isinstance(layer.adapter, Watch)}
 
 
-@pytest.mark.parametrize("mlp", [config_mlp.GLU(), config_mlp.MLP()], ids=str)
+@pytest.mark.parametrize("mlp", [config_mlp.GLUConfig(), config_mlp.PlainMLPConfig()], ids=str)
 @pytest.mark.parametrize("block", [config.PreNorm(), config.PostNorm(), config.Parallel()], ids=str)
 def test_every_layer_gives_unit_variance(mlp: config_mlp.MLPConfig, block: config.BlockConfig) -> None:
     cfg = BASE.model_copy(update={"mlp": mlp, "block": block})

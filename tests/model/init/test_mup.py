@@ -17,9 +17,9 @@ from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
-from hornbook.model.config.mup import parametrized, scaled
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.mup import learning_factors, parametrized, scaled
 from hornbook.model.init.init import initialize
-from hornbook.model.init.mup import learning_factors
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW, Factors
@@ -39,7 +39,7 @@ def base(width: int, layers: int) -> config.ModelConfig:
         layers=layers,
         width=width,
         heads=width // HEAD_DIM,
-        mlp=config_mlp.MLP(),
+        mlp=config_mlp.PlainMLPConfig(),
         head=config_head.LMHead(tied=False),
         init=config_init.ScaledNormal(std=0.02, overrides=silent),
     )
@@ -211,14 +211,14 @@ def test_factors_of_the_optimizer() -> None:
 
 
 def test_factors_of_the_model() -> None:
-    start = base(64, layers=2).model_copy(update={"attention": config.FullAttention(kv_heads=1)})
+    start = base(64, layers=2).model_copy(update={"attention": FullAttentionConfig(kv_heads=1)})
     grown = scaled(start, width=256, layers=8)
     assert (grown.heads, grown.kv_heads, grown.head_dim) == (8, 4, HEAD_DIM)
     assert isinstance(grown.head, config_head.LMHead)
     assert grown.head.scale == 1 / 4
     assert isinstance(grown.block, config.PreNorm)
     assert grown.block.multiplier == 1 / 4
-    assert isinstance(grown.attention, config.FullAttention)
+    assert isinstance(grown.attention, FullAttentionConfig)
     assert grown.attention.scale == 1 / HEAD_DIM
     assert isinstance(grown.init, config_init.MuP)
     assert grown.init.overrides == start.init.overrides
@@ -226,11 +226,11 @@ def test_factors_of_the_model() -> None:
 
 
 def test_layers_of_a_pattern_have_their_scale_too() -> None:
-    window = config.LayerConfig(attention=config.FullAttention(window=8, head_dim=16))
+    window = config.LayerConfig(attention=FullAttentionConfig(window=8, head_dim=16))
     cfg = config.ModelConfig(init=config_init.MuP(base_width=64), pattern=[config.LayerConfig(), window])
     found = parametrized(cfg)
     scales = [found.layer(i).attention for i in range(2)]
-    assert [each.scale for each in scales if isinstance(each, config.FullAttention)] == [1 / 64, 1 / 16]
+    assert [each.scale for each in scales if isinstance(each, FullAttentionConfig)] == [1 / 64, 1 / 16]
     assert isinstance(found.block, config.PreNorm)
     assert found.block.multiplier == 1
 

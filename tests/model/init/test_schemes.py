@@ -13,6 +13,8 @@ from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.norm import OffsetRMSNormConfig
 from hornbook.model.init.init import initial_value, initial_values, name_seed, truncated_std
 from hornbook.model.init.schemes import Matrix, distribution
 
@@ -62,7 +64,7 @@ EXPECTED: list[tuple[config_init.InitConfig, list[float]]] = [
 
 
 def model(scheme: config_init.InitConfig, **more) -> config.ModelConfig:
-    attention = config.FullAttention(head_dim=K, scale=1.0)
+    attention = FullAttentionConfig(head_dim=K, scale=1.0)
     return config.ModelConfig(layers=L, width=D, heads=HEADS, attention=attention, init=scheme, **more)
 
 
@@ -184,7 +186,7 @@ def t5_parameters() -> Iterator[tuple[str, Tensor]]:
 
 
 def test_t5_begins_as_transformers_t5() -> None:
-    attention = config.FullAttention(head_dim=32, scale=1.0)
+    attention = FullAttentionConfig(head_dim=32, scale=1.0)
     cfg = config.ModelConfig(
         kind="encoder_decoder", layers=1, width=192, heads=4, attention=attention, init=config_init.T5()
     )
@@ -205,15 +207,13 @@ def test_t5s_query_leaves_the_scale_to_attention_where_it_has_one() -> None:
 
 KINDS = {
     "encoder": config.ModelConfig(kind="encoder", embedding=config.EmbeddingConfig(types=2, norm=True, width=16)),
-    "encoder_decoder": config.ModelConfig(kind="encoder_decoder", position=config_position.RelativeBuckets()),
+    "encoder_decoder": config.ModelConfig(kind="encoder_decoder", position=config_position.RelativeBucketsConfig()),
     "experts": config.ModelConfig(
-        mlp=config_mlp.Experts(router=config_mlp.SigmoidRouter(), hidden=16, shared_hidden=16)
+        mlp=config_mlp.ExpertsConfig(router=config_mlp.SigmoidRouterConfig(), hidden=16, shared_hidden=16)
     ),
-    "latent": config.ModelConfig(attention=config.LatentAttention(query_rank=16, kv_rank=8, rope_dim=4)),
-    "delta": config.ModelConfig(attention=config.DeltaAttention()),
-    "sinks": config.ModelConfig(
-        attention=config.FullAttention(sinks=True, qk_norm="head"), norm=config.OffsetRMSNorm()
-    ),
+    "latent": config.ModelConfig(attention=LatentAttentionConfig(query_rank=16, kv_rank=8, rope_dim=4)),
+    "delta": config.ModelConfig(attention=DeltaAttentionConfig()),
+    "sinks": config.ModelConfig(attention=FullAttentionConfig(sinks=True, qk_norm="head"), norm=OffsetRMSNormConfig()),
 }
 INITS: list[config_init.InitConfig] = [scheme for scheme, _ in EXPECTED]
 

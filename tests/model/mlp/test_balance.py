@@ -46,20 +46,20 @@ def test_it_is_transformers_number_divided_by_active_experts_for_one_row_and_lay
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     logits = torch.randn(1, 40, EXPERTS, generator=torch.Generator().manual_seed(2))
-    counted = torch.arange(40)[None] < 29
-    theirs = load_balancing_loss_func((logits[0],), EXPERTS, 2, counted)
+    token_mask = torch.arange(40)[None] < 29
+    theirs = load_balancing_loss_func((logits[0],), EXPERTS, 2, token_mask)
     assert isinstance(theirs, Tensor)
-    torch.testing.assert_close(balance_loss(routing(logits.softmax(-1), 2), counted)[0], theirs / 2)
+    torch.testing.assert_close(balance_loss(routing(logits.softmax(-1), 2), token_mask)[0], theirs / 2)
 
 
 def test_padding_does_not_count() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(3, 20, EXPERTS, generator=generator)
     lengths = torch.tensor([20, 7, 0])
-    counted = torch.arange(20) < lengths[:, None]
-    changed = torch.where(counted[..., None], logits, 9 * torch.randn(3, 20, EXPERTS, generator=generator))
+    token_mask = torch.arange(20) < lengths[:, None]
+    changed = torch.where(token_mask[..., None], logits, 9 * torch.randn(3, 20, EXPERTS, generator=generator))
     for statistic in (balance_loss, router_z_loss, row_loads):
-        found = [statistic(routing(each.softmax(-1), 2), counted) for each in (logits, changed)]
+        found = [statistic(routing(each.softmax(-1), 2), token_mask) for each in (logits, changed)]
         torch.testing.assert_close(found[0], found[1])
         assert not found[0][2].any()
         alone = statistic(routing(logits[1:2, :7].softmax(-1), 2))
@@ -82,8 +82,8 @@ def test_capacity_counts_per_expert_and_row() -> None:
 def toy(rate: float = 0.02) -> tuple[Experts, Tensor]:
     """Experts behind a router that likes some of them far better, and tokens."""
     generator = torch.Generator().manual_seed(5)
-    router = config_mlp.SigmoidRouter(balance_rate=rate)
-    experts = Experts(16, 8, config_mlp.Experts(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
+    router = config_mlp.SigmoidRouterConfig(balance_rate=rate)
+    experts = Experts(16, 8, config_mlp.ExpertsConfig(count=EXPERTS, active=2, router=router, balance_loss=0), layer=0)
     with torch.no_grad():
         for parameter in experts.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)

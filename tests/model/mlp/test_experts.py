@@ -15,12 +15,12 @@ from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, activate
 
 WIDTH, HIDDEN, ROWS, TIME = 24, 40, 3, 12
-SIGMOID = config_mlp.SigmoidRouter(groups=4, groups_active=2, scale=2.5)
+SIGMOID = config_mlp.SigmoidRouterConfig(groups=4, groups_active=2, scale=2.5)
 
 
 def make(seed: int = 0, dtype: torch.dtype = torch.float32, **settings: Any) -> Experts:
     """Experts with every parameter random."""
-    experts = Experts(WIDTH, HIDDEN, config_mlp.Experts.model_validate(settings), layer=1)
+    experts = Experts(WIDTH, HIDDEN, config_mlp.ExpertsConfig.model_validate(settings), layer=1)
     randomize(experts, seed)
     return experts.to(dtype)
 
@@ -73,9 +73,9 @@ def assert_equal(found: list[Tensor], wanted: list[Tensor], tolerance: float) ->
     "settings",
     [
         {"count": 4, "active": 2},
-        {"count": 8, "active": 3, "router": config_mlp.SoftmaxRouter(renormalize=False)},
+        {"count": 8, "active": 3, "router": config_mlp.SoftmaxRouterConfig(renormalize=False)},
         {"count": 8, "active": 3, "router": SIGMOID, "shared_hidden": 16},
-        {"count": 6, "active": 1, "router": config_mlp.SwitchRouter(), "capacity": 1.0},
+        {"count": 6, "active": 1, "router": config_mlp.SwitchRouterConfig(), "capacity": 1.0},
         {"count": 4, "active": 2, "capacity": 0.7, "activation": "gelu"},
     ],
 )
@@ -122,7 +122,7 @@ def test_no_row_served_and_experts_without_tokens() -> None:
 # ---- Truths
 
 
-@pytest.mark.parametrize("router", [config_mlp.SoftmaxRouter(renormalize=False), SIGMOID])
+@pytest.mark.parametrize("router", [config_mlp.SoftmaxRouterConfig(renormalize=False), SIGMOID])
 def test_equal_experts_are_one_dense_unit_times_the_sum_of_gates(router: config_mlp.RouterConfig) -> None:
     experts, x = make(count=8, active=3, router=router), inputs()
     with torch.no_grad():
@@ -133,9 +133,11 @@ def test_equal_experts_are_one_dense_unit_times_the_sum_of_gates(router: config_
     assert_equal([outputs(experts, x)], [total * dense], 1e-5)
 
 
-@pytest.mark.parametrize("router", [config_mlp.SoftmaxRouter(), config_mlp.SwitchRouter(), config_mlp.SigmoidRouter()])
+@pytest.mark.parametrize(
+    "router", [config_mlp.SoftmaxRouterConfig(), config_mlp.SwitchRouterConfig(), config_mlp.SigmoidRouterConfig()]
+)
 def test_one_expert_is_a_dense_unit(router: config_mlp.RouterConfig) -> None:
-    experts, dense = make(count=1, active=1, router=router), GLU(WIDTH, HIDDEN, config_mlp.GLU())
+    experts, dense = make(count=1, active=1, router=router), GLU(WIDTH, HIDDEN, config_mlp.GLUConfig())
     with torch.no_grad():
         for name in ("gate", "up", "down"):
             dense.get_parameter(f"{name}.weight").copy_(experts.get_parameter(name)[0])
@@ -180,14 +182,14 @@ def test_rows_do_not_depend_on_the_rows_beside_them() -> None:
 def test_jitter_is_keyed_by_sample_step_and_layer() -> None:
     keys = row_keys(1, 2, torch.arange(ROWS))
     x, context = inputs(), Context(keys=keys)
-    settings = {"count": 8, "active": 1, "router": config_mlp.SwitchRouter(jitter=0.3)}
+    settings = {"count": 8, "active": 1, "router": config_mlp.SwitchRouterConfig(jitter=0.3)}
     experts = make(**settings)
     plain, noisy = experts.router(x, Context()).logits, experts.router(x, context).logits
     assert torch.equal(experts.router(x, context).logits, noisy)
     assert float((plain - noisy).detach().abs().mean()) > 0.01
     alone = experts.router(x[1:2], Context(keys=keys[1:2])).logits
     assert_equal([alone], [noisy[1:2]], 1e-6)
-    elsewhere = Experts(WIDTH, HIDDEN, config_mlp.Experts.model_validate(settings), layer=2)
+    elsewhere = Experts(WIDTH, HIDDEN, config_mlp.ExpertsConfig.model_validate(settings), layer=2)
     elsewhere.load_state_dict(experts.state_dict())
     assert not torch.equal(elsewhere.router(x, context).logits, noisy)
 
@@ -218,7 +220,7 @@ def reference(family: str) -> tuple[nn.Module, dict[str, Any]]:
     elif family == "olmoe":
         made = transformers.OlmoeConfig(**shape, intermediate_size=HIDDEN, num_experts=8, num_experts_per_tok=3)
         block = modeling_olmoe.OlmoeSparseMoeBlock(made)
-        settings = {"count": 8, "active": 3, "router": config_mlp.SoftmaxRouter(renormalize=False)}
+        settings = {"count": 8, "active": 3, "router": config_mlp.SoftmaxRouterConfig(renormalize=False)}
     elif family == "qwen3_moe":
         made = transformers.Qwen3MoeConfig(
             **shape, moe_intermediate_size=HIDDEN, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
@@ -237,7 +239,7 @@ def reference(family: str) -> tuple[nn.Module, dict[str, Any]]:
 
 def copied(block: Any, settings: dict[str, Any]) -> Experts:
     """Our experts with the values of transformers' block."""
-    experts = Experts(WIDTH, HIDDEN, config_mlp.Experts.model_validate(settings), layer=0)
+    experts = Experts(WIDTH, HIDDEN, config_mlp.ExpertsConfig.model_validate(settings), layer=0)
     with torch.no_grad():
         experts.router.weight.copy_(block.gate.weight)
         both = block.experts.gate_up_proj
@@ -269,7 +271,7 @@ def test_parity_with_transformers(family: str) -> None:
 
 
 def jittered() -> tuple[Experts, Tensor, Context]:
-    experts, x = make(count=4, router=config_mlp.SoftmaxRouter(jitter=0.1)), inputs().requires_grad_()
+    experts, x = make(count=4, router=config_mlp.SoftmaxRouterConfig(jitter=0.1)), inputs().requires_grad_()
     return experts, x, Context(keys=row_keys(1, 2, torch.arange(ROWS)))
 
 

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
 from hornbook.files.safetensors import read_header
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
-from hornbook.model.config.mlp import Experts
-from hornbook.model.config.model import FullAttention, LayerConfig, ModelConfig, Parallel
-from hornbook.model.config.position import Rope
+from hornbook.model.config.mlp import ExpertsConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig, Parallel
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf.layout import lay_out, parameter_shapes
@@ -34,12 +35,14 @@ VOCAB = 70
 LIKE_GPT2 = gpt2_like(length=8)
 CONFIGS = {
     "gpt2": LIKE_GPT2,
-    "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttention(kv_heads=2)),
-    "qwen3": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(qk_norm="head"), head=LMHead(tied=False)),
-    "neox": LIKE_GPT2.model_copy(update={"block": Parallel(), "position": Rope(fraction=0.5), "heads": 4}),
-    "mixtral": ModelConfig(layers=1, width=16, heads=2, mlp=Experts(count=5, hidden=12)),
-    "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttention(out_bias=True)),
-    "own experts": ModelConfig(layers=2, width=16, heads=2, first=[LayerConfig(mlp=Experts(count=3, hidden=12))]),
+    "llama": ModelConfig(layers=2, width=16, heads=4, attention=FullAttentionConfig(kv_heads=2)),
+    "qwen3": ModelConfig(
+        layers=1, width=16, heads=2, attention=FullAttentionConfig(qk_norm="head"), head=LMHead(tied=False)
+    ),
+    "neox": LIKE_GPT2.model_copy(update={"block": Parallel(), "position": RopeConfig(fraction=0.5), "heads": 4}),
+    "mixtral": ModelConfig(layers=1, width=16, heads=2, mlp=ExpertsConfig(count=5, hidden=12)),
+    "own": ModelConfig(layers=1, width=16, heads=2, attention=FullAttentionConfig(out_bias=True)),
+    "own experts": ModelConfig(layers=2, width=16, heads=2, first=[LayerConfig(mlp=ExpertsConfig(count=3, hidden=12))]),
 }
 KINDS = {
     "gpt2": "GPT2LMHeadModel",

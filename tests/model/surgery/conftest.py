@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
-from hornbook.model.config.mlp import MLP
-from hornbook.model.config.model import FullAttention, LayerNorm, ModelConfig
-from hornbook.model.config.position import LearnedPositions, Rope
+from hornbook.model.config.mlp import PlainMLPConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.hf import read_hf, write_hf
-from hornbook.model.surgery.build import build_operated, fill
+from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.transformer import Transformer
 
 VOCAB = 96
@@ -21,18 +23,18 @@ CONFIGS = {
         layers=2,
         width=32,
         heads=4,
-        attention=FullAttention(kv_heads=2),
-        position=Rope(length=64),
+        attention=FullAttentionConfig(kv_heads=2),
+        position=RopeConfig(length=64),
         head=LMHead(tied=False),
     ),
     "gpt2": ModelConfig(
         layers=2,
         width=32,
         heads=4,
-        attention=FullAttention(bias=True, out_bias=True),
-        mlp=MLP(),
-        norm=LayerNorm(),
-        position=LearnedPositions(length=64),
+        attention=FullAttentionConfig(bias=True, out_bias=True),
+        mlp=PlainMLPConfig(),
+        norm=LayerNormConfig(),
+        position=LearnedPositionsConfig(length=64),
     ),
 }
 

@@ -8,12 +8,14 @@ from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.surgery.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
 from hornbook.model.transformer import Source, Transformer
 
 VOCAB = 48
-BASE = ModelConfig(layers=2, width=32, heads=2, mlp=config_mlp.GLU(hidden=40))
+BASE = ModelConfig(layers=2, width=32, heads=2, mlp=config_mlp.GLUConfig(hidden=40))
 TOKENS = torch.arange(2 * 12).view(2, 12) % VOCAB
 
 
@@ -57,13 +59,18 @@ def test_which_layer_comes_from_where() -> None:
 
 SHAPES = {
     "pre": BASE,
-    "parallel": BASE.model_copy(update={"block": config.Parallel(), "norm": config.LayerNorm()}),
-    "output": BASE.model_copy(update={"block": config.OutputNorm(), "norm": config.LayerNorm()}),
+    "parallel": BASE.model_copy(update={"block": config.Parallel(), "norm": LayerNormConfig()}),
+    "output": BASE.model_copy(update={"block": config.OutputNorm(), "norm": LayerNormConfig()}),
     "sandwich": BASE.model_copy(update={"block": config.SandwichNorm()}),
     "biases": BASE.model_copy(
-        update={"mlp": config_mlp.MLP(hidden=40), "attention": config.FullAttention(bias=True, out_bias=True)}
+        update={
+            "mlp": config_mlp.PlainMLPConfig(hidden=40),
+            "attention": FullAttentionConfig(bias=True, out_bias=True),
+        }
     ),
-    "experts": BASE.model_copy(update={"mlp": config_mlp.Experts(count=4, active=2, hidden=24, shared_hidden=16)}),
+    "experts": BASE.model_copy(
+        update={"mlp": config_mlp.ExpertsConfig(count=4, active=2, hidden=24, shared_hidden=16)}
+    ),
     "encoder_decoder": BASE.model_copy(update={"kind": "encoder_decoder", "encoder_layers": 3}),
 }
 
@@ -102,7 +109,7 @@ def test_copies_and_layers_left_out() -> None:
 
 
 def test_a_layer_is_never_made_from_one_of_another_kind() -> None:
-    window = config.LayerConfig(attention=config.FullAttention(window=4))
+    window = config.LayerConfig(attention=FullAttentionConfig(window=4))
     cfg = BASE.model_copy(update={"pattern": [window, config.LayerConfig()]})
     _, new, tensors = grown(cfg, 4)
     filled(new, tensors)
@@ -119,19 +126,19 @@ def test_a_layer_is_never_made_from_one_of_another_kind() -> None:
 
 
 ROUTERS = [
-    config_mlp.SoftmaxRouter(),
-    config_mlp.SigmoidRouter(),
-    config_mlp.SoftmaxRouter(renormalize=False),
-    config_mlp.SigmoidRouter(scale=2.5),
-    config_mlp.SwitchRouter(),
+    config_mlp.SoftmaxRouterConfig(),
+    config_mlp.SigmoidRouterConfig(),
+    config_mlp.SoftmaxRouterConfig(renormalize=False),
+    config_mlp.SigmoidRouterConfig(scale=2.5),
+    config_mlp.SwitchRouterConfig(),
 ]
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_experts_that_are_copies_compute_what_the_dense_model_does(router: config_mlp.RouterConfig) -> None:
     """Exactly where `preserves` says so: the other routers' weights do not sum to 1."""
-    active = 1 if isinstance(router, config_mlp.SwitchRouter) else 2
-    experts = config_mlp.Experts(count=4, active=active, router=router)
+    active = 1 if isinstance(router, config_mlp.SwitchRouterConfig) else 2
+    experts = config_mlp.ExpertsConfig(count=4, active=active, router=router)
     old, new = random_parameters(BASE), upcycled(BASE, experts)
     tensors = dict(upcycle(old.items(), new, VOCAB, seed=1))
     dense, mixed = outputs(filled(BASE, old)), outputs(filled(new, tensors))
@@ -140,7 +147,7 @@ def test_experts_that_are_copies_compute_what_the_dense_model_does(router: confi
 
 
 def test_experts_are_copies_and_routers_are_new() -> None:
-    old, new = random_parameters(BASE), upcycled(BASE, config_mlp.Experts(count=4, active=2))
+    old, new = random_parameters(BASE), upcycled(BASE, config_mlp.ExpertsConfig(count=4, active=2))
     tensors = dict(upcycle(old.items(), new, VOCAB, seed=1))
     for expert in range(4):
         assert torch.equal(tensors["blocks.1.mlp.down"][expert], old["blocks.1.mlp.down.weight"])
@@ -152,12 +159,16 @@ def test_experts_are_copies_and_routers_are_new() -> None:
 @pytest.mark.parametrize(
     ("changes", "experts", "message"),
     [
-        ({"mlp": config_mlp.MLP()}, config_mlp.Experts(), "gated linear units"),
-        ({"mlp": config_mlp.GLU(bias=True)}, config_mlp.Experts(), "without biases"),
-        ({"first": [config.LayerConfig(mlp=config_mlp.GLU(hidden=8))]}, config_mlp.Experts(), "several kinds"),
-        ({}, config_mlp.Experts(shared_hidden=8), "nothing to be a copy of"),
+        ({"mlp": config_mlp.PlainMLPConfig()}, config_mlp.ExpertsConfig(), "gated linear units"),
+        ({"mlp": config_mlp.GLUConfig(bias=True)}, config_mlp.ExpertsConfig(), "without biases"),
+        (
+            {"first": [config.LayerConfig(mlp=config_mlp.GLUConfig(hidden=8))]},
+            config_mlp.ExpertsConfig(),
+            "several kinds",
+        ),
+        ({}, config_mlp.ExpertsConfig(shared_hidden=8), "nothing to be a copy of"),
     ],
 )
-def test_what_experts_cannot_be_copies_of(changes: dict, experts: config_mlp.Experts, message: str) -> None:
+def test_what_experts_cannot_be_copies_of(changes: dict, experts: config_mlp.ExpertsConfig, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         upcycled(BASE.model_copy(update=changes), experts)

@@ -174,7 +174,7 @@ EARLY = """
 import os, signal, sys
 from hornbook.cli import main
 sys.argv = ["hornbook", sys.argv[1], "tiny"]
-main.load_verb = lambda name: os.kill(os.getpid(), getattr(signal, NAME))
+main.load_command = lambda name: os.kill(os.getpid(), getattr(signal, NAME))
 sys.exit(main.main())
 """
 

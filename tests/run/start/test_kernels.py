@@ -10,7 +10,7 @@ import torch
 
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
+from hornbook.model.cpu import dropout, gate, heads, norm, softmax
 from hornbook.model.cpu.kernels import kernels_of
 from hornbook.settings.resolve import resolve
 
@@ -45,7 +45,7 @@ def test_cold_together_then_warm_then_damaged(tmp_path: Path, tiny_settings: tup
     assert any("norm._backward_kernel" in name for name in cold)
     assert "compiling" not in end(start(tmp_path, "warm", tiny_settings))
     assert kernels(tmp_path) == cold
-    damaged = next(path for path in (tmp_path / "kernels").rglob("*loss._kernel*"))
+    damaged = next(path for path in (tmp_path / "kernels").rglob("*softmax._cross_entropy_kernel*"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     end(start(tmp_path, "mended", tiny_settings))
     mended = kernels(tmp_path)
@@ -57,7 +57,7 @@ def test_cold_together_then_warm_then_damaged(tmp_path: Path, tiny_settings: tup
 
 def test_which_kernels_a_model_needs():
     model = build_model(resolve("tiny").recipe.model, 256, device="meta")
-    wanted = {loss._kernel, heads._kernel, softmax._softmax_kernel, softmax._backward_kernel}
+    wanted = {softmax._cross_entropy_kernel, heads._kernel, softmax._softmax_kernel, softmax._backward_kernel}
     wanted |= {gate._forward_kernel, gate._backward_kernel, norm._forward_kernel, norm._backward_kernel}
     assert set(kernels_of(model)) == wanted
     dropping = build_model(ModelConfig(layers=1, width=64, heads=2, dropout=0.1), 256, device="meta")

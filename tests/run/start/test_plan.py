@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.cli.train.training import describe_job, summary_text, time_text
+from hornbook.cli.train.dry_run import describe_job, summary_text, time_text
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import operations_per_token

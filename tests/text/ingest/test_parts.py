@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig, TextConfig
 from hornbook.text.ingest import parts
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.inputs import InputFile, list_inputs
 from hornbook.text.ingest.parts import cut, numbered
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.refinery.pipeline import plan
 from hornbook.text.refinery.pipeline.prepare import prepare
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Corpus, Sketched
+from hornbook.text.refinery.step import CorpusView, SketchingStep
 
 
 def documents_of(texts: Sequence[str]) -> list[Document]:
@@ -15,14 +15,14 @@ def documents_of(texts: Sequence[str]) -> list[Document]:
 
 
 def corpus_of(
-    step: Sketched,
+    step: SketchingStep,
     texts: Sequence[str],
     scratch: Path,
     *,
     tasks: int = 1,
     batch: int = 1000,
     alive: np.ndarray | None = None,
-) -> Corpus:
+) -> CorpusView:
     """As prepare makes it: sketches of every task's batches, mapped from files."""
     documents = documents_of(texts)
     cuts = np.linspace(0, len(documents), tasks + 1).astype(int).tolist()
@@ -37,7 +37,9 @@ def corpus_of(
     folder.mkdir(exist_ok=True)
     columns = {"bytes": np.array([len(text.encode()) for text in texts])}
     living = np.ones(len(texts), bool) if alive is None else alive
-    return Corpus(living, columns, sketches, cuts[:-1], folder, lambda name: iter(np.split(columns[name], cuts[1:-1])))
+    return CorpusView(
+        living, columns, sketches, cuts[:-1], folder, lambda name: iter(np.split(columns[name], cuts[1:-1]))
+    )
 
 
 def applied(texts: Sequence[str], cuts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[str]:

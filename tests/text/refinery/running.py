@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,21 @@ import pyarrow.parquet as pq
 
 from hornbook.text.config.text import SourceConfig, TextConfig
 from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.decide import Verdict, decide
 from hornbook.text.refinery.pipeline.measure import edit_document, measure
 from hornbook.text.refinery.pipeline.plan import list_all, plan
 from hornbook.text.refinery.pipeline.prepare import prepare as run_prepare
-from hornbook.text.refinery.table import build
+
+
+def least_seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of the fastest of three calls."""
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        call()
+        seconds.append(time.process_time() - begin)
+    return min(seconds)
 
 
 def write_texts(folder: Path, parts: Sequence[Sequence[str | dict[str, Any]]]) -> TextConfig:

@@ -8,11 +8,18 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, Personal, Repair
+from hornbook.text.config.content import (
+    BoilerplateConfig,
+    CodeConfig,
+    HarmfulConfig,
+    LanguageConfig,
+    PersonalConfig,
+    RepairConfig,
+)
 from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.steps.code import licence
 from hornbook.text.refinery.steps.language import script_of
-from hornbook.text.refinery.table import build
 from tests.text.refinery.running import columns_of, edited, judge, prepare
 
 
@@ -46,7 +53,7 @@ def test_harmful_terms_are_whole_words_in_any_case(lists: dict[str, list[str]]):
         "\u0411\u0420\u042f\u041a\u041b \u0442\u0443\u0442",
         "",
     ]
-    columns = columns_of(Harmful(lists=lists), texts)  # type: ignore[arg-type]
+    columns = columns_of(HarmfulConfig(lists=lists), texts)  # type: ignore[arg-type]
     assert columns["harmful.hate"].tolist() == [2, 0, 1, 0, 0, 0]
     assert columns["harmful.hate_words"].tolist() == [3, 0, 1, 0, 0, 0]
     assert columns["harmful.violence"].tolist() == [0, 0, 0, 1, 0, 0]
@@ -62,10 +69,10 @@ def test_harmful_planted_truth(lists: dict[str, list[str]]):
         "\u0434\u043e\u043b\u0433\u0438\u0439 \u0434\u0435\u043d\u044c " * 5,
     ]
     planted = [clean[0] + "florbish", clean[1] + "\u55b7\u55b7", clean[2] + "\u0431\u0440\u044f\u043a\u043b"]
-    found = reasons_of(Harmful(lists=lists, max_share=0.01), clean + planted)  # type: ignore[arg-type]
+    found = reasons_of(HarmfulConfig(lists=lists, max_share=0.01), clean + planted)  # type: ignore[arg-type]
     assert found == ["", "", "", "harmful: hate", "harmful: violence", "harmful: sexual"]
-    assert reasons_of(Harmful(lists=lists, max_share=0.5), planted) == [""] * 3  # type: ignore[arg-type]
-    assert reasons_of(Harmful(lists=lists, min_hits=2), planted) == [""] * 3  # type: ignore[arg-type]
+    assert reasons_of(HarmfulConfig(lists=lists, max_share=0.5), planted) == [""] * 3  # type: ignore[arg-type]
+    assert reasons_of(HarmfulConfig(lists=lists, min_hits=2), planted) == [""] * 3  # type: ignore[arg-type]
 
 
 def test_a_harmful_term_within_an_exception_does_not_count(tmp_path: Path):
@@ -80,15 +87,15 @@ def test_a_harmful_term_within_an_exception_does_not_count(tmp_path: Path):
         "\u9ec4\u6ce5\u65cf\u8c31\u6709\u6ce5\u65cf",
         "\u9ec4\u6ce5\u65cf",
     ]
-    config = Harmful(lists={"hate": [str(terms)]}, exceptions=[str(exceptions)])
+    config = HarmfulConfig(lists={"hate": [str(terms)]}, exceptions=[str(exceptions)])
     columns = columns_of(config, texts)
     assert columns["harmful.hate"].tolist() == [1, 1, 1, 1, 1]
     assert columns["harmful.hate_words"].tolist() == [1, 3, 1, 2, 2]
-    without = columns_of(Harmful(lists={"hate": [str(terms)]}), texts)
+    without = columns_of(HarmfulConfig(lists={"hate": [str(terms)]}), texts)
     assert without["harmful.hate"].tolist() == [2, 1, 1, 2, 1]
     assert config.reads() == [str(terms), str(exceptions)]
     with pytest.raises(UsageError, match="cannot be read as a list of terms"):
-        build([Harmful(lists={"hate": [str(terms)]}, exceptions=[str(tmp_path / "none.txt")])])
+        build([HarmfulConfig(lists={"hate": [str(terms)]}, exceptions=[str(tmp_path / "none.txt")])])
 
 
 def test_harmful_lists_are_for_documents_of_their_languages(tmp_path: Path):
@@ -97,13 +104,13 @@ def test_harmful_lists_are_for_documents_of_their_languages(tmp_path: Path):
     paths = {name: tmp_path / f"{name}.txt" for name in names}
     for name, term in names.items():
         paths[name].write_text(term + "\n")
-    config = Harmful(
+    config = HarmfulConfig(
         lists={"hate": [str(each) for each in paths.values()]},
         languages={str(paths["en"]): ["en"], str(paths["de"]): ["de", "nl"]},
         max_share=0.4,
     )
     texts = ["florbish day", "gift horse", "wug day", "a gift and more"]
-    step = build([Language(detector="script"), config]).decisions[1]
+    step = build([LanguageConfig(detector="script"), config]).decisions[1]
     measured = step.measurers[0].measure([Document(text, "", "") for text in texts])
     columns = {f"harmful.{name}": column for name, column in measured.items()}
     found = {}
@@ -122,29 +129,29 @@ def test_harmful_lists_are_for_documents_of_their_languages(tmp_path: Path):
 def test_harmful_lists_for_languages_need_a_step_that_measures_them(tmp_path: Path):
     path = tmp_path / "list.txt"
     path.write_text("florbish\n")
-    config = Harmful(lists={"hate": [str(path)]}, languages={str(path): ["en"]})
+    config = HarmfulConfig(lists={"hate": [str(path)]}, languages={str(path): ["en"]})
     with pytest.raises(UsageError, match=r'lists for en, but no step measures languages: add { kind = "language" }'):
         build([config])
-    assert len(build([Language(detector="script"), config]).decisions) == 2
+    assert len(build([LanguageConfig(detector="script"), config]).decisions) == 2
     with pytest.raises(ValueError, match=r"languages of other.txt, which is not among `lists`"):
-        Harmful(lists={"hate": [str(path)]}, languages={"other.txt": ["en"]})
+        HarmfulConfig(lists={"hate": [str(path)]}, languages={"other.txt": ["en"]})
 
 
 def test_harmful_lists_follow_the_script_of_documents_to_the_end(tmp_path: Path):
     path = tmp_path / "list.txt"
     path.write_text("wug\n")
-    config = Harmful(lists={"hate": [str(path)]}, languages={str(path): ["cyrillic"]})
+    config = HarmfulConfig(lists={"hate": [str(path)]}, languages={str(path): ["cyrillic"]})
     texts = ["a wug is here", "\u043e\u043d wug \u0438 \u043c\u043d\u043e\u0433\u043e \u0441\u043b\u043e\u0432"]
-    reasons, _ = judge([Language(detector="script"), config], texts)
+    reasons, _ = judge([LanguageConfig(detector="script"), config], texts)
     assert reasons == ["kept", "harmful: hate"]
 
 
 def test_lists_that_are_none(tmp_path: Path):
     with pytest.raises(UsageError, match="cannot be read as a list of terms"):
-        build([Harmful(lists={"hate": [str(tmp_path / "none.txt")]})])
+        build([HarmfulConfig(lists={"hate": [str(tmp_path / "none.txt")]})])
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UsageError, match="holds no term"):
-        build([Harmful(lists={"hate": [str(tmp_path / "empty.txt")]})])
+        build([HarmfulConfig(lists={"hate": [str(tmp_path / "empty.txt")]})])
 
 
 def test_scripts():
@@ -157,15 +164,15 @@ def test_scripts():
         "12 34",
     ]
     assert [script_of(text)[0] for text in texts] == ["latin", "cyrillic", "han", "kana", "arabic", ""]
-    config = Language(detector="script", keep=["latin"], min_confidence=0.6)
+    config = LanguageConfig(detector="script", keep=["latin"], min_confidence=0.6)
     assert reasons_of(config, texts) == ["", "language", "language", "language", "language", "language"]
-    assert reasons_of(Language(detector="script"), texts) == [""] * 6
+    assert reasons_of(LanguageConfig(detector="script"), texts) == [""] * 6
 
 
 def test_without_lingua_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "lingua", None)
     with pytest.raises(UsageError, match=re.escape(install_command("lang"))):
-        build([Language(keep=["en"])])
+        build([LanguageConfig(keep=["en"])])
 
 
 def test_lingua_tells_languages():
@@ -175,11 +182,11 @@ def test_lingua_tells_languages():
         "Das Haus steht nahe am Fluss.",
         "La maison est pr\u00e8s de la rivi\u00e8re.",
     ]
-    config = Language(keep=["en", "fr"], among=["en", "de", "fr"])
+    config = LanguageConfig(keep=["en", "fr"], among=["en", "de", "fr"])
     assert columns_of(config, texts)["language.language"].tolist() == ["en", "de", "fr"]
     assert reasons_of(config, texts) == ["", "language", ""]
     with pytest.raises(UsageError, match="lingua does not know xx"):
-        build([Language(among=["xx"])])
+        build([LanguageConfig(among=["xx"])])
 
 
 NOTICES = {
@@ -198,7 +205,7 @@ NOTICES = {
 def test_licences_of_headers():
     assert {text: licence(text) for text in NOTICES} == NOTICES
     assert licence(" " * 5000 + "SPDX-License-Identifier: MIT") == ""
-    assert reasons_of(Code(licences=["mit", ""]), ["x = 1\n", "# SPDX-License-Identifier: GPL-2.0\nx = 1\n"]) == [
+    assert reasons_of(CodeConfig(licences=["mit", ""]), ["x = 1\n", "# SPDX-License-Identifier: GPL-2.0\nx = 1\n"]) == [
         "",
         "licence",
     ]
@@ -214,9 +221,9 @@ def test_code_that_nobody_wrote():
         good * 30 + "# do not edit: generated\n",
         "",
     ]
-    assert reasons_of(Code(), texts) == ["", "long lines", "generated", "few letters", "", "few letters"]
-    assert reasons_of(Code(generated=True), texts)[2] == ""
-    assert reasons_of(Code(max_line=10), [good]) == ["long lines"]
+    assert reasons_of(CodeConfig(), texts) == ["", "long lines", "generated", "few letters", "", "few letters"]
+    assert reasons_of(CodeConfig(generated=True), texts)[2] == ""
+    assert reasons_of(CodeConfig(max_line=10), [good]) == ["long lines"]
 
 
 BOILERPLATE = {
@@ -245,16 +252,16 @@ PROSE = [
 def test_boilerplate_goes_and_prose_stays(language: str):
     lines = [line for pair in zip(BOILERPLATE[language], PROSE, strict=False) for line in pair]
     kept = [line for line in lines if line in PROSE]
-    assert edited(Boilerplate(), "\n".join(lines)) == "\n".join(kept)
+    assert edited(BoilerplateConfig(), "\n".join(lines)) == "\n".join(kept)
 
 
 def test_boilerplate_counts_and_long_lines():
-    step = build([Boilerplate()]).edits[0]
+    step = build([BoilerplateConfig()]).edits[0]
     text = "We use cookies here.\n\n  keep  \nRead more\nRead more\nCopyright 2020 A. All rights reserved."
     assert step.edit(Document(text, "1", "s")) == ("\n  keep  ", (1, 0, 0, 1, 2))
     long = "We use cookies " + "and more " * 25
-    assert edited(Boilerplate(), long) == long
-    assert edited(Boilerplate(max_words=60), long) == ""
+    assert edited(BoilerplateConfig(), long) == long
+    assert edited(BoilerplateConfig(max_words=60), long) == ""
     assert step.counters == ("cookies", "subscribe", "share", "rights", "navigation")
 
 
@@ -266,12 +273,12 @@ def test_steps_of_content_in_a_run(tmp_path: Path, lists: dict[str, list[str]]):
         "florbish",
     ]
     steps = [
-        Repair(),
-        Personal(),
-        Boilerplate(),
-        Harmful(lists=lists),  # type: ignore[arg-type]
-        Language(detector="script", keep=["latin"]),
-        Code(),
+        RepairConfig(),
+        PersonalConfig(),
+        BoilerplateConfig(),
+        HarmfulConfig(lists=lists),  # type: ignore[arg-type]
+        LanguageConfig(detector="script", keep=["latin"]),
+        CodeConfig(),
     ]
     kept, signals = prepare(tmp_path, steps, texts)
     assert kept == ["Write to <EMAIL> today, sch\u00f6n\nand some more text", texts[1]]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Raw
 
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer import pieces
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.pieces import Cutter, can_cut
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

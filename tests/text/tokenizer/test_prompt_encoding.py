@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hornbook.errors import UsageError
-from hornbook.text.tokenizer.prompt_encoding import ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.prompt_encoding import encode_question, encode_text, encode_words
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TEXTS = ["The page says: letters, words!", "who reads the letters of a page?", "", "a", "\u00e9t\u00e9 in Z\u00fcrich"]
@@ -59,9 +59,9 @@ def both(request: pytest.FixtureRequest) -> tuple[tokenizers.Tokenizer, Tokenize
 def test_texts_and_pairs_are_those_of_the_tokenizers_own_template(both) -> None:
     theirs, ours = both
     for text in TEXTS:
-        assert ask_text(ours, text).tokens == theirs.encode(text).ids == ours.encode_documents([text])[0]
+        assert encode_text(ours, text).tokens == theirs.encode(text).ids == ours.encode_documents([text])[0]
         for pair in TEXTS:
-            found, wanted = ask_text(ours, text, pair), theirs.encode(text, pair)
+            found, wanted = encode_text(ours, text, pair), theirs.encode(text, pair)
             assert found.tokens == wanted.ids
             assert not found.truncated
             if ours.ends_between == 1:  # RoBERTa has no types
@@ -70,7 +70,7 @@ def test_texts_and_pairs_are_those_of_the_tokenizers_own_template(both) -> None:
 
 def test_no_text_makes_a_delimiter_between_the_two(both) -> None:
     _, ours = both
-    found = ask_text(ours, f"a {ours.end} b", "c")
+    found = encode_text(ours, f"a {ours.end} b", "c")
     assert found.tokens.count(ours.end_id) == ours.ends_between + 1
 
 
@@ -78,49 +78,49 @@ def test_a_pair_too_long_loses_of_the_longer_text(both) -> None:
     _, ours = both
     short, long = TEXTS[3], CONTEXT
     for first, second in ((short, long), (long, short)):
-        found = ask_text(ours, first, second, longest=20)
+        found = encode_text(ours, first, second, longest=20)
         assert len(found.tokens) == 20
         assert found.truncated
-        whole = ask_text(ours, first, second).tokens
+        whole = encode_text(ours, first, second).tokens
         assert found.tokens[-1] == whole[-1]
         assert found.tokens.count(ours.end_id) == whole.count(ours.end_id)
         assert ours.encode(short)[0] in found.tokens
-    assert ask_text(ours, long, longest=20).tokens[:-1] == ask_text(ours, long).tokens[:19]
+    assert encode_text(ours, long, longest=20).tokens[:-1] == encode_text(ours, long).tokens[:19]
 
 
 def test_words_are_found_where_their_first_pieces_are(both) -> None:
     theirs, ours = both
     words = ["The", "letters", ",", "Z\u00fcrich", "\u0000", "pages", "qq"]
     text = " ".join(words)
-    (found,) = ask_words(ours, words)
+    (found,) = encode_words(ours, words)
     assert found.tokens == theirs.encode(text).ids
     spans = [None, *ours.encode_offsets([text])[0][1], None]
     begin = 0
     for number, word in enumerate(words):
-        if number in found.places:
-            span = spans[found.places[number]]
+        if number in found.positions:
+            span = spans[found.positions[number]]
             assert span is not None
             piece = text[span[0] : span[1]].strip()
             assert piece
             assert word.startswith(piece)
             assert begin <= span[1] <= begin + len(word)
         begin += len(word) + 1
-    assert found.places.keys() >= {0, 1, 2, 3, 5, 6}
-    assert (4 in found.places) == (ours.unknown_id is None)  # a control character is dropped, or bytes as any other
+    assert found.positions.keys() >= {0, 1, 2, 3, 5, 6}
+    assert (4 in found.positions) == (ours.unknown_id is None)  # a control character is dropped, or bytes as any other
 
 
 def test_long_words_are_read_in_windows_each_word_in_one(both) -> None:
     """The one with most on both sides of it: seen from there, all but the ends have at least half of what is shared."""
     _, ours = both
     words, longest, stride = CONTEXT.split(), 30, 12
-    (whole,) = ask_words(ours, words)
-    windows = list(ask_words(ours, words, longest, stride))
-    assert sorted(word for window in windows for word in window.places) == sorted(whole.places)
+    (whole,) = encode_words(ours, words)
+    windows = list(encode_words(ours, words, longest, stride))
+    assert sorted(word for window in windows for word in window.positions) == sorted(whole.positions)
     for number, window in enumerate(windows):
         assert len(window.tokens) <= longest
         assert (window.tokens[0], window.tokens[-1]) == (ours.delimiter_id, ours.end_id)
-        for word, place in window.places.items():
-            assert window.tokens[place] == whole.tokens[whole.places[word]]
+        for word, place in window.positions.items():
+            assert window.tokens[place] == whole.tokens[whole.positions[word]]
             assert number == 0 or place - 1 >= stride // 2
             assert number == len(windows) - 1 or len(window.tokens) - 1 - place >= stride // 2
 
@@ -131,7 +131,7 @@ def test_windows_are_those_of_the_library(both) -> None:
     theirs.enable_truncation(longest, stride=stride, strategy="only_second")
     first = theirs.encode(question, CONTEXT)
     wanted = [first, *first.overflowing]
-    found = list(ask_question(ours, question, CONTEXT, longest, stride))
+    found = list(encode_question(ours, question, CONTEXT, longest, stride))
     assert [window.tokens for window in found] == [each.ids for each in wanted]
     for window, each in zip(found, wanted, strict=True):
         of_context = [s if number == 1 else None for s, number in zip(each.offsets, each.sequence_ids, strict=True)]
@@ -140,7 +140,9 @@ def test_windows_are_those_of_the_library(both) -> None:
 
 def test_a_short_context_is_one_window_and_a_long_question_is_refused(both) -> None:
     _, ours = both
-    assert len(list(ask_question(ours, TEXTS[1], "a page", 100))) == 1
-    assert [window.spans.count(None) for window in ask_question(ours, "a", "")] == [len(ask_text(ours, "a", "").tokens)]
+    assert len(list(encode_question(ours, TEXTS[1], "a page", 100))) == 1
+    assert [window.spans.count(None) for window in encode_question(ours, "a", "")] == [
+        len(encode_text(ours, "a", "").tokens)
+    ]
     with pytest.raises(UsageError, match=r"a question of \d+ tokens leaves no room for a context within 20"):
-        list(ask_question(ours, CONTEXT, "a page", 20))
+        list(encode_question(ours, CONTEXT, "a page", 20))

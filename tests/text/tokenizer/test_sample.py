@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.text.splits import Split, is_validation
-from hornbook.text.tokenizer.sample import training_texts
+from hornbook.text.tokenizer.train import training_texts
 
 
 def write(path: Path, texts: list[str]) -> Path:

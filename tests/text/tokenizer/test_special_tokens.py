@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken
 
 from hornbook.text.config.text import BPE
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.special_tokens import SpecialTokens, find_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import read_manifest
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import is_validation
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.shards import verify_shard
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -331,11 +331,11 @@ def test_two_in_one_folder_the_second_is_refused(data: Path):
 
 
 def test_duplicates_never_straddle_the_splits(tmp_path: Path, write_rows: Write, make_texts: Make):
-    from hornbook.text.config.text import Normalize
+    from hornbook.text.config.text import NormalizeConfig
 
     texts = make_texts(60) * 3
     path = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in texts])
-    prepare(TextConfig(sources={"a": SourceConfig(paths=[str(path)])}, steps=[Normalize()]), tmp_path / "data")
+    prepare(TextConfig(sources={"a": SourceConfig(paths=[str(path)])}, steps=[NormalizeConfig()]), tmp_path / "data")
     tokenize(tmp_path / "data", CONFIG)
     corpus = Corpus.open(tmp_path / "data")
     sides = []

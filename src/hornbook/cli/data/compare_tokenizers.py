@@ -1,4 +1,4 @@
-"""`hornbook tokenize --compare`: the words of the command line, and the tables for people."""
+"""`hornbook tokenize --compare`: parse its arguments and format its tables."""
 
 import re
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.compare import Figures
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 2_000_000
@@ -30,9 +29,11 @@ def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         is_tokenizer = _TRAINED.fullmatch(word) or word.endswith(".json") or (Path(word) / "tokenizer.json").is_file()
         (tokenizers if is_tokenizer and not is_data else texts).append(word)
     if not tokenizers:
-        raise UsageError("name tokenizers to compare: tokenizer.json files, their folders, or bpe:16k and the like")
+        raise UsageError("name the tokenizers to compare: tokenizer.json files, their folders, or bpe:16k and the like")
     if not texts:
-        raise UsageError("name text to compare them on: a folder that `hornbook prepare` wrote, or files and folders")
+        raise UsageError(
+            "name the text to compare them on: a folder that `hornbook prepare` wrote, or files and folders"
+        )
     return list(dict.fromkeys(tokenizers)), list(dict.fromkeys(texts))
 
 
@@ -43,7 +44,7 @@ def _is_prepared(word: str) -> bool:
 def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
     """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
     from hornbook.cli.prepare.prepare import name_sources
-    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
+    from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     samples: list[TextSample] = []
     for name, path in name_sources(texts).items():
@@ -81,12 +82,11 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
     from hornbook.text.config.text import Trained
     from hornbook.text.refinery.pipeline.folder import read_text_config
     from hornbook.text.splits import Split
-    from hornbook.text.tokenizer.sample import TrainingTexts
-    from hornbook.text.tokenizer.train.train import train_tokenizer
+    from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
     folders = [Path(text) for text in texts if _is_prepared(text)]
     if len(folders) != 1:
-        raise UsageError(f"{word} is trained on prepared text: name one folder that `hornbook prepare` wrote")
+        raise UsageError(f"{word} needs text to train on: name one folder that `hornbook prepare` wrote")
     kind, _, size = word.partition(":")
     config = resolve(None, [f"text.tokenizer.kind={kind}", f"text.tokenizer.vocab={size}"]).recipe.text.tokenizer
     assert isinstance(config, Trained)
@@ -97,7 +97,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
         return train_tokenizer(config, TrainingTexts(shards, config.train_bytes))
 
 
-def figures_table(found: "Sequence[Figures]", tokenizers: "dict[str, Tokenizer]") -> Any:
+def figures_table(found: "Sequence[TokenizerMetrics]", tokenizers: "dict[str, Tokenizer]") -> Any:
     """The comparison for people; on each text, the best compression by a tokenizer that loses nothing is bold."""
     from rich import box
     from rich.table import Table

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hornbook.cli.shell import Json, answer, say
-from hornbook.cli.train.runs import columns, existing_run
+from hornbook.cli.result import CommandGroup, Result, columns
+from hornbook.cli.shell import say
+from hornbook.cli.train.runs import existing_run
 from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
 
 if TYPE_CHECKING:
@@ -39,57 +40,58 @@ class _ByPlace(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+app = CommandGroup(
     cls=_ByPlace,
-    help="`hornbook data RUN@STEP` names the documents of a step; `where` and `affected` answer the reverse question.",
+    help="`hornbook data RUN@STEP` lists the documents of a step; `where` and `affected` find the steps of a document.",
     no_args_is_help=True,
     add_completion=False,
 )
 
 Runs = Annotated[
-    Path | None, typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; HORNBOOK_RUNS, else ./runs.")
+    Path | None,
+    typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs."),
 ]
 
 
 @app.command()
 def documents(
-    place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and a step that it has done.")],
-    as_json: Json = False,
-) -> None:
-    """Name the documents that a step learned from."""
+    place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and one of its steps.")],
+) -> Result:
+    """List the documents that a step was trained on."""
     from hornbook.files.run_status import steps_that_count
     from hornbook.run.observe.exposure import loader_of, windows_of
 
     path, _, step = place.rpartition("@")
     if not path or not step.isdecimal():
-        raise UsageError(f"{place!r} is no RUN@STEP, such as runs/mine@100")
+        raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
     run = existing_run(Path(path))
     record = next((record for record in steps_that_count(run) if record["step"] == int(step)), None)
     if record is None:
-        raise UsageError(f"{path} has no step {step} in its metrics")
+        raise UsageError(f"{path} has not done step {step}: its metrics do not have it")
     loader = loader_of(run)
     samples = _samples(windows_of(run), record)
-    found = [(sample, reference) for sample in samples for reference in loader.documents(sample)]
+    found = [(sample, reference) for sample in samples for reference in loader.index.documents(sample)]
     if (again := _token_hash(loader, samples)) != record["token_hash"]:
-        raise IntegrityError(f"step {step} had tokens {record['token_hash']}, the data gives {again}: it was changed")
+        raise IntegrityError(
+            f"step {step} read tokens {record['token_hash']}, the data has {again} now: it was changed"
+        )
     value = {
         "step": record["step"],
         "token_hash": record["token_hash"],
         "documents": [{"sample": sample, **asdict(reference)} for sample, reference in found],
     }
     rows = [(str(s), r.source, r.id, r.origin, f"{r.start:,}", f"{r.length:,}") for s, r in found]
-    answer(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]), as_json=as_json)
+    return Result(value, columns([("sample", "source", "id", "origin", "from", "tokens"), *rows]))
 
 
 @app.command()
 def where(
     name: Annotated[str, typer.Argument(metavar="ID", help="Id or origin (path:row) of a document.")],
     runs: Runs = None,
-    as_json: Json = False,
-) -> Exit:
-    """Say which steps of which runs learned from a document, in the run itself or before it began.
+) -> Result:
+    """Find the steps that were trained on a document, of each run and of the runs it started from.
 
-    Exit code 3 if a run cannot be read, for then the answer is not complete.
+    Exit code 3 if a run cannot be read, because the answer is then incomplete.
     """
     exposures, unread = _exposures(name, runs)
     found = {run: each for run, each in exposures.items() if each.known}
@@ -106,8 +108,8 @@ def where(
         for run, each in found.items()
     }
     lines = [line for run, each in found.items() for line in _where_lines(run, each)]
-    answer({"name": name, "runs": value, "unreadable": unread}, "\n".join(lines + _unread(unread)), as_json=as_json)
-    return Exit.INTEGRITY if unread else Exit.DONE
+    value = {"name": name, "runs": value, "unreadable": unread}
+    return Result(value, "\n".join(lines + _unread(unread)), _code(unread))
 
 
 def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
@@ -127,14 +129,14 @@ def _steps(steps: Sequence[int]) -> str:
     return f"{'step' if len(steps) == 1 else 'steps'} {_ranges(steps)}"
 
 
+@app.command()
 def affected(
-    name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or id or origin of a document.")],
+    name: Annotated[str, typer.Argument(metavar="SOURCE|ID", help="A source, or the id or origin of a document.")],
     runs: Runs = None,
-    as_json: Json = False,
-) -> Exit:
-    """Name every checkpoint that learned from a source or a document, those of later runs included.
+) -> Result:
+    """List all checkpoints that were trained on a source or a document, also those of runs started from them.
 
-    Nothing is changed: what is named has to be trained again without it. Exit code 3 if a run cannot be read.
+    Nothing is changed: train these again without it. Exit code 3 if a run cannot be read.
     """
     exposures, unread = _exposures(name, runs)
     if not unread and not any(each.known for each in exposures.values()):
@@ -147,18 +149,14 @@ def affected(
     text = (
         "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} has learned from {name}"
     )
-    answer(value, "\n".join([text, *began, *_unread(unread)]), as_json=as_json)
-    return Exit.INTEGRITY if unread else Exit.DONE
-
-
-app.command()(affected)
+    return Result(value, "\n".join([text, *began, *_unread(unread)]), _code(unread))
 
 
 @app.command(hidden=True)
-def remove(name: str, runs: Runs = None, as_json: Json = False) -> Exit:
+def remove(name: str, runs: Runs = None) -> Result:
     """The former name of `affected`."""
-    say("[yellow]note[/] `data remove` removes nothing and is called `data affected` now")
-    return affected(name, runs, as_json)
+    say("[yellow]note[/] `data remove` removes nothing; its new name is `data affected`")
+    return affected(name, runs)
 
 
 def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
@@ -168,6 +166,10 @@ def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
     ids = sorted({document.id for document in documents})
     word = shlex.quote(json.dumps(ids) if len(ids) > 1 or any(mark in ids[0] for mark in ',"[]') else ids[0])
     return f"prepare again without it, into a new folder: `--text.exclude {word}`; then tokenize and train on that"
+
+
+def _code(unread: Mapping[str, str]) -> Exit:
+    return Exit.INTEGRITY if unread else Exit.DONE
 
 
 def _unread(unread: Mapping[str, str]) -> list[str]:
@@ -203,7 +205,7 @@ def _runs(runs: Path | None) -> "list[RunDir]":
 
     found = find_runs(_folder(runs))
     if not found:
-        raise UsageError(f"there is no run in {_folder(runs)}: name a run or a folder of runs with --runs")
+        raise UsageError(f"{_folder(runs)} holds no run: name a run or a folder of runs with --runs")
     return found
 
 

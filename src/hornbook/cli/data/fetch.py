@@ -5,39 +5,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.ingest.corpora.corpora import Corpus
+    from hornbook.text.ingest.corpora.corpora import PublicCorpus
     from hornbook.text.ingest.corpora.fetch import Remote
 
 
 def fetch(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME | URL]", help="A corpus of the table, or an address; none: the table."),
+        typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora."),
     ] = None,
     variables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Which part: language=de, crawl=CC-MAIN-2025-05."),
+        typer.Argument(metavar="KEY=VALUE", help="A part, such as language=de or crawl=CC-MAIN-2025-05."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where files go (corpora/NAME).")] = None,
-    files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="At most so many files.")] = 1,
-    everything: Annotated[bool, typer.Option("--all", help="All files, however many.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default corpora/NAME.")] = None,
+    files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="Maximum number of files.")] = 1,
+    everything: Annotated[bool, typer.Option("--all", help="Fetch all files.")] = False,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Fetch a public corpus, or a part of it, and print the settings with which prepare reads it.
+) -> Result:
+    """Download a public corpus, or a part of it, and print the settings with which prepare reads it.
 
-    Interrupted downloads resume; published digests are checked. -n prints every address and size.
+    Interrupted downloads resume, and published digests are checked. -n prints each URL and its size.
     """
     from hornbook.text.ingest.corpora.corpora import CORPORA, corpus_of
 
     if name is None:
-        answer({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table(), as_json=as_json)
-        return
+        return Result({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table())
     from hornbook.text.ingest.corpora.fetch import plan
 
     corpus = corpus_of(name)
@@ -49,7 +48,7 @@ def fetch(
         _fetch(remotes, folder)
     section = _section(corpus, remotes, folder)
     listed = [{"url": each.url, "path": str(folder / each.name), "bytes": each.size} for each in remotes]
-    answer({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section, as_json=as_json)
+    return Result({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section)
 
 
 def _fetch(remotes: "list[Remote]", folder: Path) -> None:
@@ -65,12 +64,12 @@ def _given(words: list[str]) -> dict[str, str]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise UsageError(f"{word!r} is no KEY=VALUE: a part is chosen as language=de")
+            raise UsageError(f"{word!r}: write KEY=VALUE, such as language=de")
         given[key] = value
     return given
 
 
-def _row(corpus: "Corpus") -> dict[str, Any]:
+def _row(corpus: "PublicCorpus") -> dict[str, Any]:
     fields = ("name", "what", "size", "licence", "cites", "note")
     return {name: getattr(corpus, name) for name in fields} | {"variables": dict(corpus.variables)}
 
@@ -90,10 +89,10 @@ def corpus_table() -> str:
             *([f"    choose   {parts}"] if parts else []),
             *([f"    note     {corpus.note}"] if corpus.note else []),
         ]
-    return "\n".join([*lines, "", "what would be fetched: hornbook fetch NAME -n"])
+    return "\n".join([*lines, "", "next: hornbook fetch NAME -n shows what would be downloaded"])
 
 
-def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
+def _plan_lines(corpus: "PublicCorpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
     from hornbook.progress import size_text
 
     known = [each.size for each in remotes if each.size is not None]
@@ -109,7 +108,7 @@ def _plan_lines(corpus: "Corpus", remotes: "list[Remote]", total: int, folder: P
     return [*lines, f"note: {corpus.note}"] if corpus.note else lines
 
 
-def _section(corpus: "Corpus", remotes: "list[Remote]", folder: Path) -> str:
+def _section(corpus: "PublicCorpus", remotes: "list[Remote]", folder: Path) -> str:
     """The section of a recipe; what prepare cannot read until it is unpacked is named as it will be called."""
     import tomli_w
 

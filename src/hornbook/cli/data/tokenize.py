@@ -1,17 +1,18 @@
-"""`hornbook tokenize`: documents to token shards."""
+"""`hornbook tokenize`: train a tokenizer and encode documents to token shards."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, people, split_target, split_targets
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.cli.data.train_proxy import Proxy
     from hornbook.text.config.text import TextConfig
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
     from hornbook.text.tokenizer.tokenize import TokenReport
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -24,46 +25,48 @@ def tokenize(
         list[str] | None,
         typer.Argument(
             metavar="DATA [--section.key value]...",
-            help="Folder written by prepare; settings in any place. With --compare: tokenizers and texts.",
+            help="A folder written by `hornbook prepare`, and settings. With --compare: tokenizers and texts.",
         ),
     ] = None,
     *,
     vocab: Annotated[
-        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size (16k).")
+        str | None,
+        typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
+        str | None,
+        typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder)."),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a tokenizer and tokens made with other settings.")
+        bool, typer.Option("--overwrite", help="Replace the tokenizer and tokens of other settings.")
     ] = False,
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
-            help="Write nothing; compare tokenizers (tokenizer.json, folders, bpe:16k unigram:8k ...) on texts.",
+            help="Compare tokenizers (tokenizer.json, folders, bpe:16k, unigram:8k ...) on texts; write nothing.",
         ),
     ] = False,
     train_proxy: Annotated[
-        bool, typer.Option("--train-proxy", help="With --compare: also train the same small model on each.")
+        bool, typer.Option("--train-proxy", help="With --compare: also train the same small model with each.")
     ] = False,
     proxy_bytes: Annotated[
-        str | None, typer.Option("--proxy-bytes", metavar="N", help="Text the small models are trained on (1M).")
+        str | None,
+        typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M)."),
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Train or load a tokenizer and encode all documents, held-out ones apart.
+) -> Result:
+    """Train or load a tokenizer, and encode all documents into token shards for training and validation.
 
-    Settings come from the recipe that prepare had. A killed run goes on where it was; any number of workers
-    writes the same bytes.
+    Settings come from the recipe given to prepare. A killed tokenize resumes; any number of workers writes the
+    same bytes.
     """
     from hornbook.progress import progress_bar
     from hornbook.text.tokenizer.tokenize import tokenize as run
 
     if proxy_bytes is not None and not train_proxy:
-        raise UsageError("--proxy-bytes says how much text --train-proxy takes: give both, or neither")
+        raise UsageError("--proxy-bytes is the amount of text for --train-proxy: give both, or neither")
     if compare or train_proxy:
         given = {
             "--vocab": vocab,
@@ -74,24 +77,19 @@ def tokenize(
         }
         if idle := [name for name, value in given.items() if value]:
             raise UsageError(
-                f"{', '.join(idle)}: of no use with --compare, which writes nothing; bpe:16k is one to train"
+                f"{', '.join(idle)}: of no use with --compare, which writes nothing; write bpe:16k to train a tokenizer"
             )
-        _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0, as_json)
-        return
+        return _compare(words or [], read_count(proxy_bytes or PROXY_BYTES) if train_proxy else 0)
     data, config = _config(words or [], vocab, tokenizer)
     if dry_run:
-        _show_plan(data, config, as_json)
-        return
+        return _plan(data, config)
     with progress_bar() as progress:
         report = run(data, config, workers=workers, overwrite=overwrite, progress=progress)
-    people().print(*report_tables(report, data))
-    if as_json:
-        answer({"data": str(data), **report.to_json()}, as_json=True)
+    return Result({"data": str(data), **report.to_json()}, report=report_tables(report, data))
 
 
 def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
-    """The data folder, and the [text] section stored in it with the settings given now."""
-    from hornbook.cli.shell import split_target
+    """The data folder, and its stored [text] section with the settings of the command line."""
     from hornbook.settings.resolve import resolve
     from hornbook.text.refinery.pipeline.folder import TEXT_TOML, read_text_config
 
@@ -99,7 +97,7 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     if target is None:
         raise UsageError("name the folder that `hornbook prepare` wrote: hornbook tokenize DATA")
     if vocab is not None and tokenizer is not None:
-        raise UsageError("--vocab trains a tokenizer and --tokenizer takes one that exists: give one of them")
+        raise UsageError("--vocab trains a tokenizer and --tokenizer uses an existing one: give one of them")
     data = Path(target)
     kind = read_text_config(data).tokenizer.kind
     if vocab is not None:
@@ -113,32 +111,32 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
     return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
 
 
-def _compare(words: list[str], proxy_bytes: int, as_json: bool) -> None:
-    """Compare tokenizers; where `proxy_bytes` is not 0, by small models on that much text too."""
+def _compare(words: list[str], proxy_bytes: int) -> Result:
+    """Compare tokenizers; with `proxy_bytes`, also by small models trained on that amount of text."""
     from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
-    from hornbook.cli.shell import split_targets
+    from hornbook.cli.data.train_proxy import noise, proxy_table
     from hornbook.text.tokenizer.compare.compare import compare
 
     targets, overrides = split_targets(words)
     if overrides:
-        raise UsageError(f"--compare takes tokenizers and texts, no settings: {overrides[0].partition('=')[0]}")
+        raise UsageError(f"--compare takes tokenizers and texts, but no settings: {overrides[0].partition('=')[0]}")
     named, texts = sort_words(targets)
     samples, tokenizers = load_samples(texts), load_tokenizers(named, texts)
     found = compare(tokenizers, samples)
-    people().print(figures_table(found, tokenizers))
-    result: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
-    if proxy_bytes:
-        share = load_samples(texts, proxy_bytes // len(samples), held_out=False)
-        lossy = [name for name in tokenizers if any(each.tokenizer == name and not each.lossless for each in found)]
-        result["proxy"] = _train_proxies(tokenizers, share, lossy)
-    if as_json:
-        answer(result, as_json=True)
+    people().print(figures_table(found, tokenizers))  # training small models takes a while
+    value: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
+    if not proxy_bytes:
+        return Result(value)
+    proxies = _train_proxies(tokenizers, load_samples(texts, proxy_bytes // len(samples), held_out=False))
+    lossy = [name for name in tokenizers if any(each.tokenizer == name and not each.lossless for each in found)]
+    value["proxy"] = {"models": [proxy.to_json() for proxy in proxies], "noise": noise(proxies)}
+    return Result(value, report=proxy_table(proxies, lossy))
 
 
-def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]", lossy: list[str]) -> dict[str, Any]:
+def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> "list[Proxy]":
     import tempfile
 
-    from hornbook.cli.data.train_proxy import noise, proxy_table, train_proxies
+    from hornbook.cli.data.train_proxy import train_proxies
     from hornbook.progress import progress_bar
 
     with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
@@ -148,12 +146,11 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
             for proxy in train_proxies(tokenizers, samples, Path(scratch)):
                 found.append(proxy)
                 progress("train small models", len(found), len(tokenizers))
-    people().print(*proxy_table(found, lossy))
-    return {"models": [proxy.to_json() for proxy in found], "noise": noise(found)}
+    return found
 
 
 def read_count(text: str) -> int:
-    """A positive number that may be written 64k or 1.5M. Raises UsageError."""
+    """Parse a positive integer such as 64k or 1.5M. Raises UsageError."""
     from hornbook.settings.fields import parse_number
 
     number = parse_number(text)
@@ -162,7 +159,7 @@ def read_count(text: str) -> int:
     return number
 
 
-def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
+def _plan(data: Path, config: "TextConfig") -> Result:
     from hornbook.text.config.text import TokenizerFile
 
     kind = config.tokenizer
@@ -170,11 +167,11 @@ def _show_plan(data: Path, config: "TextConfig", as_json: bool) -> None:
     share = f"{config.validation:.1%} held out"
     text = f"would write {data / 'tokenizer'} and {data / 'tokens'}: {what}; {share}; nothing written"
     plan = {"dry_run": True, "data": str(data), "tokenizer": kind.model_dump(), "validation": config.validation}
-    answer(plan, text, as_json=as_json)
+    return Result(plan, text)
 
 
 def report_tables(report: "TokenReport", data: Path) -> list[Any]:
-    """The report for people: a table, notes, and what to do next."""
+    """The report for people: a table, notes and the next command."""
     from rich import box
     from rich.table import Table
 

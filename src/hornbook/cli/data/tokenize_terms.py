@@ -1,4 +1,4 @@
-"""`hornbook tokenize terms`: words of a domain that a tokenizer breaks."""
+"""`hornbook tokenize terms`: find the words of a domain that a tokenizer splits."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -7,34 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
 
 _TokenizerPath = Annotated[
-    Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json or its folder.")
+    Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json, or its folder.")
 ]
 
 
 def terms(
-    text: Annotated[str, typer.Argument(metavar="DATA|PATH", help="Text of the domain: prepared, or files.")],
+    text: Annotated[str, typer.Argument(metavar="DATA|PATH", help="Text of the domain: a prepared folder, or files.")],
     tokenizer: _TokenizerPath,
     general: Annotated[
-        str, typer.Option("--general", metavar="DATA|PATH", help="Other text: only words rarer there are terms.")
+        str,
+        typer.Option("--general", metavar="DATA|PATH", help="General text: terms must be rarer in it."),
     ] = "",
-    top: Annotated[int, typer.Option("--top", min=1, help="How many terms.")] = 100,
-    least: Annotated[int, typer.Option("--least", min=1, help="Occurrences below which no word counts.")] = 5,
-    megabytes: Annotated[int, typer.Option("--megabytes", min=1, help="How much of each text is read.")] = 20,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the terms, one in a line.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Find the words of a domain whose own tokens would shorten its text most.
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of terms.")] = 100,
+    least: Annotated[int, typer.Option("--least", min=1, help="Minimum number of occurrences of a term.")] = 5,
+    megabytes: Annotated[int, typer.Option("--megabytes", min=1, help="Megabytes read of each text.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the terms here, one per line.")
+    ] = None,
+) -> Result:
+    """Find the words of a domain that would save most tokens of its text if each were one token.
 
-    `hornbook import CHECKPOINT --add-tokens FILE` gives a model tokens for them, and `hornbook tokenize --compare`
-    shows what that saved.
+    `hornbook import CHECKPOINT --add-tokens FILE` adds them to a model, and `hornbook tokenize --compare` shows how
+    much that saves.
     """
-    from hornbook.cli.train.runs import columns
     from hornbook.files.durable import write_atomic
     from hornbook.text.tokenizer.compare.terms import mine_terms
     from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -52,12 +53,12 @@ def terms(
     table = columns([("term", "count", "tokens", "saved", "keyness"), *rows])
     note = f"{len(found)} terms would save {saved:,} tokens of {size:,} bytes"
     value = {"terms": [asdict(term) for term in found], "saved": saved, "bytes": size}
-    answer(value, f"{table}\n{note}", as_json=as_json)
+    return Result(value, f"{table}\n{note}")
 
 
 def _samples(text: str, most: int) -> "Iterator[TextSample]":
     from hornbook.text.refinery.pipeline.folder import MANIFEST
-    from hornbook.text.tokenizer.compare.text_samples import sample_path, sample_prepared
+    from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     if (Path(text) / MANIFEST).exists():
         yield from sample_prepared(Path(text), most, held_out=False)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from hornbook.errors import Exit, HornbookError
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.compare.text_samples import TextSample
+    from hornbook.text.tokenizer.compare.compare import TextSample
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SEEDS = (1, 2)
 HELD_OUT = 0.1
 PIECE = 4096
-"""Characters of the documents that the samples are cut into, so that a share of them is a share of the text."""
+"""Characters per document: samples are cut into small ones, so that a share of the documents is a share of the text."""
 MODEL = ("model.layers=2", "model.width=128", "model.heads=2")
 TRAINING = ("train.epochs=1", "train.batch_tokens=2048", "train.micro_batch=8", "train.sequence=256", "optim.lr=3e-3")
 QUIETLY = ("checkpoint.every=1M", "eval.every=0", "eval.tokens=1G", 'eval.prompt=""', "log.every=1M")
@@ -30,17 +30,17 @@ QUIETLY = ("checkpoint.every=1M", "eval.every=0", "eval.tokens=1G", 'eval.prompt
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """What the small model reached with one tokenizer."""
+    """Results of the small model with one tokenizer."""
 
     tokenizer: str
     tokens: int
-    """Tokens of the training text."""
+    """Number of tokens of the training text."""
     bits_per_byte: tuple[float, ...]
-    """Of the held-out text, by seed."""
+    """Bits per byte of the held-out text, one per seed."""
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return statistics.fmean(self.bits_per_byte)
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Proxy:
 def train_proxies(
     tokenizers: "Mapping[str, Tokenizer]", samples: "Sequence[TextSample]", scratch: Path
 ) -> Iterator[Proxy]:
-    """Train and score one tokenizer after the other; the same tokenizers and texts give the same figures."""
+    """Train and score one tokenizer after the other; the same tokenizers and texts give the same results."""
     data = _prepare(samples, scratch)
     for number, (name, tokenizer) in enumerate(tokenizers.items()):
         folder = _tokenize(data, tokenizer, scratch / f"data-{number}")
@@ -74,7 +74,7 @@ def noise(found: Sequence[Proxy]) -> float:
 
 
 def _prepare(samples: "Sequence[TextSample]", scratch: Path) -> Path:
-    """The samples in pieces, as a prepared folder."""
+    """Write the samples as a prepared folder of small documents."""
     from hornbook.text.config.text import SourceConfig, TextConfig
     from hornbook.text.refinery.pipeline.prepare import prepare
 
@@ -101,7 +101,7 @@ def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
 
 
 def _train(data: Path, out: Path, seed: int) -> float:
-    """Bits that the trained model needs for the held-out text."""
+    """Train the small model; returns the bits it needs for the held-out text."""
     from hornbook.files.run_directory import RunDir
     from hornbook.files.run_status import fullest, newest_evaluation
     from hornbook.run.launch.launch import Start, launch
@@ -122,7 +122,7 @@ def _train(data: Path, out: Path, seed: int) -> float:
 
 
 def proxy_table(found: Sequence[Proxy], lossy: Sequence[str]) -> list[Any]:
-    """The figures for people, how much of a difference is chance, and which tokenizers lose some of the text."""
+    """The results for people, the difference that may be chance, and the tokenizers that lose some of the text."""
     from rich import box
     from rich.table import Table
 

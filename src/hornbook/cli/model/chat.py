@@ -1,4 +1,4 @@
-"""`hornbook chat`: talk with a model turn by turn, or write a text together with one that only continues."""
+"""`hornbook chat`: talk with a model turn by turn, or write a text together with a base model."""
 
 import importlib
 import sys
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from hornbook.cli.model.generate import (
-    Device,
     Greedy,
     MaxTokens,
     Seed,
-    Target,
     Temperature,
     TopK,
     TopP,
     load_speaker,
     read_utf8,
     require_utf8,
-    show,
+    speed_text,
 )
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Json, Result, Results, write
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
 def chat(
     target: Target,
     *,
-    system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told first; needs a chat template.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message; needs a chat template.")] = None,
     tokens: MaxTokens = 256,
     seed: Seed = 0,
     greedy: Greedy = False,
@@ -49,20 +46,22 @@ def chat(
     top_p: TopP = 1.0,
     device: Device = "auto",
     as_json: Json = False,
-) -> None:
-    """Talk with a model: each line is a turn, and the answer comes as it is written.
+) -> Results:
+    """Talk with a model: each line is a turn, and the answer is printed while it is generated.
 
-    A model with a chat template beside its tokenizer answers by it. Any other decoder is a base model: it continues the
-    text that the lines and its own words make together, and an empty line lets it go on.
+    A model whose tokenizer has a chat template answers by it. Any other decoder is a base model: it continues the one
+    text that your lines and its answers form, and an empty line lets it continue.
     /reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer and keeps the session. stdout has the answers,
-    stderr all else; --json prints one object per turn.
+    stderr everything else. --json prints one object per turn.
     """
     from hornbook.model.generate.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     loaded = load_speaker(target, device)
     if loaded.config.kind != "decoder":
-        raise UsageError(f"{loaded.folder}: a model of kind {loaded.config.kind} keeps no conversation: use generate")
+        raise UsageError(
+            f"{loaded.folder}: chat needs a decoder, and this is an {loaded.config.kind}: use `hornbook generate`"
+        )
     conversation = _conversation(loaded, system)
     speaker = Speaker(loaded, conversation, tokens, sampling)
     say(f"{conversation.about}; {_KEYS}")
@@ -73,11 +72,11 @@ def chat(
             conversation.reset()
             say("a new conversation")
         elif (heard := _understood(line)) is not None and conversation.hear(heard):
-            speaker.take_turn(line, as_json=as_json)
+            yield speaker.take_turn(line, as_json=as_json)
 
 
 def _understood(line: str) -> str | None:
-    """A line as UTF-8; None for one from a terminal that is not, and the conversation goes on. Raises UsageError."""
+    """The line, or None if it was typed at a terminal and is not UTF-8. From a pipe, that is a UsageError."""
     try:
         return require_utf8(line)
     except UsageError as error:
@@ -88,26 +87,26 @@ def _understood(line: str) -> str | None:
 
 
 class Conversation(Protocol):
-    """What was said, as the tokens that an answer continues."""
+    """The conversation so far, as the tokens that the next answer continues."""
 
     about: str
-    """For people: what kind of model this is."""
+    """The kind of model, for people."""
     stop: frozenset[int]
     """Tokens that end an answer."""
 
     def reset(self) -> None: ...
     def hear(self, line: str) -> bool:
-        """Take up a line; whether there is something to answer."""
+        """Add a line; returns whether it needs an answer."""
         ...
 
     def tokens(self) -> list[int]: ...
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Take up an answer; `ended`: by a token of `stop`."""
+        """Add an answer; `ended`: it ended with a token of `stop`."""
         ...
 
 
 class Turns:
-    """Turns of a chat template."""
+    """A conversation by a chat template."""
 
     def __init__(self, loaded: "Loaded", template: "ChatTemplate", system: str | None) -> None:
         tokenizer = loaded.tokenizer
@@ -119,13 +118,13 @@ class Turns:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all turns but what the model is told first."""
+        """Forget all turns but the system message."""
         from hornbook.model.generate.chat import Message
 
         self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
 
     def hear(self, line: str) -> bool:
-        """Blank lines are no turns."""
+        """Add a user's turn; a blank line is ignored."""
         from hornbook.model.generate.chat import Message
 
         if line.strip():
@@ -137,7 +136,7 @@ class Turns:
         return self._template.encode(self._messages)
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep an answer, a stopped one too: the next line is about it."""
+        """Keep an answer, also one that was stopped, because the next line may refer to it."""
         from hornbook.model.generate.chat import Message
 
         del ids, ended
@@ -145,24 +144,24 @@ class Turns:
 
 
 class OneText:
-    """The text that a base model and a person write in turns; a line of the person begins a line of the text."""
+    """The one text that a base model and a person write in turns; each line of the person starts a new line of it."""
 
     def __init__(self, loaded: "Loaded") -> None:
         assert loaded.tokenizer is not None
         self._tokenizer = loaded.tokenizer
         self.about = (
-            "a base model: no chat template came with its tokenizer, so it continues the text that you write together "
-            "(an empty line lets it go on)"
+            "a base model: no chat template came with its tokenizer, so it continues the text you write together "
+            "(an empty line lets it continue)"
         )
         self.stop = frozenset({self._tokenizer.end_id, self._tokenizer.delimiter_id})
         self.reset()
 
     def reset(self) -> None:
-        """Begin a text, as documents begin in training."""
+        """Start a new text with the delimiter token, as documents start in training."""
         self._ids = [self._tokenizer.delimiter_id]
 
     def hear(self, line: str) -> bool:
-        """Write the line behind the text; the first, and one after an end of text, begins it."""
+        """Append the line to the text; the first line, also after an end-of-text token, starts the text."""
         if line:
             self._ids += self._tokenizer.encode(line if len(self._ids) == 1 else f"\n{line}")
         return True
@@ -172,7 +171,7 @@ class OneText:
         return list(self._ids)
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep what was written; after an end of text the next line begins another."""
+        """Append what the model wrote; after an end-of-text token the next line starts another text."""
         del text
         self._ids += ids
         if ended:
@@ -187,12 +186,14 @@ def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
     if template is not None:
         return Turns(loaded, template, None if system is None else require_utf8(system))
     if system is not None:
-        raise UsageError(f"{loaded.folder} has no chat template, so --system has no place: write it as the first line")
+        raise UsageError(
+            f"{loaded.folder} has no chat template, so it takes no --system: write that text as the first line"
+        )
     return OneText(loaded)
 
 
 class Speaker:
-    """Generates answers; what was computed for the turns before is kept."""
+    """Generates answers, and keeps the keys and values computed for earlier turns."""
 
     def __init__(self, loaded: "Loaded", conversation: Conversation, max_tokens: int, sampling: "Sampling") -> None:
         from hornbook.model.generate.generate import Past
@@ -201,8 +202,8 @@ class Speaker:
         self._max_tokens, self._sampling = max_tokens, sampling
         self._turns, self._past = 0, Past()
 
-    def take_turn(self, line: str, *, as_json: bool) -> None:
-        """Answer, piece by piece, until the end of a turn, the limit, or Ctrl-C."""
+    def take_turn(self, line: str, *, as_json: bool) -> Result:
+        """Answer, showing the text piece by piece unless `as_json`, until the end of a turn, the limit, or Ctrl-C."""
         ids: list[int] = []
         pieces: list[str] = []
         start, ended = time.perf_counter(), _ENDED
@@ -210,22 +211,18 @@ class Speaker:
             for piece in self._stream(ids):
                 pieces.append(piece)
                 if not as_json:
-                    show(piece)
+                    write(piece)
             ended = _FULL if len(ids) == self._max_tokens else _ENDED
         except KeyboardInterrupt:
             ended = _STOPPED
         text, seconds = "".join(pieces), time.perf_counter() - start
         self._conversation.said(ids, text, ended=ended == _ENDED)
         self._turns += 1
-        if as_json:
-            facts = {"tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
-            answer({"prompt": line, "text": text, **facts}, as_json=True)
-        else:
-            show("\n")
-        say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
+        value = {"prompt": line, "text": text, "tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
+        return Result(value, "", report=[speed_text(len(ids), seconds, ended)])
 
     def _stream(self, ids: list[int]) -> Iterator[str]:
-        """Pieces of the answer; the ids are collected in `ids` on the way. Each turn has draws of its own."""
+        """Pieces of the answer as they are generated; appends their token ids to `ids`. Each turn has its own seed."""
         import dataclasses
 
         from hornbook.model.generate.generate import generate, stream_text
@@ -253,7 +250,7 @@ class Speaker:
 
 
 def _lines() -> Iterator[str]:
-    """Lines of stdin, without their ends; on a terminal with its line editing, where Ctrl-C drops the line."""
+    """Lines of stdin without line ends; on a terminal, with line editing, and Ctrl-C drops the line."""
     read_utf8()
     terminal = sys.stdin.isatty()
     if terminal and sys.stdout.isatty():
@@ -272,7 +269,7 @@ def _lines() -> Iterator[str]:
 
 
 def _ask() -> str:
-    """A line, or "" at the end of input. The prompt is on stdout only where line editing puts it there."""
+    """A line, or "" at the end of input. The prompt goes to stderr unless line editing writes it to stdout."""
     if not sys.stdout.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
@@ -280,12 +277,12 @@ def _ask() -> str:
     try:
         return input("> ") + "\n"
     except EOFError:
-        show("\n")
+        write("\n")
         return ""
 
 
 def _edit_lines() -> None:
-    """Arrow keys and the lines before, where Python was built with readline."""
+    """Enable arrow keys and the history of lines, if Python was built with readline."""
     import contextlib
 
     with contextlib.suppress(ImportError):

@@ -1,4 +1,4 @@
-"""`hornbook eval`: loss and bits-per-byte of a run or checkpoint on held-out text."""
+"""`hornbook eval`: score a run or checkpoint on held-out text."""
 
 import math
 from contextlib import contextmanager
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import Target
 from hornbook.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from hornbook.data.corpus import Corpus
     from hornbook.model.storage.load import Loaded
@@ -19,39 +22,33 @@ if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
     from hornbook.text.config.labels import LabelsConfig
 
-WINDOW = 1024  # tokens per window for a checkpoint that no run tells more about
+WINDOW = 1024  # tokens per row for a checkpoint that belongs to no run
 
 
 def evaluate(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
+    target: Target,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help="Text to score instead of the run's validation shards; repeatable."),
+        typer.Option("--data", help="Text to score instead of the run's validation shards; may be repeated."),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also gzip and a unigram model on the same text.")
+        bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")
     ] = False,
-    as_json: Json = False,
-) -> None:
-    """Loss and bits-per-byte, per source and in all, over every held-out token.
+) -> Result:
+    """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
 
-    Of a run's last checkpoint it is the figure that the run ended with.
+    For the last checkpoint of a run, this is the result that the run ended with.
     """
     from hornbook.progress import progress_bar
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
-        figures = _figures(target, data, progress, baselines=baselines)
-    if as_json:
-        answer(figures, as_json=True)
-    else:
-        _show(figures)
+        metrics = _score(target, data, progress, baselines=baselines)
+    return Result(metrics, notes=[_table(metrics)])
 
 
-def _figures(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
-    """All figures, as `--json` shows them."""
+def _score(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
+    """All metrics: the value of `--json`."""
     from hornbook.evals import corpus as scoring
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
@@ -63,7 +60,7 @@ def _figures(target: Path, data: list[str] | None, progress: "Progress", *, base
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
     recipe = _recipe(folder, loaded)
-    # The device is this machine's, not that of the training.
+    # The best device of this machine, whatever the training used.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
     progress("read the text", 0, None)
@@ -76,20 +73,21 @@ def _figures(target: Path, data: list[str] | None, progress: "Progress", *, base
         token_bytes, micro_batch = loaded.tokenizer.token_bytes(), recipe.train.micro_batch
         scores = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch, progress=progress)
         report = scores.report()
-        figures: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
+        metrics: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
         if baselines:
             progress("compute baselines", 0, None)
-            figures["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
-    return figures
+            metrics["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
+    return metrics
 
 
 def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
-    """The recipe of the run that `folder` is a checkpoint of, else defaults with a window of 1,024 tokens.
+    """The recipe of the run that `folder` belongs to, or else defaults with rows of 1,024 tokens.
 
     Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
     sentinels for them, on infilling.
     """
-    from hornbook.data.config import Causal, DataConfig, Infill, Masked, Span
+    from hornbook.data.config.data import DataConfig
+    from hornbook.data.config.objectives import Causal, Infill, Masked, Span
     from hornbook.files.run_directory import RunDir
     from hornbook.run.config import TrainConfig
     from hornbook.run.start.bound import recipe_in_force
@@ -106,7 +104,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 
 @contextmanager
 def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Progress") -> "Iterator[Corpus]":
-    """What to score: the files given, else the shards the run was trained on."""
+    """The text to score: the given files, or else the shards that the run was trained on."""
     from hornbook.data.corpus import Corpus
     from hornbook.evals.corpus import corpus_of_files
 
@@ -120,7 +118,7 @@ def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "P
 
 
 def _labels(recipe: "Recipe") -> "LabelsConfig | None":
-    """What the labels of files are: as of the data that the run was trained on, where it is still there."""
+    """The labels of given files: those of the run's data folder, if that still exists."""
     from hornbook.data.corpus import Corpus
 
     head, labels = recipe.model.head, recipe.text.labels
@@ -131,39 +129,29 @@ def _labels(recipe: "Recipe") -> "LabelsConfig | None":
     return labels
 
 
-def _show(figures: dict[str, Any]) -> None:
-    """Print the figures as a table for people."""
+def _table(metrics: dict[str, Any]) -> "Table":
+    """By source: loss and bits per byte with the baselines, or the metrics of labels."""
     from rich.table import Table
 
     from hornbook.files.run_status import coverage
 
-    if "labels" in figures:
-        _show_labels(figures)
-        return
-    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
-    for column in ("source", "loss", "bits per byte", "tokens", "bytes"):
+    scores = [*metrics["sources"].items(), *([("all", metrics)] if len(metrics["sources"]) > 1 else [])]
+    if "labels" in metrics:
+        names = [name for name, value in scores[0][1].items() if isinstance(value, float)]
+        header = ["source", *(name.replace("_", " ") for name in names), "labels"]
+        rows = [(name, *(f"{each[key]:.4f}" for key in names), f"{each['labels']:,}") for name, each in scores]
+    else:
+        header = ["source", "loss", "bits per byte", "tokens", "bytes"]
+        rows = [(name, *_cells(each)) for name, each in scores]
+        for name, bits in metrics.get("baselines", {}).items():
+            rows.append((name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", ""))
+    table = Table(title=f"{metrics['checkpoint']}, {coverage(metrics)}")
+    for column in header:
         table.add_column(column, justify="left" if column == "source" else "right")
-    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
-    for name, score in rows:
-        table.add_row(
-            name, f"{score['loss']:.4f}", f"{score['bits_per_byte']:.4f}", f"{score['tokens']:,}", f"{score['bytes']:,}"
-        )
-    for name, bits in figures.get("baselines", {}).items():
-        table.add_row(name.replace("_", " "), "", "-" if math.isnan(bits) else f"{bits:.4f}", "", "")
-    people().print(table)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _show_labels(figures: dict[str, Any]) -> None:
-    """Print the figures of labels as a table for people."""
-    from rich.table import Table
-
-    from hornbook.files.run_status import coverage
-
-    rows = [*figures["sources"].items(), *([("all", figures)] if len(figures["sources"]) > 1 else [])]
-    names = [name for name, value in rows[0][1].items() if isinstance(value, float)]
-    table = Table(title=f"{figures['checkpoint']}, {coverage(figures)}")
-    for column in ("source", *(name.replace("_", " ") for name in names), "labels"):
-        table.add_column(column, justify="left" if column == "source" else "right")
-    for name, score in rows:
-        table.add_row(name, *(f"{score[figure]:.4f}" for figure in names), f"{score['labels']:,}")
-    people().print(table)
+def _cells(score: dict[str, Any]) -> tuple[str, ...]:
+    return f"{score['loss']:.4f}", f"{score['bits_per_byte']:.4f}", f"{score['tokens']:,}", f"{score['bytes']:,}"

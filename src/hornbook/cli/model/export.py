@@ -1,11 +1,12 @@
-"""`hornbook export`: a checkpoint to a certified Hugging Face folder."""
+"""`hornbook export`: write a checkpoint as a certified Hugging Face folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Target
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
@@ -16,56 +17,50 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def export(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
+    target: Target,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option("--to", help="hf: a whole model; peft: an adapter alone.")] = "hf",
-    dtype: Annotated[str, typer.Option("--dtype", help="Stored type of the weights: fp32 or bf16.")] = "fp32",
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; new or empty.")],
+    to: Annotated[str, typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")] = "hf",
+    dtype: Annotated[str, typer.Option("--dtype", help="Data type of the stored weights: fp32 or bf16.")] = "fp32",
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Codes instead of weights: int8, int4, int4-group64, nf4.")
+        str | None, typer.Option("--quantize", help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Load it back with transformers and compare.")
+        bool,
+        typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers."),
     ] = True,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Write a folder that transformers loads, and prove that it computes the same.
+) -> Result:
+    """Write a Hugging Face folder, and check that transformers computes the same logits from it.
 
-    The folder appears when everything is written and certified. Exit code 3 if the certificate fails. Adapters are
-    merged into their base; with --to peft they stay apart. What --quantize writes, eval and generate read.
+    The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
+    merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
     from hornbook.cli.model.export_forms import export_adapter, export_quantized
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.hf.tokenizer import begin_texts
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.start.lineage import write_lineage
 
     if to not in ("hf", "peft"):
         raise UsageError(f"--to {to}: choose hf or peft")
     if to == "peft" and quantize is not None:
-        raise UsageError("--quantize is for whole models, not with --to peft")
+        raise UsageError("--quantize needs a whole model: leave out --to peft")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
-        export_adapter(folder, out, dry_run=dry_run, as_json=as_json)
-        return
+        return export_adapter(folder, out, dry_run=dry_run)
     if quantize is not None:
-        export_quantized(folder, out, quantize, dry_run=dry_run, as_json=as_json)
-        return
+        return export_quantized(folder, out, quantize, dry_run=dry_run)
     config, vocab, stream, with_tokenizer = read_merged(folder)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
     if dry_run:
-        answer(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab), as_json=as_json)
-        return
-    with appearing(out) as partial:
+        return Result(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab))
+    with new_model(out, "export", folder, report) as partial:
         tensors = dict(stream)
         tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
         start = decoder_start_of(folder)
@@ -73,19 +68,14 @@ def export(
         if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
             begin_texts(partial)
         found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
-        write_lineage(partial, "export", folder)
-        report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
-    answer(report, report_text(out, report["files"], found.summary() if found else note), as_json=as_json)
-    if as_json:
-        return
-    if found is None:
-        say(f"[yellow]warning[/] {note}")
-    say(f"next: {use_command(config.head.kind, str(out))}")
+    notes = [f"[yellow]warning[/] {note}"] if found is None else []
+    notes.append(f"next: {use_command(config.head.kind, str(out))}")
+    return Result(report, report_text(out, report["files"], found.summary() if found else note), notes=notes)
 
 
 def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
-    """The certificate, or why there is none; a failed one is an IntegrityError."""
+    """(certificate, "") or (None, the reason). Raises IntegrityError if the logits differ."""
     from hornbook.model.hf.certificate import MissingTransformers, certify
 
     try:

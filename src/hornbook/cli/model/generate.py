@@ -1,4 +1,4 @@
-"""`hornbook generate`: continue a prompt, or prompts line by line, as the text comes."""
+"""`hornbook generate`: continue a prompt, or each line of stdin, printing the text while it is generated."""
 
 import dataclasses
 import io
@@ -6,37 +6,35 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Json, Result, Results, write
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
+from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
     from hornbook.model.generate.prompts import Prompt
     from hornbook.model.generate.sampling import Sampling
     from hornbook.model.storage.load import Loaded
 
-Target = Annotated[
-    Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-]
-MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Tokens to generate at most.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same text.")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")]
+MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Maximum number of tokens to generate.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
 Temperature = Annotated[
-    float, typer.Option("--temperature", help="Below 1 safer and more alike, above 1 more varied; 0 is greedy.")
+    float, typer.Option("--temperature", help="Below 1 more predictable, above 1 more varied; 0 is greedy.")
 ]
-TopK = Annotated[int, typer.Option("--top-k", help="Only the k most likely tokens; 0 is all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Only the most likely tokens with this share in all.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 means all.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability.")]
 
 
 def generate(
     target: Target,
     *,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="What to continue; without it, lines of stdin.")
+        str | None, typer.Option("-p", "--prompt", help="The text to continue; without it, each line of stdin.")
     ] = None,
     tokens: MaxTokens = 128,
     seed: Seed = 0,
@@ -45,20 +43,22 @@ def generate(
     top_k: TopK = 50,
     top_p: TopP = 1.0,
     beams: Annotated[
-        int, typer.Option("--beams", min=1, help="Texts grown side by side, within the model's positions; 1 samples.")
+        int,
+        typer.Option("--beams", min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling."),
     ] = 1,
     length_penalty: Annotated[
-        float, typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below shorter.")
+        float,
+        typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below 0 shorter ones."),
     ] = 1.0,
     device: Device = "auto",
     as_json: Json = False,
-) -> None:
-    """Continue a prompt, answer to it, or fill its masks. stdout has the text, stderr the speed.
+) -> Results:
+    """Continue a prompt, answer it, or fill its masks. stdout has the text, stderr the speed.
 
-    A decoder continues the prompt. An encoder-decoder reads it as its source and answers; an encoder fills the masks in
-    it: both read masks and sentinels as the tokenizer spells them ([MASK], <extra_id_0>).
-    A text ends at the model's end-of-text token. One longer than the model's positions goes on from its last half.
-    Without -p each line of stdin is a prompt of its own; --json prints one object per prompt.
+    A decoder continues the prompt, an encoder-decoder answers it, an encoder fills its masks. Spell masks and sentinels
+    as the tokenizer does ([MASK], <extra_id_0>).
+    Text ends at the model's end-of-text token. When it fills the model's positions, it continues from its second half.
+    Without -p, each line of stdin is a prompt of its own. --json prints one object per prompt.
     """
     from hornbook.model.generate.sampling import Sampling
 
@@ -66,14 +66,14 @@ def generate(
     loaded = load_speaker(target, device)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
-            _fill(loaded, each, as_json=as_json)
+            yield _fill(loaded, each)
             continue
         echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
-        _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
+        yield _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
-    """A model with a tokenizer, and a head that says tokens. Raises UsageError where it is none."""
+    """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.world import choose_device
@@ -81,15 +81,17 @@ def load_speaker(target: Path, device: str) -> "Loaded":
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read or write")
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read or write text")
     if isinstance(loaded.config.head, LabelHeadConfig):
-        raise UsageError(f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says labels: use predict")
+        raise UsageError(
+            f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts labels: use `hornbook predict`"
+        )
     return loaded
 
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Beam search, where there is more than one beam."""
+    """Beam search with more than one beam; sampling with one."""
 
     beams: int
     length_penalty: float
@@ -114,28 +116,33 @@ def _prompts(prompt: str | None) -> Iterator[str]:
 
 def _respond(
     loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, *, as_json: bool, echo: bool
-) -> None:
-    """Generate, showing the text piece by piece (or one JSON object at the end)."""
+) -> Result:
+    """Generate, showing the text piece by piece unless `as_json`."""
     pieces: list[str] = []
     ids: list[int] = []
     start = time.perf_counter()
     if echo and not as_json:
-        show(prompt)
+        write(prompt)
     for piece in _stream(loaded, prompt, max_tokens, sampling, beam, ids):
         pieces.append(piece)
         if not as_json:
-            show(piece)
+            write(piece)
     seconds = time.perf_counter() - start
     ended = "length" if len(ids) == max_tokens else "end of text"
-    if as_json:
-        answer(_record(prompt, "".join(pieces), ids, sampling) | {"ended": ended, "seconds": round(seconds, 3)})
-    else:
-        show("\n")
-    say(f"{len(ids)} tokens, {len(ids) / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}")
+    record = {"prompt": prompt, "text": "".join(pieces), "tokens": len(ids), "ids": ids}
+    record |= dataclasses.asdict(sampling) | {"ended": ended, "seconds": round(seconds, 3)}
+    return Result(record, "", report=[speed_text(len(ids), seconds, ended)])
 
 
-def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
-    """Show the prompt with its masks filled, and on stderr what else could stand there."""
+def speed_text(tokens: int, seconds: float, ended: str) -> str:
+    """Number of tokens, speed and reason of the end of a generated text."""
+    return f"{tokens} tokens, {tokens / max(seconds, 1e-9):,.0f} tok/s, ended by {ended}"
+
+
+def _fill(loaded: "Loaded", prompt: str) -> Result:
+    """The prompt with its masks filled, and the most likely tokens of each mask for stderr."""
+    from rich.markup import escape
+
     from hornbook.model.generate.prompts import encode_spelled, fill_masks
 
     tokenizer = loaded.tokenizer
@@ -150,25 +157,25 @@ def _fill(loaded: "Loaded", prompt: str, *, as_json: bool) -> None:
         [{"text": tokenizer.decode([token]), "id": token, "probability": share} for token, share in pairs]
         for pairs in (zip(each.tokens, each.probabilities, strict=True) for each in found)
     ]
-    if as_json:
-        answer({"prompt": prompt, "text": text, "masks": choices})
-        return
-    show(f"{text}\n")
-    for number, chosen in enumerate(choices, 1):
-        say(f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen))
+    notes = [
+        f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen)
+        for number, chosen in enumerate(choices, 1)
+    ]
+    value = {"prompt": prompt, "text": text, "masks": choices}
+    return Result(value, f"{text}\n", notes=[escape(escape_controls(note)) for note in notes])
 
 
 def _stream(
     loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, ids: list[int]
 ) -> Iterator[str]:
-    """Pieces of text; the ids are collected in `ids` on the way."""
+    """Pieces of text as they are generated; their token ids are appended to `ids`."""
     from hornbook.model.generate.generate import stream_text
-    from hornbook.model.generate.prompts import begin
+    from hornbook.model.generate.prompts import encode_prompt
     from hornbook.model.surgery.folders import decoder_start_of
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    begun = begin(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
+    begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
     alone = loaded.model.encoder is None
     stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
     made = _tokens(loaded, begun, max_tokens, sampling, beam, stop)
@@ -176,7 +183,7 @@ def _stream(
     def collected() -> Iterator[int]:
         for token in made:
             ids.append(token)
-            if alone or token != tokenizer.delimiter_id:  # an answer may begin as documents do
+            if alone or token != tokenizer.delimiter_id:  # an answer may start with the delimiter, as documents do
                 yield token
 
     return stream_text(collected(), tokenizer, begun.tokens)
@@ -216,25 +223,15 @@ def _tokens(
 
 
 def read_utf8() -> None:
-    """Let stdin be read as UTF-8; what is none is judged by `require_utf8`."""
+    """Read stdin as UTF-8; other bytes become surrogates, which `require_utf8` refuses."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def require_utf8(prompt: str) -> str:
-    """The prompt. Raises UsageError where it has bytes that are no UTF-8."""
+    """The prompt. Raises UsageError if it holds bytes that are not UTF-8."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise UsageError("the prompt is not UTF-8 text") from error
     return prompt
-
-
-def _record(prompt: str, text: str, ids: list[int], sampling: "Sampling") -> dict[str, Any]:
-    return {"prompt": prompt, "text": text, "tokens": len(ids), "ids": ids, **dataclasses.asdict(sampling)}
-
-
-def show(text: str) -> None:
-    """Write a piece of text on stdout at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

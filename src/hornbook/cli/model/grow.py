@@ -1,11 +1,12 @@
-"""`hornbook grow`: a checkpoint with more or fewer layers, or with experts, made from another."""
+"""`hornbook grow`: copy a model with more or fewer layers, or with experts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,38 +16,38 @@ if TYPE_CHECKING:
 def grow(
     target: Annotated[
         Path,
-        typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint), a checkpoint, an HF folder."),
+        typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint), a checkpoint or an HF folder."),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; it must not exist yet.")],
-    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers.")] = None,
-    encoder_layers: Annotated[int | None, typer.Option(min=1, help="Layers of the encoder beside a decoder.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers of the new model.")] = None,
+    encoder_layers: Annotated[
+        int | None, typer.Option(min=1, help="Layers of the encoder of an encoder-decoder.")
+    ] = None,
     order: Annotated[
-        str, typer.Option(help="stack: the whole stack again on top. spread: copies side by side.")
+        str, typer.Option(help="stack: repeat the whole stack. spread: put copies next to their originals.")
     ] = "stack",
     identity: Annotated[
         bool,
-        typer.Option("--identity/--copies", help="Added layers add nothing at first: the model computes the same."),
+        typer.Option("--identity/--copies", help="Added layers are identities at first, or plain copies."),
     ] = True,
-    experts: Annotated[int | None, typer.Option(min=2, help="Make each MLP so many experts, copies of it.")] = None,
-    active: Annotated[int, typer.Option(min=1, help="Experts each token uses.")] = 2,
+    experts: Annotated[int | None, typer.Option(min=2, help="Turn each MLP into experts, copies of it.")] = None,
+    active: Annotated[int, typer.Option(min=1, help="Experts used by each token.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the experts' routers.")] = 1,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Make a starting point for `hornbook train --from` out of a model of another depth, or a dense one."""
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
-    from hornbook.model.config.mlp import Experts
+) -> Result:
+    """Make a copy of a model with more or fewer layers, or with experts, to start `hornbook train --from` with."""
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
+    from hornbook.model.config.mlp import ExpertsConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.start.lineage import write_lineage
 
     if order not in ("stack", "spread"):
         raise UsageError(f"--order {order}: choose stack or spread")
     if layers is None and encoder_layers is None and experts is None:
-        raise UsageError("nothing to do: give --layers, --encoder-layers or --experts")
+        raise UsageError("there is nothing to change: give --layers, --encoder-layers or --experts")
     folder = checkpoint_path(target)
     old, vocab, stream, tokenizer = read_merged(folder)
     check_free(out)
@@ -54,22 +55,19 @@ def grow(
     tensors = regrow(stream, old, deep, order, identity=identity)
     same, new = identity or (deep.layers, deep.encoder.layers) == (old.layers, old.encoder.layers), deep
     if experts is not None:
-        part = Experts(count=experts, active=active)
+        part = ExpertsConfig(count=experts, active=active)
         new, same = upcycled(deep, part), same and preserves(part)
         tensors = upcycle(tensors, new, vocab, seed)
     same = same and deep.layers >= old.layers and deep.encoder.layers >= old.encoder.layers
     report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
     report |= {"computes_the_same": same}
     if dry_run:
-        answer(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written", as_json=as_json)
-        return
-    with appearing(out) as partial:
+        return Result(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written")
+    with new_model(out, "grow", folder, report) as partial:
         beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
         write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
-        write_lineage(partial, "grow", folder)
-        report["files"] = file_sizes(partial)
-    says = "it computes what its origin does" if same else "it computes something else than its origin"
-    answer(report, report_text(out, report["files"], f"{_shape(new)}; {says}"), as_json=as_json)
+    says = "it computes the same as the original" if same else "it does not compute the same as the original"
+    return Result(report, report_text(out, report["files"], f"{_shape(new)}; {says}"))
 
 
 def _shape(cfg: "ModelConfig") -> str:

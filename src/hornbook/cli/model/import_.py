@@ -1,4 +1,4 @@
-"""`hornbook import`: a local Hugging Face folder to a checkpoint of ours."""
+"""`hornbook import`: convert a local Hugging Face folder to a hornbook checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -6,49 +6,44 @@ from typing import Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, say
 from hornbook.errors import UsageError
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Local folder: config.json and safetensors.")],
+    source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     add_tokens: Annotated[
-        Path | None, typer.Option("--add-tokens", help="File of new tokens, one in a line, for the tokenizer.")
+        Path | None, typer.Option("--add-tokens", help="File of tokens to add to the tokenizer, one per line.")
     ] = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare with transformers on the original.")
+        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
     ] = True,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Read a model of transformers and write it as a checkpoint to train from, evaluate or generate with.
+) -> Result:
+    """Convert a Hugging Face model to a checkpoint that train --from, eval and generate read.
 
-    Decoders, encoders of masked text, encoder-decoders; docs/parity.md lists the architectures.
+    Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.cli.model.out_folder import appearing, check_free, file_sizes, report_text
+    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.hf.certificate import MissingTransformers, certify
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
-    from hornbook.run.start.lineage import write_lineage
 
     _require_folder(source)
     config, vocab, stream = read_hf(source)
     check_free(out)
     if add_tokens is not None:
-        _extend(source, add_tokens, out, dry_run=dry_run, as_json=as_json)
-        return
+        return _extend(source, add_tokens, out, dry_run=dry_run)
     report: dict[str, Any] = {"source": str(source), "out": str(out), "model": config.model_dump(mode="json")}
     if dry_run:
         shape = f"{config.layers} layers, width {config.width}, {vocab} rows of embedding"
-        answer(
-            report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written", as_json=as_json
-        )
-        return
+        return Result(report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written")
     found, note = None, "not certified (--no-certificate)"
-    with appearing(out) as partial:
+    with new_model(out, "import", source, report) as partial:
         tensors = dict(stream)
         tokenizer = source if (source / "tokenizer.json").exists() else None
         write_hf(partial, tensors, config, vocab, tokenizer, decoder_start=decoder_start_of(source))
@@ -57,43 +52,39 @@ def import_(
                 found = certify(partial, reference=source, source=tensors).require()
             except MissingTransformers as error:
                 note = f"imported, but {error}"
-        write_lineage(partial, "import", source)
-        report["files"] = file_sizes(partial)
     report["certificate"] = found.to_json() if found else None
     report["left_out"] = left_out(source)
     if report["left_out"]:
         names = ", ".join(report["left_out"])
-        say(f"[yellow]warning[/] {names}: of other heads than the one that config.json names, left out")
+        say(f"[yellow]warning[/] {names}: left out, for config.json names another head")
     last = found.summary().replace("loaded back", "original loaded") if found else note
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
-    if found is None and not as_json:
-        say(f"[yellow]warning[/] {note}")
+    notes = [f"[yellow]warning[/] {note}"] if found is None else []
+    return Result(report, report_text(out, report["files"], last), notes=notes)
 
 
 def _require_folder(source: Path) -> None:
-    """UsageError that says how to get a model folder, unless `source` is one."""
+    """Raise UsageError, with the way to get a model, unless `source` is a model folder."""
     from hornbook.run.checkpoints.path import HOW_TO_GET
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
-        raise UsageError(f"{source}: {what}. import takes a local folder of a Hugging Face model; {HOW_TO_GET}")
+        raise UsageError(f"{source}: {what}. import takes a local folder with a Hugging Face model; {HOW_TO_GET}")
     if not (source / "config.json").exists():
-        raise UsageError(f"{source}: it has no config.json, so it is no folder of a Hugging Face model; {HOW_TO_GET}")
+        raise UsageError(f"{source}: it has no config.json, so it is not a Hugging Face model; {HOW_TO_GET}")
 
 
-def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Write the model with rows for new tokens, which begin as the mean of their pieces, and its tokenizer."""
-    from hornbook.cli.model.out_folder import appearing, file_sizes, report_text
+def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
+    """Write the model and its tokenizer with new tokens, whose embedding rows are the means of their pieces."""
+    from hornbook.cli.model.out_folder import new_model, report_text
     from hornbook.errors import IntegrityError
     from hornbook.model.hf.hf import read_hf, write_hf
     from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
-    from hornbook.run.start.lineage import write_lineage
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
-        raise UsageError(f"{source}: it has no tokenizer.json, so there is nothing to add tokens to")
+        raise UsageError(f"{source}: it has no tokenizer.json to add tokens to")
     try:
         tokens = [line for line in file.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as error:
@@ -102,16 +93,15 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
     old = Tokenizer.load(source)
     known, pieces = old.vocab_size, pieces_of(tokens, old)
     if known > vocab:
-        raise IntegrityError(f"{source}: its tokenizer has {known} ids, its model only {vocab} rows of embedding")
+        raise IntegrityError(f"{source}: its tokenizer has {known} ids, but its model only {vocab} embedding rows")
     rows = extended_vocab(vocab, known, len(tokens))
     config = config.model_copy(update={"vocab": rows})
     mean = sum(map(len, pieces)) / max(len(pieces), 1)
     last = f"{len(tokens)} new tokens (of {mean:.1f} pieces on average) behind {known}; {rows} rows of embedding"
     report: dict[str, Any] = {"source": str(source), "out": str(out), "added": len(tokens), "vocab": rows}
     if dry_run:
-        answer(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written", as_json=as_json)
-        return
-    with appearing(out) as partial:
+        return Result(report | {"dry_run": True}, f"would import {source} to {out}: {last}; nothing written")
+    with new_model(out, "import", source, report) as partial:
         scratch = partial.with_name(f"{partial.name}-tokenizer")
         try:
             write_extended_tokenizer(source, tokens, scratch)
@@ -122,6 +112,4 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool, as_json: bool
             write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        write_lineage(partial, "import", source)
-        report["files"] = file_sizes(partial)
-    answer(report, report_text(out, report["files"], last), as_json=as_json)
+    return Result(report, report_text(out, report["files"], last))

@@ -1,24 +1,25 @@
-"""A folder that appears at once or not at all, so that a killed export leaves nothing half done under its name."""
+"""Model folders that appear complete or not at all, so that a killed export leaves no partial folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.files.durable import storage_errors, writing_folder
 
 
 def check_free(out: Path) -> None:
-    """UsageError unless `out` is missing or an empty folder."""
+    """Raise UsageError unless `out` does not exist or is an empty folder."""
     if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out}: it is not empty; choose another folder, or remove it first")
+        raise UsageError(f"{out}: the folder is not empty: choose another, or remove it first")
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: it is a file; choose another name")
+        raise UsageError(f"{out}: it is a file: choose another name")
 
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when the block ends well and vanishes when it does not.
+    """A temporary folder to fill: renamed to `out` if the block succeeds, removed if it fails.
 
     What an earlier, killed attempt left is removed. Errors: UsageError if `out` is taken, StorageError.
     """
@@ -29,9 +30,15 @@ def appearing(out: Path) -> Iterator[Path]:
         yield partial
 
 
-def file_sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file, by name."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+@contextmanager
+def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
+    """As `appearing`, for a model that `command` makes of `source`; `report["files"]` gets the bytes of each file."""
+    from hornbook.run.start.lineage import write_lineage
+
+    with appearing(out) as partial:
+        yield partial
+        write_lineage(partial, command, source)
+        report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
 
 
 def report_text(out: Path, files: dict[str, int], last: str) -> str:

@@ -1,4 +1,4 @@
-"""`hornbook predict`: labels, tags, numbers, answers for lines of text."""
+"""`hornbook predict`: predict labels, tags, numbers or answers for lines of text."""
 
 import io
 import json
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from hornbook.cli.shell import Json, answer, say
+from hornbook.cli.result import Result, Results
+from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,25 +21,24 @@ if TYPE_CHECKING:
     from hornbook.progress import Progress
 
 CHUNK = 256
-"""Lines that are answered together; one, where a person types them."""
+"""Number of lines computed together; one if a person types them."""
 
 
 def predict(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
-    ],
-    file: Annotated[Path, typer.Argument(metavar="[FILE|-]", help="Lines of text, or .jsonl; - is stdin.")] = Path("-"),
+    target: Target,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines of text, or a .jsonl file; - is stdin.")] = Path(
+        "-"
+    ),
     *,
     objects: Annotated[
-        bool, typer.Option("--objects", help="Lines are JSON objects, as in a .jsonl file (questions always are).")
+        bool, typer.Option("--objects", help="Read JSON objects, as from a .jsonl file (always so for questions).")
     ] = False,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
-    as_json: Json = False,
-) -> None:
-    """Classify, tag or answer each line with a fine-tuned model.
+    device: Device = "auto",
+) -> Results:
+    """Predict the label, the tags or the answer of each line with a fine-tuned model.
 
-    A line is a text; or a JSON object with text (and text_pair), words, or question and context. A text longer than the
-    model's positions is cut, and a note says so; words and contexts are read in overlapping windows: nothing is lost.
+    A line is a text, or a JSON object with text (and text_pair), words, or question and context. A text longer than
+    the model's positions is cut, and a warning says so; words and contexts are read whole, in overlapping windows.
     --json prints one object per line, with the probability of every label.
     """
     from hornbook.progress import progress_bar
@@ -54,16 +54,16 @@ def predict(
             loaded, file, _queries(file, kind, objects=objects), 1 if typed else CHUNK, progress
         ):
             truncated += found.get("truncated", False)
-            answer(given | found, None if as_json else SHOWN[kind](found))
+            yield Result(given | found, SHOWN[kind](found))
     if truncated:
         say(
             f"[yellow]warning[/] {truncated:,} texts are longer than the model's "
-            f"{loaded.config.position.length:,} positions: what is behind those was not read"
+            f"{loaded.config.position.length:,} positions: the rest of each was not read"
         )
 
 
 def _load(target: Path, device: str) -> "Loaded":
-    """A model with a head for labels, and a tokenizer. Raises UsageError where it has another head, or none."""
+    """A model with a head for labels and a tokenizer. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.world import choose_device
@@ -72,18 +72,18 @@ def _load(target: Path, device: str) -> "Loaded":
     loaded = load_model(checkpoint_path(target), device=choose_device(device))
     if not isinstance(loaded.config.head, LabelHeadConfig):
         raise UsageError(
-            f"{loaded.folder}: its head is {loaded.config.head.kind!r}, which says tokens, not labels: `hornbook "
-            "generate` is for it, and `hornbook train --from` it with another model.head.kind makes a model that labels"
+            f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts tokens, not labels: use `hornbook "
+            "generate`, or fine-tune it with `hornbook train --from` and another model.head.kind"
         )
     if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so there is no text to read")
+        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read text")
     return loaded
 
 
 def _found(
-    loaded: "Loaded", file: Path, queries: "Iterator[Asked]", size: int, progress: "Progress"
+    loaded: "Loaded", file: Path, queries: "Iterator[Line]", size: int, progress: "Progress"
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
-    """What each line holds, and what is said of it; so many lines at once."""
+    """(object of the line, prediction) of each line; `size` lines are computed together."""
     from hornbook.model.generate.predict import predict as ask
     from hornbook.progress import without_bars
 
@@ -91,14 +91,14 @@ def _found(
     progress("read the lines", done, total)
     while chunk := list(islice(queries, size)):
         found = list(ask(loaded, [query for _, query in chunk]))
-        with without_bars() if sys.stdout.isatty() else nullcontext():  # answers there need the place of the bar
+        with without_bars() if sys.stdout.isatty() else nullcontext():  # the bar and the answers share the terminal
             yield from zip((given for given, _ in chunk), found, strict=True)
         done += len(chunk)
         progress("read the lines", done, total)
 
 
 def _count(file: Path) -> int | None:
-    """Lines of a file; None of stdin, and of what cannot be read, which is told when it is."""
+    """Number of lines in a file; None for stdin and for a file that cannot be read (reading reports that)."""
     if not file.is_file():
         return None
     with suppress(OSError), file.open("rb") as lines:
@@ -106,15 +106,15 @@ def _count(file: Path) -> int | None:
     return None
 
 
-Asked = tuple[dict[str, Any], "Query"]
-"""What a line holds, for the answer to say it again, and what it asks."""
+Line = tuple[dict[str, Any], "Query"]
+"""The object of a line, which `--json` repeats, and the query made of it."""
 
 
 # ---- Lines
 
 
-def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Asked]:
-    """Each line read. UsageError that names the line where there is nothing in it, or not what the head needs."""
+def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Line]:
+    """Parse each line. Raises UsageError, naming the line, if it is empty or lacks a field that the head needs."""
     name, number = "stdin" if str(file) == "-" else str(file), 0
     with _open(file) as lines:
         for number, raw in enumerate(lines, start=1):
@@ -139,13 +139,13 @@ def _open(file: Path) -> BinaryIO:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _from_text(line: str) -> Asked:
+def _from_text(line: str) -> Line:
     from hornbook.model.generate.predict import Query
 
     return {"text": line}, Query(line)
 
 
-def _from_object(where: str, line: str, kind: str) -> Asked:
+def _from_object(where: str, line: str, kind: str) -> Line:
     from hornbook.model.generate.predict import Query
 
     try:
@@ -153,17 +153,17 @@ def _from_object(where: str, line: str, kind: str) -> Asked:
     except ValueError as error:
         raise UsageError(f"{where} is not JSON ({error}); lines of text need a file that is not .jsonl") from error
     if not isinstance(given, dict):
-        raise UsageError(f"{where} is JSON, but no object: {NEEDED[kind]}")
+        raise UsageError(f"{where} is JSON, but not an object: {NEEDED[kind]}")
     if kind == "span":
         return given, Query(_text(where, given, "context", kind), _text(where, given, "question", kind))
     if kind == "token_classification" and "words" in given:
         words = given["words"]
         if not (isinstance(words, list) and words and all(isinstance(each, str) and each.strip() for each in words)):
-            raise UsageError(f"{where}: words is {words!r}: a list of words is expected")
+            raise UsageError(f"{where}: words is {words!r}: write a list of words")
         return given, Query("", words=words)
     pair = _text(where, given, "text_pair", kind) if "text_pair" in given else None
     if kind == "token_classification" and pair is not None:
-        raise UsageError(f"{where}: there is a text_pair, but words are tagged in one text")
+        raise UsageError(f"{where}: a tagger takes one text: leave out text_pair")
     return given, Query(_text(where, given, "text", kind), pair)
 
 
@@ -173,7 +173,7 @@ NEEDED = {
     "token_classification": 'it needs {"text": "..."} or {"words": ["...", "..."]}',
     "span": 'it needs {"question": "...", "context": "..."}',
 }
-"""Kind of head -> what an object must hold."""
+"""Kind of head -> the fields that an object needs."""
 
 
 def _text(where: str, given: dict[str, Any], key: str, kind: str) -> str:
@@ -207,4 +207,4 @@ SHOWN = {
     "token_classification": _show_tags,
     "span": _show_answer,
 }
-"""Kind of head -> its answer in a line."""
+"""Kind of head -> function that writes a prediction as one line."""

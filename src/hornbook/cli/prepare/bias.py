@@ -1,12 +1,12 @@
 """`hornbook prepare bias`: who is mentioned with what."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
+from hornbook.cli.shell import Data
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def bias(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
-    top: Annotated[int, typer.Option("--top", min=1, help="Most pairs shown of each source; --json has all.")] = 10,
-    as_json: Json = False,
-) -> None:
-    """Say which groups of people are mentioned with what more often than by their share, per source and in all.
+    data: Data,
+    top: Annotated[int, typer.Option("--top", min=1, help="Maximum number of pairs per source; --json has all.")] = 10,
+) -> Result:
+    """Show which words occur near which groups of people more often than expected, by source and in total.
 
-    Where {kind = "mentions"} or {kind = "rebalance"} is one of the steps; from what prepare counted: no text is read.
-    PMI is in bits: +1 is twice as often as if it stood near all groups alike. It is association in text, not harm.
+    Needs a step {kind = "mentions"} or {kind = "rebalance"}: it uses the counts of prepare and reads no text.
+    PMI is in bits: +1 means twice as often as if the word occurred near all groups alike. It measures association in
+    text, not harm.
     """
     from hornbook.text.refinery.bias.bias import read_bias
     from hornbook.text.refinery.pipeline.folder import read_text_config
@@ -29,11 +29,11 @@ def bias(
     found = read_bias(data, read_text_config(data).steps)
     if not found:
         raise UsageError(
-            f'{data}: no step counted who is mentioned with what; add {{kind = "mentions"}} to text.steps, behind the '
+            f'{data}: no step counted mentions of groups; add {{kind = "mentions"}} to text.steps, after the '
             "edits, and prepare again"
         )
     value = {"data": str(data), "steps": [_as_json(each) for each in found]}
-    answer(value, "\n\n".join(_text(each, top) for each in found), as_json=as_json)
+    return Result(value, "\n\n".join(_text(each, top) for each in found))
 
 
 def _as_json(report: "MentionReport") -> dict[str, object]:
@@ -56,7 +56,6 @@ def _text(report: "MentionReport", top: int) -> str:
 
 
 def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> str:
-    from hornbook.cli.train.runs import columns
     from hornbook.text.refinery.bias.bias import nothing_stands_out, shares, standing_out
 
     pairs = standing_out(source)

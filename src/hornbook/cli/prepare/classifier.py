@@ -1,36 +1,50 @@
-"""`hornbook prepare classifier`: a score trained on a user's own good and bad samples."""
+"""`hornbook prepare classifier`: train a classifier on good and bad samples of your own."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 from hornbook.errors import UsageError
 
 
 def classifier(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The classifier to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
     good: Annotated[list[str], typer.Option("--good", metavar="PATH", help="Files of good samples; may be repeated.")],
     bad: Annotated[list[str], typer.Option("--bad", metavar="PATH", help="Files of bad samples; may be repeated.")],
-    words: Annotated[str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="What a word is.")] = "cjk",
-    as_json: Json = False,
-) -> None:
-    """Train a classifier of documents and say how well it does on samples that it did not learn from.
+    words: Annotated[
+        str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="How words are split.")
+    ] = "cjk",
+) -> Result:
+    """Train a classifier of documents, and measure it on samples it was not trained on.
 
     Use it as a step: {kind = "classifier", model = "FILE", keep = "above", threshold = 0.5}.
     """
-    from hornbook.cli.prepare.sample_texts import sample_texts
     from hornbook.text.refinery.scores.classifier import train
     from hornbook.text.refinery.words.words import DEFINITIONS
 
     if words not in DEFINITIONS:
-        raise UsageError(f"--words {words}: it is one of {', '.join(DEFINITIONS)}")
+        raise UsageError(f"--words {words}: choose one of {', '.join(DEFINITIONS)}")
     model, report = train(list(sample_texts("--good", good)), list(sample_texts("--bad", bad)), words)
     model.save(out)
     text = (
         f"{out}: accuracy {report.accuracy:.1%}, area under the curve {report.auc:.3f} "
         f"on {report.good + report.bad:,} samples held out"
     )
-    answer({"model": str(out), **asdict(report)}, text, as_json=as_json)
+    return Result({"model": str(out), **asdict(report)}, text)
+
+
+def sample_texts(option: str, paths: Sequence[str]) -> Iterator[str]:
+    """Texts of the documents in the files that `option` names. Raises UsageError for a file that does not exist."""
+    from hornbook.text.config.text import SourceConfig
+    from hornbook.text.ingest.document import Document, ReadOptions
+    from hornbook.text.ingest.inputs import list_inputs
+    from hornbook.text.ingest.readers import read_file
+
+    source = SourceConfig(paths=list(paths))
+    options = ReadOptions.of(source)
+    rows = (row for file in list_inputs(option.strip("-"), source) for row in read_file(file, options))
+    return (row.text for row in rows if isinstance(row, Document))

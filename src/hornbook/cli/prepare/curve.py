@@ -1,41 +1,39 @@
 """`hornbook prepare curve`: what stays as a threshold moves."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result, columns
+from hornbook.cli.shell import Data
 from hornbook.errors import UsageError
 
 
 def curve(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
+    data: Data,
     threshold: Annotated[str, typer.Argument(metavar="STEP.KEY", help="Such as gopher_quality.min_words.")],
     values: Annotated[
-        list[float] | None, typer.Argument(metavar="[VALUE]...", help="By default around today's.")
+        list[float] | None,
+        typer.Argument(metavar="VALUE", help="By default some around the current value."),
     ] = None,
-    as_json: Json = False,
-) -> None:
-    """Say how many documents stay for each value of a threshold, of which sources and languages, and of which words.
+) -> Result:
+    """Count the documents kept for each value of a threshold, by source and language.
 
-    What of the vocabulary stays is estimated where {kind = "vocabulary"} is one of the steps, with 95 % intervals.
-    From the columns that prepare stored: no text is read, and nothing is changed.
+    With a step {kind = "vocabulary"}, also estimate the share of the vocabulary kept, with 95 % intervals.
+    It uses the columns that prepare stored: it reads no text and changes nothing.
     """
-    from hornbook.cli.train.runs import columns
     from hornbook.text.refinery.pipeline.folder import read_text_config
-    from hornbook.text.refinery.scores.curve import around, numbers, read_signals
+    from hornbook.text.refinery.scores.curve import around, curve_table, numbers, read_signals
     from hornbook.text.refinery.scores.curve import curve as points_of
-    from hornbook.text.refinery.scores.curve_table import curve_table
 
     name, dot, key = threshold.rpartition(".")
     if not dot:
-        raise UsageError(f"{threshold!r} is no STEP.KEY, such as gopher_quality.min_words")
+        raise UsageError(f"{threshold!r}: write STEP.KEY, such as gopher_quality.min_words")
     step, signals = read_signals(data, read_text_config(data).steps, name)
     now = numbers(step.config).get(key)
     if values is None and now is not None:
         values = around(now)
     points = points_of(step, signals, key, values or [0.0])
     value = {"data": str(data), "threshold": threshold, "now": now, "points": [asdict(point) for point in points]}
-    answer(value, columns(curve_table(points, now)), as_json=as_json)
+    return Result(value, columns(curve_table(points, now)))

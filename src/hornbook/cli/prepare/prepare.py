@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, people
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,36 +29,35 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [PATH]... [--section.key value]...",
-            help="A recipe, or files, folders, globs and URLs (each becomes a source); settings in any place.",
+            help="A recipe; files, folders, globs and URLs (each becomes a source); settings.",
         ),
     ] = None,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Folder to write.")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", metavar="NAME", help="Column or key with the text, of the PATHs.")
+        str | None, typer.Option("--text-field", metavar="NAME", help="Column or key of the text in the PATHs.")
     ] = None,
     id_field: Annotated[
-        str | None, typer.Option("--id-field", metavar="NAME", help="Column or key with the document's name.")
+        str | None, typer.Option("--id-field", metavar="NAME", help="Column or key of the document ids.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core.")] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row (exit code 3).")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete what an earlier prepare wrote there.")] = False,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
     phase: Annotated[
-        str, typer.Option("--phase", metavar="measure|decide|write", help="Do one phase only: see --shard.")
+        str, typer.Option("--phase", metavar="measure|decide|write", help="Run one phase only; see --shard.")
     ] = "",
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="With --phase: every N-th task from the I-th (from 1) on.")
+        str, typer.Option("--shard", metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
     on: Annotated[
-        str, typer.Option("--on", metavar="here|ray", help="Where tasks run: a Ray cluster, or here.")
+        str, typer.Option("--on", metavar="here|ray", help="Run tasks on this machine or on a Ray cluster.")
     ] = "here",
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Read text, normalise it, drop empty documents and duplicates, and count every row.
 
-    A killed run goes on where it was. Any number of workers writes the same bytes. Rows that cannot be
-    read are listed in DATA/quarantine.jsonl.
+    A killed prepare resumes. Any number of workers writes the same bytes. Rows that cannot be read are listed in
+    DATA/quarantine.jsonl.
     """
     from hornbook.progress import progress_bar
     from hornbook.text.refinery.pipeline.prepare import prepare as run
@@ -67,7 +67,7 @@ def prepare(
     place = _one_of("--on", on, "here", "ray")
     if phase:
         if dry_run or overwrite:
-            raise UsageError("--phase goes with neither --dry-run nor --overwrite: name another --out, or leave it out")
+            raise UsageError("--phase cannot be combined with --dry-run or --overwrite: choose another --out instead")
         share = _share(shard)
         with progress_bar() as progress:
             said = prepare_share(
@@ -79,23 +79,19 @@ def prepare(
                 progress=progress,
                 on=place,
             )
-        answer({"data": str(out), "phase": phase, "done": said}, said, as_json=as_json)
-        return
+        return Result({"data": str(out), "phase": phase, "done": said}, said)
     if shard != "1/1":
-        raise UsageError("--shard is of one phase: `--phase measure --shard 1/8`, then decide, then write")
+        raise UsageError("--shard needs --phase: `--phase measure --shard 1/8`, then decide, then write")
     if dry_run:
-        _show_plan(config, out, as_json)
-        return
+        return _plan(config, out)
     with progress_bar() as progress:
         funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=place)
-    people().print(*funnel_tables(funnel, out))
-    if as_json:
-        answer({"data": str(out), **funnel.to_json()}, as_json=True)
+    return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
 
 
 def _one_of(option: str, given: str, *known: str) -> Any:
     if given not in known:
-        raise UsageError(f"{option} {given}: it is one of {', '.join(known)}")
+        raise UsageError(f"{option} {given}: choose one of {', '.join(known)}")
     return given
 
 
@@ -121,7 +117,7 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
     given = {field: value for field, value in fields.items() if value is not None}
     if given and not targets:
         option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UsageError(f"{option} is for paths on the command line; in a recipe write text.sources.NAME.text_field")
+        raise UsageError(f"{option} needs a PATH on the command line; in a recipe, set text.sources.NAME.text_field")
     if strict:
         overrides = [*overrides, "text.strict=true"]
     named = name_sources(targets)
@@ -178,7 +174,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
+def _plan(config: "TextConfig", out: Path) -> Result:
     from hornbook.progress import size_text
     from hornbook.text.refinery.pipeline.plan import list_all, plan
 
@@ -198,7 +194,7 @@ def _show_plan(config: "TextConfig", out: Path, as_json: bool) -> None:
         for name, each in sources.items()
     ]
     lines.append(f"  steps: {', '.join(step.kind for step in config.steps)}; nothing written")
-    answer({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines), as_json=as_json)
+    return Result({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines))
 
 
 def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
+from hornbook.cli.shell import Data
 
 
 def report(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA itself.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write report.html (funnel, examples and precision of every rule) and DATA_CARD.md."""
+    data: Data,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA.")] = None,
+) -> Result:
+    """Write report.html (the funnel, and examples and precision of every rule) and DATA_CARD.md."""
     from hornbook.files.durable import write_atomic
     from hornbook.text.refinery.pipeline.folder import CARD, PAGE
     from hornbook.text.refinery.report.report import card, page, read_receipt
@@ -24,4 +24,4 @@ def report(
     write_atomic(folder / PAGE, page(receipt))
     write_atomic(folder / CARD, card(receipt))
     value = {"page": str(folder / PAGE), "card": str(folder / CARD)}
-    answer(value, f"{value['page']}\n{value['card']}", as_json=as_json)
+    return Result(value, f"{value['page']}\n{value['card']}")

@@ -6,24 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer, people
+from hornbook.cli.result import Json, Result, columns
+from hornbook.cli.shell import Data, people
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.text.refinery.report.reviews import Example
+    from collections.abc import Mapping
+
+    from hornbook.text.refinery.report.reviews import Example, Precision
 
 _KEYS = {"y": True, "n": False}
 
 
 def review(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder that prepare wrote.")],
-    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows documents that stayed.")] = "",
+    data: Data,
+    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows kept documents.")] = "",
     as_json: Json = False,
-) -> None:
-    """Show documents that each rule dropped, and some that stayed, and ask whether that was right.
+) -> Result:
+    """Show documents that each rule dropped, and some that were kept, and ask whether that was right.
 
-    Labels are kept in DATA/reviews.jsonl, also when the folder is prepared again: they then count where the same text
-    is again an example. Without a terminal only what is known so far is printed.
+    Your answers are stored in DATA/reviews.jsonl. They stay when the folder is prepared again, and count wherever the
+    same text is an example again. Without a terminal, only the results so far are printed.
     """
     from hornbook.text.refinery.report.reviews import as_json as precisions_as_json
     from hornbook.text.refinery.report.reviews import judge, judged, precisions
@@ -39,7 +42,7 @@ def review(
                 break
             judge(data, example, right)
     found = precisions(data)
-    answer({"data": str(data), "rules": precisions_as_json(found)}, _table(data), as_json=as_json)
+    return Result({"data": str(data), "rules": precisions_as_json(found)}, _table(data, found))
 
 
 def _ask(example: "Example", place: str) -> bool | None:
@@ -66,12 +69,9 @@ def _printable(text: str, also: str = "") -> str:
     return "".join(char if char.isprintable() or char in also else "\ufffd" for char in text)
 
 
-def _table(data: Path) -> str:
-    from hornbook.cli.train.runs import columns
-    from hornbook.text.refinery.report.reviews import precisions
-
+def _table(data: Path, precisions: "Mapping[str, Precision]") -> str:
     rows = [("rule", "judged", "right", "precision", "95 % interval")]
-    for reason, each in precisions(data).items():
+    for reason, each in precisions.items():
         low, high = each.interval
         judged = each.right + each.wrong
         rows.append((reason, f"{judged:,}", f"{each.right:,}", f"{each.share:.0%}", f"{low:.0%} to {high:.0%}"))

@@ -1,4 +1,4 @@
-"""`hornbook config show | explain | schema | check`: what is set, by whom, and what could be."""
+"""`hornbook config show | explain | schema | check`: the settings, their origins and their types."""
 
 import json
 import tomllib
@@ -7,26 +7,26 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import WORDS, Json, Words, answer, people, resolve_words, split_target, split_targets
-from hornbook.errors import Exit, UsageError
+from hornbook.cli.result import CommandGroup, Json, Result
+from hornbook.cli.shell import WORDS, Words, people, resolve_words, split_target, split_targets
+from hornbook.errors import UsageError
 
-app = typer.Typer(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
 
 
 @app.command(context_settings=WORDS)
-def show(words: Words = None, as_json: Json = False) -> None:
-    """Print every setting with its origin, as a recipe that gives the same run."""
+def show(words: Words = None) -> Result:
+    """Print all settings with their origins, as a recipe that gives the same run."""
     resolved = resolve_words(words)
     value = {"recipe": resolved.recipe.model_dump(mode="json"), "origins": resolved.origins}
-    answer(value, resolved.to_toml(), as_json=as_json)
+    return Result(value, resolved.to_toml())
 
 
 @app.command(context_settings=WORDS)
 def explain(
     words: Annotated[list[str], typer.Argument(metavar="KEY [RECIPE|RUN] [--section.key value]...")],
-    as_json: Json = False,
-) -> None:
-    """Tell what a setting does, its type, limits and default, and who set it."""
+) -> Result:
+    """Explain a setting: what it does, its type, limits and default, and where its value comes from."""
     from hornbook.settings.resolve import resolve
     from hornbook.settings.show import explanation
 
@@ -35,54 +35,50 @@ def explain(
         raise UsageError("write hornbook config explain KEY [RECIPE], such as hornbook config explain optim.lr tiny")
     resolved = resolve(targets[1] if len(targets) > 1 else None, overrides)
     key = targets[0].lstrip("-")
-    answer(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key), as_json=as_json)
+    return Result(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key))
 
 
 @app.command()
-def schema() -> None:
+def schema() -> Result:
     """Print the JSON schema of recipes, for editors and forms."""
     from hornbook.settings.show import json_schema
 
-    answer({}, json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    found = json_schema()
+    return Result(found, json.dumps(found, indent=2, ensure_ascii=False))
 
 
 @app.command(context_settings=WORDS)
 def check(
     words: Words = None,
-    mend: Annotated[bool, typer.Option("--mend", help="Write present names for former ones into the file.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Replace former names of settings in the file.")] = False,
     as_json: Json = False,
-) -> Exit:
-    """Check a recipe; all problems are told at once, with exit code 2.
+) -> Result:
+    """Check a recipe and print all problems at once. Exit code 2 if there are any.
 
-    A setting by a former name is none: each has a line that says its present name.
+    A former name of a setting is no problem: it keeps working, and a line says the present name.
     """
     from hornbook.settings.resolve import ConfigError, resolve
 
     target, overrides = split_target(words)
     if target is None:
-        raise UsageError("which recipe? write hornbook config check RECIPE")
-    mended = _mend(Path(target)) if mend else []
-    for line in mended:
-        people().print(line, markup=False)
+        raise UsageError("name a recipe: hornbook config check RECIPE")
+    mended = {"mended": _mend(Path(target))} if mend else {}
     try:
         resolved = resolve(target, overrides)
     except ConfigError as error:
         if not as_json:
             raise
         problems = [vars(problem) for problem in error.problems]
-        answer({"ok": False, "problems": problems, **({"mended": mended} if mend else {})}, as_json=True)
-        return error.exit_code
+        return Result({"ok": False, "problems": problems, **mended}, code=error.exit_code)
     given = sum(origin != "default" for origin in resolved.origins.values())
-    text = f"{target} is valid; {given} of {len(resolved.origins)} settings are not at their default"
-    value = {"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}
-    answer(value | ({"mended": mended} if mend else {}), text, as_json=as_json)
-    return Exit.DONE
+    text = f"{target} is valid; {given} of {len(resolved.origins)} settings differ from their defaults"
+    return Result({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given, **mended}, text)
 
 
 def _mend(path: Path) -> list[str]:
-    """Write present names for former ones into a recipe file; a line for each. A file that is no TOML stays."""
+    """Replace former names in a recipe file; returns, and prints on stderr, a line for each. Invalid TOML stays."""
     from hornbook.files.durable import write_atomic
-    from hornbook.settings.former import mend
+    from hornbook.settings.renamed import mend
 
     if not path.is_file():
         raise UsageError(f"--mend rewrites a recipe file of yours, and {path} is none")
@@ -98,4 +94,7 @@ def _mend(path: Path) -> list[str]:
         mode = path.stat().st_mode
         write_atomic(path, mark + mended)
         path.chmod(mode)
-    return [f"{path}:{line}  {sentence}" for line, sentence in changes]
+    lines = [f"{path}:{line}  {sentence}" for line, sentence in changes]
+    for line in lines:
+        people().print(line, markup=False)
+    return lines

@@ -1,4 +1,4 @@
-"""`--help` of commands that take settings: the ones people change most, from the schema; `--help-all` shows all."""
+"""`--help` of commands that take settings: common ones, from the schema; `--help-all` shows all of them."""
 
 from typing import Any
 
@@ -52,28 +52,23 @@ class SettingsCommand(ExampleCommand):
     """A command that takes `--section.key value` in any place."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Understand `--help-all` and `--help all` before the ordinary parsing."""
+        """Recognise `--help-all` and `--help all`, then parse as usual."""
         wants_all = "--help-all" in args or any(args[i : i + 2] == ["--help", "all"] for i in range(len(args)))
         if wants_all:
             ctx.meta[_ALL] = True
             args = ["--help"]
         return super().parse_args(ctx, args)
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Options, then the free words as their metavar says; the parser would put brackets around them again."""
-        free = [str(param.metavar) for param in self.params if param.param_type_name == "argument" and param.metavar]
-        return ["[OPTIONS]", *free]
-
     def format_more(self, ctx: Any, formatter: Any) -> None:
-        """The settings."""
+        """Write the settings."""
         every = ctx.meta.get(_ALL, False)
         rows = setting_rows(None if every else FREQUENT.get(ctx.info_name or "", _TRAIN))
-        with formatter.section("Settings" if every else "Settings people change most (--help-all shows every one)"):
+        with formatter.section("Settings" if every else "Common settings (--help-all shows all)"):
             formatter.write_dl(rows)
 
 
 def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
-    """(option, doc with type and default) of the settings named, or of all."""
+    """(option, description with type and default) of each setting in `keys`, or of all settings."""
     from hornbook.settings.schema import REQUIRED, settings
 
     rows = []

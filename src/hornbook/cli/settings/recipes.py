@@ -1,4 +1,4 @@
-"""`hornbook recipes ls | show | copy`: the recipes that come with hornbook."""
+"""`hornbook recipes ls | show | copy`: the recipes that hornbook brings."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,39 +9,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import WORDS, DryRun, Json, Words, answer, resolve_words, split_target
+from hornbook.cli.result import CommandGroup, Result
+from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, split_target
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
     from hornbook.run.config import TrainConfig
 
-app = typer.Typer(help="The recipes that come with hornbook.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="List, show and copy recipes.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbook recipes ls`.")]
 
 
 WIDTH = 100
-"""Columns of what is printed."""
+"""Width of the output in columns."""
 
 
 @app.command("ls")
-def list_recipes(as_json: Json = False) -> None:
-    """List them by family, with their size and length of training."""
+def list_recipes() -> Result:
+    """List all recipes by family, with their size and training length."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
     rows.sort(key=_place)
-    answer({"recipes": rows}, "\n".join(table(rows)), as_json=as_json)
+    return Result({"recipes": rows}, "\n".join(table(rows)))
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The small ones first, `tiny` before all; then by family and size."""
+    """Sort key: small recipes first, starting with `tiny`; then by family and size."""
     return row["family"] != "tiny", row["family"], row["name"] != "tiny", row["parameters"], row["name"]
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of `ls`: a blank one between families."""
+    """Lines of `ls`, with an empty one between families."""
     names = max(len(row["name"]) for row in rows)
     indent = names + 22
     yield f"{'recipe':<{names}}  parameters  tokens"
@@ -57,13 +58,13 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @app.command(context_settings=WORDS)
-def show(words: Words = None, as_json: Json = False) -> None:
-    """Print a recipe with every value it resolves to: its parameters, operations per token, bytes of state, steps."""
+def show(words: Words = None) -> Result:
+    """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
 
     if split_target(words)[0] is None:
-        raise UsageError("which recipe? `hornbook recipes ls` lists them")
+        raise UsageError("name a recipe: `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
@@ -74,7 +75,9 @@ def show(words: Words = None, as_json: Json = False) -> None:
         "origins": resolved.origins,
         "parameters": counts,
         "total": sum(counts.values()),
-        "flops_per_token": {name: described(each) for name, each in operations.items()},
+        "flops_per_token": {
+            name: asdict(each) | {"matrices": each.matrices, "total": each.total} for name, each in operations.items()
+        },
         "state_bytes": state,
         "batches": [list(level) for level in recipe.train.ramp.levels(recipe.train.batch_tokens)],
     }
@@ -83,17 +86,17 @@ def show(words: Words = None, as_json: Json = False) -> None:
     lines.append(state_line(state, recipe.parallel.data))
     lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
-    answer(value, "\n".join([*header, resolved.to_toml()]), as_json=as_json)
+    return Result(value, "\n".join([*header, resolved.to_toml()]))
 
 
 def parameter_line(counts: dict[str, int]) -> str:
-    """Parameters in all and by part."""
+    """Number of parameters, in total and by part."""
     parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return f"{sum(counts.values()):,} parameters: {parts}"
 
 
 def operation_line(name: str, operations: "Operations", sequence: int) -> str:
-    """Operations of a token, and by which convention they are counted."""
+    """Operations per token, and the convention by which they are counted."""
     return (
         f"{short(operations.total)} FLOPs per {name}, forward and backward: {short(operations.matrices)} in matrices "
         f"(6 x {short(operations.weights)}), {short(operations.attention)} in attention (the pairs that see each other "
@@ -102,14 +105,14 @@ def operation_line(name: str, operations: "Operations", sequence: int) -> str:
 
 
 def state_line(state: dict[str, int], ranks: int) -> str:
-    """Bytes that stay in memory from step to step."""
+    """Bytes that stay in memory between steps."""
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in state.items())
     where = " in each process" if ranks > 1 else ""
     return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32; activations come on top)"
 
 
 def length_line(train: "TrainConfig") -> str | None:
-    """Steps of the run and how large they are; None where the data decides how long it is."""
+    """Number and size of the steps; None if the training length depends on the data."""
     from hornbook.run.horizon import horizon
 
     return None if train.tokens is None else horizon(train, lambda _: 0).describe()  # no epochs are counted
@@ -120,39 +123,33 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:,.0f} GB" if size >= 100e9 else f"{size / 1e9:.3g} GB"
 
 
-def described(operations: "Operations") -> dict[str, float]:
-    """As JSON."""
-    return asdict(operations) | {"matrices": operations.matrices, "total": operations.total}
-
-
 @app.command()
 def copy(
     name: Name,
     out: Annotated[Path | None, typer.Argument(help="File to write; by default RECIPE.toml here.")] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Copy a recipe to a file of your own, to be changed."""
+) -> Result:
+    """Copy a recipe to a file for you to edit."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     if name not in shipped_recipes():
         family = [known for known in shipped_recipes() if known.startswith(name)]
         close = family[:3] or get_close_matches(name, shipped_recipes(), n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else "`hornbook recipes ls` lists them"
-        raise UsageError(f"there is no shipped recipe {name}: {hint}")
+        raise UsageError(f"there is no recipe {name}: {hint}")
     path = out if out is not None else Path(f"{name}.toml")
     if path.is_dir():
         path = path / f"{name}.toml"
     if path.exists():
-        raise UsageError(f"{path} is there already: name another file")
+        raise UsageError(f"{path} already exists: name another file")
     if not dry_run:
         path.write_text(shipped_recipes()[name], encoding="utf-8")
-    text = f"would write {path}" if dry_run else f"{path}: change it, then hornbook train {path}"
-    answer({"path": str(path), "written": not dry_run}, text, as_json=as_json)
+    text = f"would write {path}" if dry_run else f"{path}: edit it, then run hornbook train {path}"
+    return Result({"path": str(path), "written": not dry_run}, text)
 
 
 def summary(name: str, text: str) -> dict[str, Any]:
-    """What `ls` tells of a recipe; `about` is the first comment line of the file."""
+    """The row of a recipe in `ls`; `about` is the first comment line of the file."""
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.settings.resolve import resolve
 
@@ -164,7 +161,7 @@ def summary(name: str, text: str) -> dict[str, Any]:
 
 
 def rows_of(recipe: Any) -> int:
-    """Rows of the recipe's embedding, as far as known before the tokenizer exists."""
+    """Number of embedding rows of a recipe, as far as it is known before the tokenizer exists."""
     from hornbook.model.config.parameter_count import embedding_rows
 
     return embedding_rows(recipe.model, getattr(recipe.text.tokenizer, "vocab", 0))

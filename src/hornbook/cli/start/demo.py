@@ -1,7 +1,7 @@
-"""The parts of `hornbook quickstart`: sizes, recipe, verbs as child processes, the worker that is killed and resumed.
+"""The parts of `hornbook quickstart`: sizes, recipe, commands as child processes, the killed worker.
 
-Everything runs through the same verbs a person would type, as child processes, so that the demo can show
-nothing that the product does not do.
+Each stage runs the command that a person would type as a child process, so that the demo cannot show anything that
+the product does not do.
 """
 
 import json
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class Size:
-    """One size of the demo; the size alone decides every number of the run."""
+    """One size of the demo. It alone determines every number of the run."""
 
     name: str
     layers: int
@@ -40,12 +40,12 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Tokens the run trains on."""
+        """Training length in tokens."""
         return self.steps * BATCH_TOKENS
 
     @property
     def parameters(self) -> int:
-        """Those of the matrices: 4 of attention and 8 of the MLP, in widths squared, and the vocabulary."""
+        """Parameters of the matrices: 12 x width^2 in each layer (attention 4, MLP 8), and the embedding."""
         return 12 * self.layers * self.width**2 + VOCAB * self.width
 
     @property
@@ -56,7 +56,7 @@ class Size:
 
 VOCAB = 4096
 SEQUENCE = 256
-BATCH_TOKENS = 1024  # as many tokens in a quarter of the batch: 1.97 bits per byte at xs instead of 2.18
+BATCH_TOKENS = 1024  # with four times as many the same training length gives 2.18 bits per byte at xs, not 1.97
 LOG_LINES = 8
 SIZES = [
     Size("xs", 2, 128, 2, 320, 3_000_000, 3e-3),
@@ -113,12 +113,12 @@ prompt = "def"
 
 
 def command(*words: str | Path) -> list[str]:
-    """A verb as a process that ends with this one, whatever ends it."""
+    """The argv of a child process that runs a command and is killed when this process ends."""
     return [sys.executable, "-m", "hornbook.cli.child", str(os.getpid()), *map(str, words)]
 
 
 def hornbook(*words: str | Path, capture: bool = False) -> str:
-    """Run one verb in a child process, its messages on our stderr; return what it printed when `capture`."""
+    """Run a command in a child process, its messages on our stderr; returns its stdout if `capture`."""
     done = subprocess.run(command(*words), check=False, text=True, stdout=subprocess.PIPE if capture else None)
     if done.returncode:
         failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {done.returncode}")
@@ -129,7 +129,7 @@ def hornbook(*words: str | Path, capture: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Kill:
-    """What the killed worker and its successor computed at the same step."""
+    """The loss of the killed worker and of the resumed one at the same step."""
 
     step: int
     before: float
@@ -137,7 +137,7 @@ class Kill:
 
 
 def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
-    """Loss by step, of one attempt or (the later attempt wins) of the whole run."""
+    """Loss by step, of one attempt or of the whole run (of repeated steps, the last one)."""
     found: dict[int, float] = {}
     if run.metrics.exists():
         for record, _ in read_records(run.metrics):
@@ -147,10 +147,10 @@ def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
 
 
 def train_and_kill(words: Sequence[str | Path], run: RunDir, share: float = KILL_AT) -> int | None:
-    """Start training and kill the worker with SIGKILL; return the last step it logged, None if it was not killed.
+    """Start training and kill the worker with SIGKILL; returns the last step it logged, None if it was not killed.
 
-    That is once a share of the run is done, as long as it is by then, and some steps are behind the newest save. A run
-    that ends before that is not an error.
+    The worker is killed once `share` of the run is done and some steps follow the newest save. A run that ends before
+    that is not an error.
     """
     worker = subprocess.Popen(command(*words))
     killed = False
@@ -172,7 +172,7 @@ def train_and_kill(words: Sequence[str | Path], run: RunDir, share: float = KILL
 
 
 def is_ripe(run: RunDir, share: float) -> bool:
-    """Whether `share` of the run is done, and half as many steps behind its newest save as lie between two."""
+    """Whether `share` of the run is done, and at least half of the steps between two saves follow the newest one."""
     state, saves = run.read_state(), [int(folder.name[5:]) for folder in run.checkpoints.glob("step-*")]
     total = state.get("total_tokens") if state is not None else None
     if not saves or not total:

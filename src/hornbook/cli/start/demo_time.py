@@ -1,9 +1,8 @@
-"""How `hornbook quickstart` keeps its time: what was measured here, what it says of the stages to come, what fits.
+"""How `hornbook quickstart` keeps its time limit: measure the machine, estimate the stages, choose a size that fits.
 
-A probe (`hornbook.run.start.calibrate`) measures what everything else is made of: how long a process takes that loads
-torch, how long kernels take to compile, how long a token of training takes in the precision of the run. Whatever has
-run is no longer estimated: the size is chosen twice, before the text is written and again before training, by the
-time left.
+A probe (`hornbook.run.start.calibrate`) measures three times: to start a process that loads torch, to compile the
+kernels, and to train on one token in the precision of the run. The size is chosen twice, before the text is written
+and before training, each time for the time that is left.
 """
 
 import json
@@ -20,11 +19,11 @@ from hornbook.errors import UsageError
 PROBED = (SIZES[0], SIZES[2])
 PROBE_SECONDS = 2.0
 LEAST_STEPS = 120
-"""A demo of fewer has learned nothing worth seeing."""
+"""Minimum number of steps; with fewer, the model learns nothing worth showing."""
 LEAST_SHARE = 0.35
-"""Of the time left that training gets at least, whatever is estimated for the rest."""
+"""Minimum share of the time left for training, whatever the estimate of the other stages."""
 SLACK = 1.15
-"""Of what is estimated: a neighbour may come, and noise should not shorten the run."""
+"""Factor on every estimate, so that noise and other processes do not shorten the run."""
 SHARE_OF_RATE = 0.85  # a run trains at this share of the probed rate: batches, metrics, console
 REDONE = 0.1  # share of the steps that are lost with the killed worker and computed again
 FORWARD = 0.35  # cost of scoring a token, in tokens of training
@@ -41,15 +40,15 @@ class Machine:
     """What the probe measured. Times are in seconds."""
 
     start: float
-    """Of a process until it can compute."""
+    """To start a process that can compute."""
     compiling: float
-    """Until the kernels of a training step were there; about 0 where they lie on disk."""
+    """To compile the kernels of a training step; about 0 if they are cached."""
     seconds_per_token: Mapping[int, float]
-    """Of training steps, by the parameters of a model."""
+    """Of training, by the number of parameters."""
     precision: str = ""
 
     def token(self, size: Size) -> float:
-        """Seconds per token at a size: a straight line over parameters; in proportion where one size was probed."""
+        """Seconds per token at a size: linear in the parameters; proportional to them if only one size was probed."""
         (least, first), *rest = sorted(self.seconds_per_token.items())
         if not rest:
             return first * max(size.parameters / least, 1.0)
@@ -58,40 +57,40 @@ class Machine:
         return first + slope * (size.parameters - least)
 
     def text(self, size: Size) -> float:
-        """Writing, preparing and tokenizing the text of a size."""
+        """Seconds to write, prepare and tokenize the text of a size."""
         starts = TEXT_STARTS + TEXT_STARTS_PER_MB * size.corpus_bytes / 1e6
         return starts * self.start + TEXT_COMPILES * self.compiling
 
     def training(self, size: Size) -> float:
-        """All steps, the ones that are made twice, scores and samples between them."""
+        """Seconds for all steps, the repeated ones, and the evaluations and samples between them."""
         steps = size.tokens * (1 + REDONE) / SHARE_OF_RATE
         scored = (SCORES_PER_RUN + 1) * 2 * EVAL_TOKENS * FORWARD
         return (steps + scored) * self.token(size) + (SCORES_PER_RUN + 1) * SAMPLE_STARTS * self.start
 
     def beside(self, size: Size) -> float:
-        """What comes with and after training: processes, held-out text twice, baselines, export."""
+        """Seconds for all that comes with and after training: processes, two evaluations, baselines, export."""
         starts = TRAIN_STARTS + EVALUATE_STARTS + EXPORT_STARTS
         scored = 2 * size.corpus_bytes * VALIDATION / BYTES_PER_TOKEN * FORWARD
         return starts * self.start + scored * self.token(size) + TRAIN_COMPILES * self.compiling
 
     def remaining(self, size: Size) -> float:
-        """From the first step of training to the end of the demo."""
+        """Seconds from the first training step to the end of the demo."""
         return self.training(size) + self.beside(size)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and for how long at most."""
+    """The size to train, and its time limit."""
 
     size: Size
     train_seconds: float | None
-    """None for a pinned size, whose numbers are the same everywhere."""
+    """Time limit of the training; None for a pinned size, whose results must be the same everywhere."""
     reason: str
-    """A few words for people."""
+    """Why this size, for people."""
 
 
 class Budget:
-    """The time of the demo. Its clock began when the process did."""
+    """The time limit of the demo, counted from the start of the process."""
 
     def __init__(self, seconds: float, machine: Machine, elapsed: float) -> None:
         self.seconds, self.machine = seconds, machine
@@ -104,7 +103,7 @@ class Budget:
 
     @classmethod
     def probed(cls, seconds: float, begun: float) -> Self:
-        """After a look at this machine; `begun` is the monotonic time at which the demo began."""
+        """Measure this machine; `begun` is the monotonic time at which the demo started."""
         machine = probe()
         return cls(seconds, machine, time.monotonic() - begun)
 
@@ -123,7 +122,7 @@ class Budget:
         return choose_size(self.left, self.machine, with_text=True)
 
     def plan(self, largest: Size) -> Plan:
-        """What is trained on the text of the size `largest`, now that it is there."""
+        """The size to train on the text prepared for the size `largest`."""
         self.machine = replace(self.machine, start=min(self.machine.start, process_start()))
         sizes = [size for size in SIZES if size.parameters <= largest.parameters]
         left = self.left
@@ -136,13 +135,13 @@ class Budget:
 
 
 def least_seconds(machine: Machine) -> float:
-    """Of the smallest demo, from the text on."""
+    """Seconds of the smallest demo, from writing the text to the end."""
     least = replace(SIZES[0], steps=LEAST_STEPS)
     return machine.text(least) + SLACK * machine.remaining(least)
 
 
 def choose_size(left: float, machine: Machine, sizes: Sequence[Size] = SIZES, *, with_text: bool = False) -> Size:
-    """The largest size that fits into `left` seconds; where none does, the smallest, with as many steps as fit."""
+    """The largest size that fits into `left` seconds. If none fits: the smallest, with fewer steps."""
 
     def needed(size: Size) -> float:
         return SLACK * machine.remaining(size) + (machine.text(size) if with_text else 0.0)
@@ -159,14 +158,14 @@ def choose_size(left: float, machine: Machine, sizes: Sequence[Size] = SIZES, *,
 
 
 def process_start() -> float:
-    """Seconds until a process has imported what training needs, now: the first of all had to read it from the disk."""
+    """Seconds to start a process that imports what training needs. The first one also reads it from disk."""
     begun = time.monotonic()
     subprocess.run([sys.executable, "-c", "import hornbook.run.launch.launch"], check=True)
     return time.monotonic() - begun
 
 
 def probe() -> Machine:
-    """Measure this machine as it is now, in a process of its own that takes some seconds."""
+    """Measure this machine in a process of its own, which takes some seconds."""
     shapes = [f"{size.layers}x{size.width}x{size.heads}" for size in PROBED]
     command = [sys.executable, "-m", "hornbook.run.start.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
     begun = time.monotonic()
@@ -175,6 +174,6 @@ def probe() -> Machine:
 
 
 def machine_of(found: Mapping[str, Any], seconds: float) -> Machine:
-    """From what the probe printed, and how long its process took."""
+    """Build the measurements from the output of the probe and the seconds that its process took."""
     rates = {size.parameters: rate for size, rate in zip(PROBED, found["seconds_per_token"], strict=False)}
     return Machine(max(seconds - found["computing"], 0.1), found["compiling"], rates, found["precision"])

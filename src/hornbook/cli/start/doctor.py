@@ -1,4 +1,4 @@
-"""`hornbook doctor`: what this machine can do, and what to mend."""
+"""`hornbook doctor`: what this machine can do, and what to repair."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,17 +6,16 @@ from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 from hornbook.errors import Exit
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option("--folder", help="Where runs will lie: its disk is measured.")] = Path(),
-    as_json: Json = False,
-) -> Exit:
-    """Check this machine: versions, devices, speed of arithmetic and disk.
+    folder: Annotated[Path, typer.Option("--folder", help="A folder on the disk to measure.")] = Path(),
+) -> Result:
+    """Check this machine: versions, devices, speed of arithmetic and of the disk.
 
-    Exit code 0 unless something fails: then 7 for the disk, 2 for what is installed.
+    Exit code 0 unless a check fails: 7 if it is only the disk, otherwise 2.
     """
     from hornbook.run.diagnose.doctor import diagnose, worst
 
@@ -27,8 +26,6 @@ def doctor(
         lines.append(f"{check.verdict:<4}  {check.name:<11}  {check.text}")
         if check.remedy:
             lines.append(f"{'':<19}-> {check.remedy}")
-    answer({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), as_json=as_json)
     failed = [check.name for check in checks if check.verdict == "fail"]
-    if not failed:
-        return Exit.DONE
-    return Exit.STORAGE if failed == ["disk"] else Exit.USAGE
+    code = Exit.DONE if not failed else Exit.STORAGE if failed == ["disk"] else Exit.USAGE
+    return Result({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), code)

@@ -1,4 +1,4 @@
-"""`hornbook quickstart`: from the text of your own Python installation to a trained, exported model, offline."""
+"""`hornbook quickstart`: train and export a model on the text of this Python installation, offline."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from hornbook.cli.result import Result
 from hornbook.cli.shell import say
 from hornbook.cli.start import demo
 from hornbook.cli.start.demo_time import Budget, Plan
@@ -24,100 +25,98 @@ DEFAULT_SECONDS = 180.0
 
 
 def quickstart(
-    keep: Annotated[Path | None, typer.Option(help="Keep everything the demo makes in this new folder.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep all files of the demo in this new folder.")] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help=f"Time in which the demo ends, {DEFAULT_SECONDS:.0f} by default; sizes are chosen to fit."),
+        typer.Option(help=f"Time limit, {DEFAULT_SECONDS:.0f} by default; the model size is chosen to fit."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Pin the size: xs, s, m, l, xl. Same size, same numbers, any time.")
+        str | None, typer.Option(help="Fix the model size: xs, s, m, l or xl. The same size gives the same numbers.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the planted duplicates and of the model.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the figures.")] = False,
-) -> None:
-    """Train a language model here, now: about three minutes, no GPU, no network."""
+) -> Result:
+    """Train a language model on this machine in about three minutes, without a GPU or a network."""
     pinned = _pinned(size)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(f"{keep} is not an empty folder: give --keep a new one")
+        raise UsageError(f"{keep} is not an empty folder: choose a new one for --keep")
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="hornbook-"))
     folder.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a closed terminal ends nothing
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, a closed terminal must not end the demo
             signal.signal(number, _interrupt)
     try:
-        figures = _film(folder.resolve(), pinned, seconds, seed)
+        measured = _film(folder.resolve(), pinned, seconds, seed)
         _farewell(folder if keep is not None else None)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    if as_json:
-        typer.echo(json.dumps(figures))
+    return Result(measured)
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
-    """End like Ctrl-C: children are killed, and what is not to be kept is removed."""
+    """End as after Ctrl-C: kill child processes and remove temporary files."""
     raise KeyboardInterrupt
 
 
 def _pinned(name: str | None) -> demo.Size | None:
     sizes = {size.name: size for size in demo.SIZES}
     if name is not None and name not in sizes:
-        raise UsageError(f"no size {name!r}: choose one of {', '.join(sizes)}")
+        raise UsageError(f"there is no size {name!r}: choose one of {', '.join(sizes)}")
     return sizes[name] if name is not None else None
 
 
 def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: int) -> dict[str, object]:
-    """All scenes in order; returns the figures of the demo."""
-    begun = time.monotonic() - time.process_time()  # what was imported until here counts
+    """Run all stages in order; returns the measurements of the demo."""
+    begun = time.monotonic() - time.process_time()  # the imports before this line count
     budget, size = _machine(pinned, seconds, begun)
     raw, data, run, recipe = folder / "raw", folder / "data", RunDir(folder / "run"), folder / "demo.toml"
     recipe.write_text(demo.recipe_text(size, raw))
     stages = {"probe": time.monotonic() - begun}
-    figures: dict[str, object] = {"seed": seed}
-    figures |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
-    figures |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
+    measured: dict[str, object] = {"seed": seed}
+    measured |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
+    measured |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
     plan = budget.plan(size) if budget is not None else Plan(size, None, "pinned")
     recipe.write_text(demo.recipe_text(plan.size, raw))
-    figures |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
-    figures |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
-    figures |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
-    figures |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
-    figures["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
-    figures["seconds"] = round(time.monotonic() - begun, 1)
-    say(f"\n[bold]Done in {figures['seconds']} s.[/]")
-    return figures
+    measured |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
+    measured |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
+    measured |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
+    measured |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
+    measured["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
+    measured["seconds"] = round(time.monotonic() - begun, 1)
+    say(f"\n[bold]Done in {measured['seconds']} s.[/]")
+    return measured
 
 
 def _scene(title: str, stages: dict[str, float], play: Callable[[], dict[str, object]]) -> dict[str, object]:
     say(f"\n[bold cyan]{title}[/]")
     begun = time.monotonic()
-    figures = play()
+    measured = play()
     stages[title] = time.monotonic() - begun
-    return figures
+    return measured
 
 
 def _command(*words: str | Path) -> tuple[str | Path, ...]:
-    """Show the command as a person would type it, and return its words."""
+    """Print the command as a person would type it, and return its words."""
     say("[dim]$ hornbook " + " ".join(str(word) for word in words) + "[/]")
     return words
 
 
 def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> tuple[Budget | None, demo.Size]:
-    """The time there is, and the size whose text is prepared; a pinned size has all time."""
+    """The time limit and the size whose text is prepared; there is no limit for a pinned size."""
     place = f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}"
     say(f"[bold]hornbook quickstart[/]   {place}")
     if pinned is not None:
         say(f"size {pinned.name} (pinned)")
         return None, pinned
     limit = DEFAULT_SECONDS if seconds is None else seconds
-    say(f"Looking how fast this machine is, to end within {limit:g} s (--size pins the size instead).")
+    say(f"Measuring this machine, to choose a size that ends within {limit:g} s (--size sets it instead).")
     with progress_bar() as progress:
         progress("look at the machine", 0, None)
         budget = Budget.probed(limit, begun)
     size = budget.first_size(refuse=seconds is not None)
     machine = budget.machine
     kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"
-    say(f"A process starts in {machine.start:.1f} s, {kernels}, the precision is {machine.precision}.")
+    say(f"A process starts in {machine.start:.1f} s, {kernels}, precision {machine.precision}.")
     return budget, size
 
 
@@ -125,10 +124,10 @@ def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> d
     from hornbook.text.ingest.corpora.installed import score, write_installed_corpus
 
     planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
-    say("The text is what every Python installation carries: code, and its docstrings. We planted duplicates in it.")
+    say("The text comes with every Python installation: code and its docstrings. We planted duplicates in it.")
     demo.hornbook(*_command("prepare", recipe, "--out", data))
     precision, recall = score(data, planted)
-    say(f"Recall: {recall:.1%} of all duplicates were found. Precision: {precision:.1%} of what was removed was one.")
+    say(f"Recall: {recall:.1%} of duplicates were dropped. Precision: {precision:.1%} of the dropped are duplicates.")
     return {"dedup_precision": precision, "dedup_recall": recall}
 
 
@@ -150,16 +149,16 @@ def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict
         demo.hornbook(*_command("resume", run.path))
     kill, losses = demo.compare_attempts(run), demo.losses(run)
     steps = max(losses)
-    figures: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
-    figures |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
+    measured: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
+    measured |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
     if steps < plan.size.steps:
         say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
     if kill is None:
-        say("The run was at its end before its worker could be killed.")
-        return figures
+        say("The run ended before its worker could be killed.")
+        return measured
     sign = "=" if kill.before == kill.after else "is not"
     say(f"Loss at step {kill.step:,}: {kill.after!r} after the resume {sign} {kill.before!r} before the kill.")
-    return figures | {"resumed_loss_equal": kill.before == kill.after}
+    return measured | {"resumed_loss_equal": kill.before == kill.after}
 
 
 def _evaluate(run: RunDir) -> dict[str, object]:
@@ -192,6 +191,6 @@ def _farewell(kept: Path | None) -> None:
     if kept is not None:
         say(f'  hornbook generate {kept}/run -p "def"')
     else:
-        say("  hornbook quickstart --keep demo               the same, and everything it makes stays in demo/")
+        say("  hornbook quickstart --keep demo               the same, and keep its files in demo/")
     say("  hornbook prepare YOUR_TEXT --out data/mine    your own text: files, folders, jsonl, parquet")
-    say("  hornbook recipes ls                           models to train on it")
+    say("  hornbook recipes ls                           recipes to train on it")

@@ -1,11 +1,12 @@
-"""`hornbook fork`: a new run from a checkpoint of another, under other settings."""
+"""`hornbook fork`: start a new run from a checkpoint of another, with other settings."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, RunWords, split_target
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, RunWords, split_target
 from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 
@@ -15,12 +16,11 @@ def fork(
     *,
     out: Annotated[Path, typer.Option(metavar="RUN2", help="The new run directory.")],
     at: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Checkpoint of this step; by default the newest.")
+        int | None, typer.Option(metavar="STEP", help="Step of the checkpoint to start from; by default the newest.")
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> Exit:
-    """Start a new run from weights, moments and clock of another; everything but the model's shape may change."""
+) -> Result | Exit:
+    """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
     load_engine()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.launch.launch import Start
@@ -30,13 +30,13 @@ def fork(
 
     target, overrides = split_target(words, "run directory")
     if target is None:
-        raise UsageError("which run? write hornbook fork RUN --out RUN2")
+        raise UsageError("name a run: hornbook fork RUN --out RUN2")
     parent = RunDir(Path(target))
     if not parent.recipe.is_file():
-        raise UsageError(f"{parent.path} holds no run: fork takes a run directory")
+        raise UsageError(f"{parent.path} holds no run: name a run directory")
     refuse_edited(parent)
     resolved = resolve(str(parent.recipe), overrides)
     origin = fork_origin(parent, at, recipe_in_force(parent), resolved.recipe)
     if resolved.origins.get("name", "") != "command line":
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
-    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run, as_json=as_json)
+    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run)

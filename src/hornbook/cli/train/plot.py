@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, answer, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, say
 from hornbook.errors import HornbookError, UsageError
 
 if TYPE_CHECKING:
@@ -13,18 +14,19 @@ if TYPE_CHECKING:
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, in the order of the legend.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, in the order of the legend.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A picture (.svg), or a page with it (.html).")],
-    x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="What figures are drawn against.")] = "step",
-    log: Annotated[bool, typer.Option("--log", help="The loss on a logarithmic axis.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")
+    ],
+    x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="The horizontal axis.")] = "step",
+    log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for the loss.")] = False,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Draw loss, held-out figures by source, gradient norm, learning rate, speed and events of runs.
+) -> Result:
+    """Plot loss, validation by source, gradient norm, learning rate, speed and events of runs.
 
-    Long runs are thinned: at each place the least and the greatest value stay, so every spike does. A page also says
-    the values where the pointer is. Neither needs a network. A run that cannot be read is named and left out.
+    Long runs are thinned, but each place keeps its smallest and largest value, so every spike remains. A page also
+    shows the values under the pointer. Neither needs a network. A run that cannot be read is named and left out.
     """
     from hornbook.files.durable import write_atomic
     from hornbook.studio.chart import picture
@@ -32,7 +34,7 @@ def plot(
     from hornbook.studio.page import page
 
     if out.suffix not in (".svg", ".html"):
-        raise UsageError(f"--out {out}: the name of a picture ends with .svg, that of a page with .html")
+        raise UsageError(f"--out {out}: the name must end with .svg (a picture) or .html (a page)")
     histories, problems = _read(runs, x)
     chart = make_chart(histories, x, log=log)
     value = {
@@ -45,11 +47,11 @@ def plot(
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page(chart) if out.suffix == ".html" else picture(chart))
     figures = f"would write {out}: {', '.join(chart.describe())}" if dry_run else str(out)
-    answer(value, figures, as_json=as_json)
+    return Result(value, figures)
 
 
 def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["History"], dict[str, str]]:
-    """The histories of the runs that can be read, under names that differ; of the others why they cannot."""
+    """(histories of the readable runs, with distinct names; path -> problem of the others)."""
     import dataclasses
 
     from rich.markup import escape
@@ -62,13 +64,13 @@ def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["Histor
     for path in dict.fromkeys(paths):
         try:
             if not RunDir(path).exists():
-                raise UsageError("no run there")
+                raise UsageError("it holds no run")
             found[path] = read_history(RunDir(path), x)
         except (HornbookError, OSError) as error:
             problems[str(path)] = str(error)
             say(escape(f"{path} is left out: {error}"))
     if not found:
-        raise UsageError("there is nothing to draw: `hornbook runs ls FOLDER` lists runs")
+        raise UsageError("there is nothing to plot: `hornbook runs ls FOLDER` lists runs")
     names = [history.name for history in found.values()]
     alike = {name for name in names if names.count(name) > 1}
     return [

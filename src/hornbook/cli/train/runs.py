@@ -1,4 +1,4 @@
-"""`hornbook runs ls | show | compare`: what runs did and do, read from their directories."""
+"""`hornbook runs ls | show | compare`: the status and the results of runs, read from their directories."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hornbook.files.run_directory import RunDir
     from hornbook.files.run_status import Summary
 
-app = typer.Typer(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
 app.command("plot")(plot)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
@@ -26,11 +26,8 @@ _HEADER = ("run", "status", "step", "tokens", "done", "loss", "heartbeat", "held
 
 @app.command("ls")
 def list_runs(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder of runs; by default HORNBOOK_RUNS, else ./runs.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    folder: Annotated[Path | None, typer.Argument(help="Folder of runs; by default $HORNBOOK_RUNS, or ./runs.")] = None,
+) -> Result:
     """List the runs in a folder, with their status."""
     from hornbook.files.run_status import find_runs, summarize
 
@@ -40,12 +37,12 @@ def list_runs(
     rows = [summarize(run) for run in find_runs(place)]
     value = {"runs": [asdict(row) for row in rows]}
     text = columns([_HEADER, *(_row(row) for row in rows)]) if rows else f"no runs in {place}"
-    answer(value, text, as_json=as_json)
+    return Result(value, text)
 
 
 @app.command()
-def show(run: Run, as_json: Json = False) -> None:
-    """One run: where it is, how it went, what happened to it."""
+def show(run: Run) -> Result:
+    """Show one run: status, loss, validation, checkpoints and events."""
     from hornbook.files.run_status import (
         coverage,
         evaluations,
@@ -79,51 +76,41 @@ def show(run: Run, as_json: Json = False) -> None:
             lines.append(f"held out    {source}: {_named(metrics_of(score))}{on} (step {last['step']:,})")
     lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
     lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
-    answer(value, "\n".join(lines), as_json=as_json)
+    return Result(value, "\n".join(lines))
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Two or more run directories.")],
-    as_json: Json = False,
-) -> None:
-    """Which settings differ between runs, and what came of it."""
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
+) -> Result:
+    """Compare runs: the settings that differ, and the results."""
     from hornbook.files.run_status import steps_that_count, summarize
     from hornbook.run.observe.console import sparkline
 
     if len(runs) < 2:
-        raise UsageError("give two runs or more: hornbook runs compare RUN_A RUN_B")
+        raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")
     directories = [existing_run(path) for path in runs]
     settings = different_settings([_settings(directory) for directory in directories])
-    figures = [_figures(directory) for directory in directories]
+    metrics = [_measurements(directory) for directory in directories]
     held_out, note = _held_out(directories)
-    figures = [figure | held for figure, held in zip(figures, held_out, strict=True)]
+    metrics = [each | held for each, held in zip(metrics, held_out, strict=True)]
     names = [str(path) for path in runs]
-    value = {"runs": names, "settings": settings, "figures": figures, "note": note}
+    value = {"runs": names, "settings": settings, "figures": metrics, "note": note}
     table = [("setting", *names), *((key, *map(_text, values)) for key, values in settings.items())]
     lines = [columns(table) if settings else "the settings are equal", ""]
-    rows = [(key, *(_text(figure.get(key)) for figure in figures)) for key in figures[0]]
+    rows = [(key, *(_text(each.get(key)) for each in metrics)) for key in metrics[0]]
     lines += [columns([("figure", *names), *rows]), *([note] if note else []), ""]
     for directory, name in zip(directories, names, strict=True):
         lines.append(f"{sparkline(_losses(steps_that_count(directory)))}  {name} ({summarize(directory).status})")
-    answer(value, "\n".join(lines), as_json=as_json)
+    return Result(value, "\n".join(lines))
 
 
 def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted keys whose values are not the same in all recipes, with each recipe's value (None where it has none)."""
+    """Dotted keys that differ between recipes -> the value of each recipe (None if it has none)."""
     flat = [_flatten(recipe) for recipe in recipes]
     keys = sorted({key for recipe in flat for key in recipe})
     rows = {key: [recipe.get(key) for recipe in flat] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of words as aligned columns, the first line a header; what could steer the terminal is escaped."""
-    rows = [[word if word.isprintable() else repr(word)[1:-1] for word in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def existing_run(path: Path) -> "RunDir":
@@ -132,7 +119,7 @@ def existing_run(path: Path) -> "RunDir":
 
     run = RunDir(path)
     if not run.exists():
-        raise UsageError(f"{path}: no run there; `hornbook runs ls FOLDER` lists runs")
+        raise UsageError(f"{path} holds no run: `hornbook runs ls FOLDER` lists runs")
     return run
 
 
@@ -141,15 +128,15 @@ def _row(row: "Summary") -> tuple[str, ...]:
     age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"
     if row.problem:
         return (row.name, row.status, "-", "-", "-", "-", "-", row.problem)
-    figures = {name: value for name, value in row.held_out.items() if name != "loss"} or row.held_out
-    held_out = f"{_named(figures)}{' on ' * bool(row.coverage)}{row.coverage}" if figures else "-"
+    metrics = {name: value for name, value in row.held_out.items() if name != "loss"} or row.held_out
+    held_out = f"{_named(metrics)}{' on ' * bool(row.coverage)}{row.coverage}" if metrics else "-"
     return (row.name, row.status, f"{row.step:,}", f"{row.tokens:,}", done, _text(row.loss), age, held_out)
 
 
-def _named(figures: Mapping[str, float]) -> str:
-    """`2.1320 bits per byte`, or the figures of labels."""
+def _named(metrics: Mapping[str, float]) -> str:
+    """`2.1320 bits per byte`, or the metrics of labels."""
     words = []
-    for name, value in figures.items():
+    for name, value in metrics.items():
         spaced = name.replace("_", " ")
         words.append(f"{_text(value)} {spaced}" if name == "bits_per_byte" else f"{spaced} {_text(value)}")
     return ", ".join(words)
@@ -161,7 +148,7 @@ def _facts(row: "Summary") -> list[str]:
 
 
 def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
-    """Validation figures of each run on rows that all of them scored, and a note where there are none.
+    """Validation metrics of each run on the rows that all runs scored, and a note if there are none.
 
     The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
     """
@@ -178,10 +165,10 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
     found = []
     for each in scored:
         last = metrics_of(each[widest][-1])
-        figures: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
-        figures["lowest of"] = coverage(each[along][-1])
-        figures |= {f"last {_label(name)}": value for name, value in last.items()}
-        found.append(figures | {"last of": coverage(each[widest][-1])})
+        metrics: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
+        metrics["lowest of"] = coverage(each[along][-1])
+        metrics |= {f"last {_label(name)}": value for name, value in last.items()}
+        found.append(metrics | {"last of": coverage(each[widest][-1])})
     return found, ""
 
 
@@ -190,7 +177,7 @@ def _label(name: str) -> str:
 
 
 def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
-    """The scores of all sources together, by the rows they are on, in the order of steps."""
+    """Identity of the scored rows -> scores over all sources, in the order of steps."""
     found: dict[str | None, list[dict[str, Any]]] = {}
     for evaluation in evaluated:
         for each in (evaluation, evaluation.get("whole")):
@@ -219,7 +206,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": manifest.total_bytes, "score": loss, "best": best, "mark": mark}
 
 
-def _figures(run: "RunDir") -> dict[str, Any]:
+def _measurements(run: "RunDir") -> dict[str, Any]:
     from hornbook.files.run_status import steps_that_count, summarize
 
     steps = steps_that_count(run)

@@ -1,4 +1,4 @@
-"""`hornbook train`: a recipe and token shards to a model."""
+"""`hornbook train`: train a model by a recipe on token shards."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import DryRun, Json, Words, resolve_words, say
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Words, resolve_words, say
 from hornbook.cli.train.training import load_engine, run_job
 from hornbook.errors import Exit, UsageError
 from hornbook.settings.sources import COMMAND_LINE
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 def train(
     words: Words = None,
     *,
-    data: Annotated[Path | None, typer.Option(help="Folder written by `hornbook tokenize`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder written by `hornbook tokenize`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to create; by default runs/NAME.")] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="auto", help="auto: go on if the run directory holds a run, else start.")
+        str | None, typer.Option(metavar="auto", help="auto: resume if the run directory holds a run, otherwise start.")
     ] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from these weights.")
+        Path | None,
+        typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from the weights of a run or checkpoint."),
     ] = None,
     dry_run: DryRun = False,
-    as_json: Json = False,
-) -> Exit:
-    """Train a model. SIGTERM, SIGHUP, SIGUSR1, Ctrl-C save and stop (exit code 75); `hornbook resume RUN` goes on.
+) -> Result | Exit:
+    """Train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and stop (exit code 75); `hornbook resume` continues.
 
-    What starts from weights is evaluated before its first step.
+    A run that starts from weights (--from) is evaluated before its first step.
     """
     load_engine()
     from hornbook.files.run_directory import RunDir
@@ -41,21 +42,21 @@ def train(
     from hornbook.run.start.origin import import_origin
 
     if resume not in (None, "auto"):
-        raise UsageError(f"--resume {resume}: the one word here is auto; `hornbook resume RUN` goes on with a run")
+        raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
     extra = [] if data is None else [f"data.path={data}"]
     resolved = resolve_words(words, *extra)
     run = RunDir(out or default_folder(resolved.recipe))
     if resume == "auto" and run.recipe.is_file():
-        return run_job(resolved, run, Start("resume"), dry_run=dry_run, as_json=as_json)
+        return run_job(resolved, run, Start("resume"), dry_run=dry_run)
     if from_ is None:
-        return run_job(resolved, run, Start(), dry_run=dry_run, as_json=as_json)
+        return run_job(resolved, run, Start(), dry_run=dry_run)
     resolved, origin = import_origin(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run, as_json=as_json)
+    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run)
 
 
 def rate_text(resolved: "Resolved") -> str:
-    """The learning rate with which training goes on from weights of a checkpoint, and who set it."""
+    """A line with the learning rate of a run that starts from weights, and the origin of that setting."""
     origin = resolved.origins.get("optim.lr", "default")
     given = origin in (COMMAND_LINE, "environment HORNBOOK_SET")
     hint = "" if given else "; it may suit training from scratch only: --optim.lr VALUE sets another"
@@ -63,5 +64,5 @@ def rate_text(resolved: "Resolved") -> str:
 
 
 def default_folder(recipe: "Recipe") -> Path:
-    """NAME in $HORNBOOK_RUNS, else in runs."""
+    """NAME in $HORNBOOK_RUNS, or else in ./runs."""
     return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name

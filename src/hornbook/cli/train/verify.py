@@ -1,11 +1,11 @@
-"""`hornbook verify`: two runs equal to the bit, or one run whole."""
+"""`hornbook verify`: compare two runs bit for bit, or check one for damage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.shell import Json, answer
+from hornbook.cli.result import Result
 from hornbook.errors import Exit
 
 if TYPE_CHECKING:
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 def verify(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run directory.")],
     run_b: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_B]", help="Another; without it, RUN_A is checked for damage.")
+        Path | None, typer.Argument(metavar="RUN_B", help="A second run; without it, RUN_A is checked for damage.")
     ] = None,
-    data: Annotated[bool, typer.Option("--data", help="For one run: read every byte of its token shards too.")] = False,
-    as_json: Json = False,
-) -> Exit:
-    """Compare two runs bit for bit: tokens, losses, weights, optimizer. Exit code 0 equal, 3 different.
+    data: Annotated[bool, typer.Option("--data", help="For one run: read all bytes of its token shards too.")] = False,
+) -> Result:
+    """Compare two runs bit for bit: tokens, losses, weights, moments. Exit code 0 if equal, 3 if different.
 
-    With one run, check its ledger, its checkpoints and its data. Exit code 0 whole, 3 damaged.
+    With one run, check its ledger, checkpoints and data for damage. Exit code 0 if whole, 3 if damaged.
     """
     from hornbook.files.run_directory import RunDir
     from hornbook.run.diagnose.verify import check_run, compare_runs
@@ -30,11 +29,13 @@ def verify(
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)
         value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
-        answer(value, describe_checkup(checkup), as_json=as_json)
-        return Exit.DONE if checkup.ok else Exit.INTEGRITY
+        return Result(value, describe_checkup(checkup), _code(checkup.ok))
     comparison = compare_runs(RunDir(run_a), RunDir(run_b))
-    answer(comparison.to_json(), describe_comparison(comparison), as_json=as_json)
-    return Exit.DONE if comparison.equal else Exit.INTEGRITY
+    return Result(comparison.to_json(), describe_comparison(comparison), _code(comparison.equal))
+
+
+def _code(good: bool) -> Exit:
+    return Exit.DONE if good else Exit.INTEGRITY
 
 
 def describe_checkup(checkup: "Checkup") -> str:
@@ -44,7 +45,7 @@ def describe_checkup(checkup: "Checkup") -> str:
 
 
 def describe_comparison(comparison: "Comparison") -> str:
-    """One line per part, and where the runs part."""
+    """One line per part, and the first step at which the runs differ."""
     lines = []
     for part in comparison.parts:
         unit = "steps" if part.name in ("tokens", "losses") else "checkpoints"

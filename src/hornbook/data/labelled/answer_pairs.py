@@ -10,14 +10,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
+from hornbook.data.batch_builder import BuiltBatch, SampleRefs
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.labelled.label_table import LabelTable
 from hornbook.data.labelled.plan import Documents, document_plan
-from hornbook.data.objectives.making import Draws, Made
 from hornbook.data.objectives.pair_rows import pair_batch
 from hornbook.data.objectives.pairs import Pairs
 from hornbook.data.packing.plan import Plan, PlanSet, Segments, TablePlan, stream_ends
-from hornbook.data.shards.shard_table import ShardTable
+from hornbook.data.shards.shard_table import LabelTable, ShardTable
 from hornbook.data.vocabulary import Vocabulary
 
 
@@ -44,13 +43,13 @@ def answer_plan(stream: Stream, sequence: int, around: int, key: np.uint64 | Non
 
 
 def _answer_place(stream: Stream, begin: int, end: int) -> int:
-    """Number of the first token of a document that is to be written."""
+    """Index in its document of the first token of the answer."""
     places = np.arange(begin, end)
     return int(np.argmax(~np.isnan(LabelTable([stream]).at(np.zeros_like(places), places)[:, 0])))
 
 
 class AnswerPairs:
-    """Makes batches of prompts and answers; `plans` are of `answer_plan`."""
+    """Builds batches of prompts and answers; `plans` are of `answer_plan`."""
 
     def __init__(
         self,
@@ -69,14 +68,14 @@ class AnswerPairs:
         self._own_end = vocabulary.begin_id is not None
         self._end, self._pad, self._start, self._sequence = vocabulary.end_id, vocabulary.pad_id, start, sequence
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from: whole documents."""
-        return self._plan_set.segments(draws.sources, draws.rows)
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Spans of the streams that each sample is made from: whole documents."""
+        return self._plan_set.segments(refs.sources, refs.rows)
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        bounds, begins, sizes = self.segments(draws)
-        streams = np.repeat(draws.sources, np.diff(bounds))
+        bounds, begins, sizes = self.segments(refs)
+        streams = np.repeat(refs.sources, np.diff(bounds))
         raw = np.split(self._shards.gather(streams, begins, sizes), np.cumsum(sizes)[:-1])
         both = [self._pair(*each) for each in zip(raw, streams.tolist(), begins.tolist(), strict=True)]
         lengths = np.array([[len(source) for source, _ in both], [len(target) - 1 for _, target in both]], np.int64)
@@ -85,12 +84,12 @@ class AnswerPairs:
 
         def microbatch(j: int) -> Batch:
             first = j * micro_batch
-            return pair_batch(pairs, draws, first, min(first + micro_batch, len(draws.rows)), self._pad)
+            return pair_batch(pairs, refs, first, min(first + micro_batch, len(refs.rows)), self._pad)
 
-        return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+        return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
 
     def _pair(self, document: np.ndarray, stream: int, begin: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source of a document, and its start token with the targets behind it."""
+        """Source of a document, and the start token followed by the targets."""
         places = begin + np.arange(len(document))
         place = int(np.argmax(~np.isnan(self._labels.at(np.full_like(places, stream), places)[:, 0])))
         answer = document[place : len(document) - self._own_end]

@@ -1,4 +1,4 @@
-"""Which documents of a labelled set share a row: whole ones, as many as fit, in an order that is drawn once.
+"""Pack plans of labelled sets: rows of whole documents, as many as fit, in an order that is drawn once.
 
 A document that is longer than a row is cut at its end. Sets are often sorted by label, so documents are shuffled
 before they are packed; rows are shuffled anew in each pass like all others.
@@ -11,10 +11,10 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
-from hornbook.data.labelled.label_table import LabelTable
-from hornbook.data.order.keyed import shuffle
+from hornbook.data.order.random_keys import shuffle
 from hornbook.data.packing.packing import VERSION, best_fit
 from hornbook.data.packing.plan import TablePlan, stream_ends
+from hornbook.data.shards.shard_table import LabelTable
 
 Documents = Int64[np.ndarray, " documents"]
 Pack = Callable[[Documents], Int64[np.ndarray, "2 pieces"]]
@@ -26,8 +26,8 @@ def document_plan(
 ) -> tuple[Int64[np.ndarray, "3 pieces"], str]:
     """Table of pieces (row, first token, length of the whole document) and its digest.
 
-    `key`: draws the order, None keeps that of the stream. `pack`: see `Pack`. `balance`: each label as often as the
-    commonest; for one label per text.
+    `key`: the order is drawn from it; None keeps that of the stream. `pack`: see `Pack`. `balance`: each label as often
+    as the commonest; for one label per text.
     """
     ends = stream_ends(stream)
     begins = np.concatenate([[0], ends[:-1]])
@@ -45,7 +45,7 @@ def document_plan(
 
 
 def _balanced(labels: np.ndarray, chosen: Documents, state: np.uint64) -> tuple[Documents, np.uint64]:
-    """Documents with those of rarer labels repeated; which are repeated once more than others is drawn."""
+    """The documents with those of rarer labels repeated; it is drawn which of them get one repetition more."""
     groups = [chosen[labels == label] for label in np.unique(labels)]
     most = max((len(group) for group in groups), default=0)
     for group in groups:

@@ -1,7 +1,7 @@
 """Batches of labelled texts: rows of whole documents, weights on the tokens that carry labels.
 
-What the tokens are is read as for any rows of text; then targets, values, weights and token types are written from
-the labels stored beside the tokens.
+Tokens are read as for any rows of text; then targets, values, weights and token types are written from the labels
+stored beside the tokens.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.config import Answer, Labels
+from hornbook.data.batch_builder import BuiltBatch, SampleRefs
+from hornbook.data.config.objectives import Answer, Labels
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.labelled.label_table import LabelTable
-from hornbook.data.objectives.making import Draws, Made
 from hornbook.data.packing.plan import Plan, PlanSet, Segments, stream_ends
-from hornbook.data.packing.row_arrays import RowArrays, row_arrays
-from hornbook.data.packing.rows import RowReader
+from hornbook.data.packing.rows import RowArrays, RowReader, row_arrays
 from hornbook.data.packing.text_rows import in_microbatches
+from hornbook.data.shards.shard_table import LabelTable
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
 from hornbook.text.tokenizer.label_tokens import END, START
 
@@ -33,13 +32,13 @@ class Pieces(NamedTuple):
     """First token in the stream."""
     sizes: Int64[np.ndarray, " pieces"]
     places: Int64[np.ndarray, " pieces"]
-    """First token in the rows, as one line."""
+    """First token, as an index into all rows one after the other."""
     whole: np.ndarray
-    """bool [pieces]: nothing was cut off."""
+    """bool [pieces]: the document was not cut."""
 
     @property
     def lasts(self) -> Int64[np.ndarray, " pieces"]:
-        """Last token in the rows."""
+        """Last token, as an index into all rows."""
         return self.places + self.sizes - 1
 
     def spread(self, values: np.ndarray) -> np.ndarray:
@@ -58,7 +57,7 @@ class Pieces(NamedTuple):
 
 
 class LabelledRows:
-    """Makes batches of labelled texts; `plans` are of `plan.row_plan`."""
+    """Builds batches of labelled texts; `plans` are of `plan.row_plan`."""
 
     def __init__(
         self,
@@ -79,35 +78,35 @@ class LabelledRows:
         self._objective, self._sequence, self._ends_between = objective, sequence, ends_between
         self._end, self._own_end = corpus.end_id, corpus.end_id != corpus.delimiter_id
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from."""
-        return self._plan_set.segments(draws.sources, draws.rows)
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Spans of the streams that each sample is made from."""
+        return self._plan_set.segments(refs.sources, refs.rows)
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        segments = self.segments(draws)
-        rows = self._reader.read(draws.sources, segments)
-        pieces = self._pieces(draws, segments)
+        segments = self.segments(refs)
+        rows = self._reader.read(refs.sources, segments)
+        pieces = self._pieces(refs, segments)
         arrays = row_arrays(rows, np.add.reduceat(pieces.sizes, segments[0][:-1]))
         values = self._label(arrays, pieces)
         types = self._types(arrays, pieces)
         rows = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
-        made = in_microbatches(rows, None, draws, micro_batch)
+        built = in_microbatches(rows, None, refs, micro_batch)
 
         def microbatch(j: int) -> Batch:
             mine = slice(j * micro_batch, (j + 1) * micro_batch)
             return replace(
-                made.microbatch(j),
+                built.microbatch(j),
                 values=None if values is None else torch.from_numpy(values[mine]),
                 types=None if types is None else torch.from_numpy(types[mine]),
             )
 
-        return made._replace(microbatch=microbatch)
+        return built._replace(microbatch=microbatch)
 
-    def _pieces(self, draws: Draws, segments: Segments) -> Pieces:
+    def _pieces(self, refs: SampleRefs, segments: Segments) -> Pieces:
         offsets, begins, sizes = segments
         counts = np.diff(offsets)
-        rows, streams = np.repeat(np.arange(len(counts)), counts), np.repeat(draws.sources, counts)
+        rows, streams = np.repeat(np.arange(len(counts)), counts), np.repeat(refs.sources, counts)
         before = np.cumsum(sizes) - sizes
         columns = before - np.repeat(before[offsets[:-1]], counts)
         whole = np.empty(len(begins), bool)
@@ -117,7 +116,7 @@ class LabelledRows:
         return Pieces(streams, begins, sizes, rows * self._sequence + columns, whole)
 
     def _label(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
-        """Write targets and weights; gives the values of labels that are numbers."""
+        """Write targets and weights; returns the values of labels that are numbers."""
         targets, weights = arrays.targets.reshape(-1), arrays.weights.reshape(-1)
         if isinstance(self._objective, Answer):
             weights[self._tokens(pieces)] *= self._answered(pieces)
@@ -152,24 +151,24 @@ class LabelledRows:
         return values
 
     def _tokens(self, pieces: Pieces) -> Int64[np.ndarray, " tokens"]:
-        """Place of each token of the pieces in the rows, as one line."""
+        """Index of each token of the pieces into all rows one after the other."""
         return pieces.spread(pieces.places) + pieces.steps
 
     def _close(self, arrays: RowArrays, pieces: Pieces) -> None:
-        """Documents that are cut end as others do, where texts have an end token of their own."""
+        """Give cut documents their end token, where documents have one of their own."""
         if self._own_end:
             cut = pieces.lasts[~pieces.whole]
             arrays.tokens.reshape(-1)[cut] = self._end
             arrays.ids.reshape(-1)[cut] = self._end
 
     def _answered(self, pieces: Pieces) -> np.ndarray:
-        """1 for each token whose successor is to be written; the end behind a document belongs to what it ends."""
+        """True for each token whose successor belongs to the answer; the end token belongs to the part that it ends."""
         ends = pieces.ends & pieces.spread(pieces.whole)
         following = pieces.spread(pieces.begins) + pieces.steps + ~ends
         return ~np.isnan(self._labels.at(pieces.spread(pieces.streams), following)[:, 0])
 
     def _types(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
-        """1 behind the end tokens between two texts."""
+        """Token types: 1 after the end tokens between two texts."""
         paired = isinstance(self._kind, SpanLabels) or getattr(self._kind, "pair", None) is not None
         if not paired:
             return None

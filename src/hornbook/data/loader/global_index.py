@@ -1,7 +1,7 @@
-"""The global index: which source, row and documents stand behind each position, and their tensors.
+"""The global index: source, row and documents of each position, and their tensors.
 
-Everything here is a pure function of (data, config, sequence, seed) and a position; nothing has a history. The
-loader adds the two numbers that move: the clock and the skipped windows.
+Everything here is a pure function of (data, config, sequence, seed) and a position. The loader adds the state: the
+clock and the skipped ranges.
 """
 
 import math
@@ -11,13 +11,12 @@ import xxhash
 from jaxtyping import Int64
 
 from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
-from hornbook.data.config import Causal, DataConfig, FillInTheMiddle
+from hornbook.data.batch_builder import BuildContext, SampleRefs
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objectives import Causal
 from hornbook.data.corpus import Corpus
-from hornbook.data.objectives.fim import rearranged
-from hornbook.data.objectives.making import Draws, Setting
-from hornbook.data.objectives.objective import build_maker
 from hornbook.data.order.mixture import build_stages, cap_epochs
-from hornbook.data.order.order import Order
+from hornbook.data.order.sampler import Sampler
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.errors import UsageError
@@ -33,17 +32,17 @@ class GlobalIndex:
             UsageError: unknown sources, weights that cannot be met, or less text than one row.
         """
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
-        objective = config.objective
-        fim = isinstance(objective, FillInTheMiddle)
-        training = (rearranged(corpus, objective, seed) if fim else corpus).train
+        training = config.objective.training_corpus(corpus, seed).train
         sizes = {name: stream.tokens for name, stream in training.items()}
         _check_length(sizes, sequence)
         self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
+        """Names of the sources in use; their stages; where settings were taken otherwise than written."""
         self.source_tokens = {name: sizes[name] for name in self.sources}
+        """Training tokens of each source in use."""
         _check_length(self.source_tokens, sequence)
         self.streams = [training[name] for name in self.sources]
-        self._maker = build_maker(Setting(corpus, self.streams, config, sequence, seed))
-        self.plans = self._maker.plans
+        self._builder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
+        self.plans = self._builder.plans
         rows = [plan.rows for plan in self.plans]
         if config.max_epochs is not None:
             self.stages, end = cap_epochs(self.stages, rows, config.max_epochs)
@@ -52,36 +51,36 @@ class GlobalIndex:
                     f"data.max_epochs {config.max_epochs:g}: all sources are used up after {end * sequence:,} tokens; "
                     "from there on they are read again"
                 )
-        self.order = Order(self.sources, rows, self.stages, seed=seed, kind=config.order)
+        self.sampler = Sampler(self.sources, rows, self.stages, seed=seed, kind=config.order)
         self._shards = ShardTable(corpus, self.streams)
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
-        made = self._maker.make(self.draws(positions), micro_batch)
+        built = self._builder.build(self.refs(positions), micro_batch)
         count = len(positions)
         microbatches = -(-count // micro_batch)
-        batches = [made.microbatch(j) for j in rank_share(microbatches, rank, world)]
+        batches = [built.microbatch(j) for j in rank_share(microbatches, rank, world)]
         if len(batches) < -(-microbatches // world):  # only where the last step of a run is shorter than the others
-            batches.append(empty_microbatch(made.microbatch(0)))
+            batches.append(empty_microbatch(built.microbatch(0)))
         first = int(positions[0])
-        return GlobalBatch(batches, made.total_weight, made.token_hash, first, count, count * self.sequence)
+        return GlobalBatch(batches, built.total_weight, built.token_hash, first, count, count * self.sequence)
 
-    def draws(self, positions: Int64[np.ndarray, " n"]) -> Draws:
+    def refs(self, positions: Int64[np.ndarray, " n"]) -> SampleRefs:
         """Source, row and epoch of each position."""
-        return Draws(positions, *self.order.locate(positions))
+        return SampleRefs(positions, *self.sampler.locate(positions))
 
     def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
-        """Which stretches of the streams the rows at `positions` are made from."""
-        return self._maker.segments(self.draws(positions))
+        """Spans of the streams that the rows at `positions` are made from."""
+        return self._builder.segments(self.refs(positions))
 
     def documents(self, sample: int) -> list[DocumentRef]:
         """The documents whose tokens are in the row of global position `sample`, in the order of the row."""
-        draws = self.draws(np.array([sample], np.int64))
-        source = int(draws.sources[0])
+        refs = self.refs(np.array([sample], np.int64))
+        source = int(refs.sources[0])
         name = self.sources[source]
         shards = self.streams[source].shards
         found = []
-        _, begins, sizes = self._maker.segments(draws)
+        _, begins, sizes = self._builder.segments(refs)
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
             for number, document, start, length in self._shards.documents(source, begin, size):
                 shard = shards[number]
@@ -90,9 +89,9 @@ class GlobalIndex:
         return found
 
     def epochs(self, tokens: int) -> dict[str, float]:
-        """How often each source is read in the first `tokens` tokens of training."""
-        draws = self.order.draws(tokens // self.sequence)
-        return {name: int(drawn) / plan.rows for name, drawn, plan in zip(self.sources, draws, self.plans, strict=True)}
+        """How often each source is read in the first `tokens` tokens of training, skipped ranges left aside."""
+        drawn = self.sampler.draws(tokens // self.sequence)
+        return {name: int(count) / plan.rows for name, count, plan in zip(self.sources, drawn, self.plans, strict=True)}
 
     def epoch_tokens(self, epochs: float) -> int:
         """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
@@ -100,12 +99,12 @@ class GlobalIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
+        """Hash of all that the sequence of samples depends on: data, mixture, order, packing, mask, objective, seed."""
         objective = self.config.objective
-        asked = [] if isinstance(objective, Causal) else [objective.model_dump_json()]
+        settings = [] if isinstance(objective, Causal) else [objective.model_dump_json()]
         parts = [
             f"{self.seed} {self.sequence} {self.config.order} {self.config.document_mask}",
-            *asked,
+            *settings,
             *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
             *(f"{stage.first} {stage.counts.tolist()}" for stage in self.stages),
         ]

@@ -1,27 +1,33 @@
 """The loader: global batches in a fixed order, from any point on.
 
-What it hands out is a pure function of (data, config, sequence, seed, clock, skipped windows). It holds two
-numbers of state: the clock, which a checkpoint stores, and the windows, which the ledger stores.
+A batch is a pure function of (data, config, sequence, seed, clock, skipped ranges). The loader's state is two things:
+the clock, which counts samples consumed and is stored in a checkpoint, and the skipped ranges: half-open ranges of
+positions that no sample is taken from, which are stored in the ledger and survive a rewind of the clock.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from hornbook.data.batch import DocumentRef, GlobalBatch
-from hornbook.data.config import DataConfig
+import numpy as np
+from jaxtyping import Int64
+
+from hornbook.data.batch import GlobalBatch
+from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.prefetch import Prefetcher
-from hornbook.data.loader.windows import Windows, merge_windows, positions_of
+
+SkippedRanges = tuple[tuple[int, int], ...]
+"""Half-open ranges of positions: sorted, disjoint, none empty."""
 
 
 class _Request(NamedTuple):
-    """What a global batch depends on besides the index."""
+    """Everything that a global batch depends on besides the index."""
 
     clock: int
     num_samples: int
-    windows: Windows
+    skipped: SkippedRanges
     rank: int
     world: int
 
@@ -31,10 +37,10 @@ class Loader:
 
     def __init__(self, index: GlobalIndex, *, micro_batch: int, prefetch: bool = True) -> None:
         self.index, self.micro_batch = index, micro_batch
-        self._clock, self._windows = 0, merge_windows([])
+        self._clock, self._skipped = 0, merge_ranges([])
 
         def make(request: _Request) -> GlobalBatch:
-            positions = positions_of(request.clock, request.num_samples, request.windows)
+            positions = positions_of(request.clock, request.num_samples, request.skipped)
             return index.batch(positions, micro_batch, request.rank, request.world)
 
         self._make = make
@@ -46,50 +52,14 @@ class Loader:
         return self._clock
 
     @property
-    def windows(self) -> Windows:
-        """Positions that are skipped: sorted, disjoint, half-open."""
-        return self._windows
+    def skipped(self) -> SkippedRanges:
+        """Positions that no sample is taken from."""
+        return self._skipped
 
     @property
     def corpus(self) -> Corpus:
         """The shards read from."""
         return self.index.corpus
-
-    @property
-    def sources(self) -> list[str]:
-        """Names of the sources in use; `Batch.sources` are indices into it."""
-        return self.index.sources
-
-    @property
-    def source_tokens(self) -> dict[str, int]:
-        """Training tokens of each source in use."""
-        return self.index.source_tokens
-
-    @property
-    def notes(self) -> list[str]:
-        """What was understood otherwise than written: rounded stages, sources left out."""
-        return self.index.notes
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the sequence of samples: data, mixture, order, packing, mask, objective, sequence length and seed."""
-        return self.index.fingerprint
-
-    def describe(self) -> str:
-        """The data as a tree of lines: mixture, sources, packing, with fingerprints."""
-        return self.index.describe()
-
-    def documents(self, sample: int) -> list[DocumentRef]:
-        """The documents whose tokens are in the row at global position `sample`, in the order of the row."""
-        return self.index.documents(sample)
-
-    def epochs(self, tokens: int) -> dict[str, float]:
-        """How often each source is read in the first `tokens` tokens of training (skipped windows left aside)."""
-        return self.index.epochs(tokens)
-
-    def epoch_tokens(self, epochs: float) -> int:
-        """Length in tokens of `epochs` passes over all sources in use: whole rows, rounded up."""
-        return self.index.epoch_tokens(epochs)
 
     def seek(self, clock: int) -> None:
         """Continue as if `clock` samples had been consumed; takes the same time for any clock."""
@@ -97,12 +67,12 @@ class Loader:
             raise ValueError(f"the clock counts samples and is not negative, not {clock}")
         self._clock = clock
 
-    def skip(self, windows: Iterable[tuple[int, int]]) -> None:
-        """Never again take samples from these half-open windows of positions; they add to those skipped before.
+    def skip(self, skipped: Iterable[tuple[int, int]]) -> None:
+        """Never again take samples from these half-open ranges of positions, nor from those skipped before.
 
-        The clock stays. After a rewind to before a window, the samples up to it come as they did, then those after it.
+        The clock stays. After a rewind to before a range, the samples up to it come as they did, then those after it.
         """
-        self._windows = merge_windows([*self._windows, *windows])
+        self._skipped = merge_ranges([*self._skipped, *skipped])
 
     def take(self, num_samples: int, rank: int = 0, world: int = 1, following: int | None = None) -> GlobalBatch:
         """The next `num_samples` samples and, of their microbatches, those of this rank; moves the clock.
@@ -110,11 +80,11 @@ class Loader:
         `following` samples are made ahead for the next call, by default as many again; a wrong guess costs time only.
 
         Raises:
-            IntegrityError: the tokens or document ends in a shard cannot be right. The clock has not moved.
+            IntegrityError: a shard is damaged. The clock has not moved.
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
-        request = _Request(self._clock, num_samples, self._windows, rank, world)
+        request = _Request(self._clock, num_samples, self._skipped, rank, world)
         if self._prefetcher is None:
             batch = self._make(request)
         else:
@@ -148,8 +118,8 @@ def build_loader(
 
 
 def seen_text(loader: Loader, tokens: int, steps: int) -> str:
-    """Which share of the training data a run of so many tokens, in so many steps, reads."""
-    epochs, sizes = loader.epochs(tokens), loader.source_tokens
+    """The share of the training data that a run of `tokens` tokens in `steps` steps reads, as a sentence."""
+    epochs, sizes = loader.index.epochs(tokens), loader.index.source_tokens
     total = sum(sizes.values())
     share = sum(min(epochs[name], 1.0) * size for name, size in sizes.items()) / total
     of, see = f"your {short_count(total)} tokens", "1 step sees" if steps == 1 else f"{steps:,} steps see"
@@ -169,7 +139,7 @@ def short_count(number: int) -> str:
 
 
 def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[str]:
-    """Texts about sources that are read more than `limit` times.
+    """A warning for each source that is read more than `limit` times.
 
     Up to four passes are about as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
     """
@@ -178,3 +148,28 @@ def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[st
         for name, count in epochs.items()
         if count > limit
     ]
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> SkippedRanges:
+    """Union of half-open ranges of positions. ValueError for one that runs backwards."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted((int(first), int(end)) for first, end in ranges):
+        if first < 0 or end < first:
+            raise ValueError(f"a range of positions runs from a to b with 0 <= a <= b, not [{first}, {end})")
+        if first == end:
+            continue
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return tuple(merged)
+
+
+def positions_of(clock: int, count: int, skipped: SkippedRanges) -> Int64[np.ndarray, " count"]:
+    """Positions of the samples with numbers clock, clock + 1, ... among those that lie in no skipped range."""
+    positions = np.arange(clock, clock + count, dtype=np.int64)
+    for first, end in skipped:
+        if count and positions[-1] < first:
+            break
+        positions[positions >= first] += end - first
+    return positions

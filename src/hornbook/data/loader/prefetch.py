@@ -1,15 +1,14 @@
 """One background thread that makes the next global batch while the present one is computed."""
 
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-_Requests = queue.SimpleQueue[tuple[Key, Future[Value]] | None]
+_THREAD = "hornbook-prefetch"
 
 
 class Prefetcher(Generic[Key, Value]):
@@ -21,12 +20,11 @@ class Prefetcher(Generic[Key, Value]):
 
     def __init__(self, make: Callable[[Key], Value]) -> None:
         self._make = make
-        self._requests: _Requests[Key, Value] = queue.SimpleQueue()
         self._ahead: tuple[Key, Future[Value]] | None = None
-        self._stop: weakref.finalize | None = None
+        self._executor: ThreadPoolExecutor | None = None
 
     def get(self, key: Key, following: Key) -> Value:
-        """Value of `key`, then begin with that of `following`. An error of `make` is raised here, for its own key."""
+        """Value of `key`; that of `following` is started. An error of `make` is raised here, for its own key."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == key:
             value = ahead[1].result()
@@ -34,42 +32,19 @@ class Prefetcher(Generic[Key, Value]):
             if ahead is not None:
                 ahead[1].cancel()
             value = self._make(key)
-        self._ahead = (following, self._submit(following))
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, _THREAD)
+            weakref.finalize(self, _shut_down, self._executor)
+        self._ahead = (following, self._executor.submit(self._make, following))
         return value
-
-    def _submit(self, key: Key) -> Future[Value]:
-        if self._stop is None:
-            thread = threading.Thread(
-                target=_work, args=(self._make, self._requests), name="hornbook-prefetch", daemon=True
-            )
-            self._stop = weakref.finalize(self, _end, self._requests, thread)
-            thread.start()
-        future: Future[Value] = Future()
-        self._requests.put((key, future))
-        return future
 
     def close(self) -> None:
         """End the thread; a value that is being made is finished first and dropped. `get` starts it again."""
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-            self._ahead = None
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        if self._executor is not None:
+            _shut_down(self._executor)
+        self._ahead = self._executor = None
 
 
-def _work(make: Callable[[Key], Value], requests: _Requests[Key, Value]) -> None:
-    while (request := requests.get()) is not None:
-        key, future = request
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(make(key))
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asks
-                future.set_exception(error)
-        del key, future, request
-
-
-def _end(requests: _Requests[Key, Value], thread: threading.Thread) -> None:
-    requests.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
+def _shut_down(executor: ThreadPoolExecutor) -> None:
+    own = threading.current_thread().name.startswith(_THREAD)  # where the thread itself drops the prefetcher
+    executor.shutdown(wait=not own, cancel_futures=True)

@@ -1,12 +1,12 @@
 """Fill in the middle: training documents rearranged before they are packed (Bavarian et al. 2022, arXiv 2207.14255).
 
-A document is cut at two uniform characters into prefix, middle and suffix; what is stored is either
+A document is cut at two uniform characters into prefix, middle and suffix, and stored as either
 
     [prefix] p [suffix] s [middle] m        or        [prefix] [suffix] s [middle] p m
 
-with each part encoded alone. Which documents, which order and where the cuts are follows from (seed, shard, number
-of the document), not from the epoch. Tokens do not show characters, so documents are decoded, cut, and encoded again:
-once, into shards of their own below DATA/plans, which take as much room as the shards they are made from.
+with each part encoded alone. The choice of documents, their form and the cuts follow from (seed, shard, number of the
+document), not from the epoch. Characters are not visible in tokens, so documents are decoded, cut, and encoded again:
+once, into shards of their own below DATA/plans, which take as much room as the original shards.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hornbook.data.config import FillInTheMiddle
+from hornbook.data.config.objectives import FillInTheMiddle
 from hornbook.data.corpus import Corpus
 from hornbook.data.order.permutation import key_of
 from hornbook.data.shards.shard import Shard
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
 
 def cut(text: str, config: FillInTheMiddle, *name: object) -> Cut | None:
-    """How the document called `name` is cut, None where it stays as it is."""
+    """The cut of the document called `name`; None where it is stored unchanged."""
     share, order, *ends = (key_of("fim", *name, draw) for draw in range(4))
     if share >= config.rate * 2**64:
         return None
@@ -71,7 +71,7 @@ def rearranged(corpus: Corpus, config: FillInTheMiddle, seed: int) -> Corpus:
 
 
 def _open(folder: Path) -> Corpus | None:
-    """What was made before, unless it is damaged."""
+    """The corpus that was made before; None if there is none, or it is damaged."""
     if not folder.is_dir():
         return None
     try:
@@ -140,7 +140,7 @@ def _rearrange(
 
 
 def _marks(vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
-    """What stands before prefix, suffix and middle."""
+    """The tokens before prefix, suffix and middle."""
     special = vocabulary.special
     if special.prefix is None or special.suffix is None or special.middle is None:
         spellings = "<|fim_prefix|>, <|fim_suffix|>, <|fim_middle|>"

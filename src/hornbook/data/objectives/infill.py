@@ -10,9 +10,8 @@ import math
 import numpy as np
 from jaxtyping import Float64
 
-from hornbook.data.order.keyed import STEP, choose, mark_subset, shuffle
-from hornbook.data.order.permutation import mix
-from hornbook.kernels.compiled import compiled
+from hornbook.data.order.random_keys import STEP, choose, mark_subset, shuffle
+from hornbook.kernels.compiled import compiled, mix
 
 LONGEST_SPAN = 128
 """Longer spans have a probability below 1e-30 for the largest mean there can be."""

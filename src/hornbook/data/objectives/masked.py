@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens of a row are chosen, and what stands in their place.
+"""Masked language modelling: which tokens of a row are chosen, and what replaces them.
 
 Of a row's n ordinary tokens exactly max(1, round(rate n)) are chosen (none of 0). Each is replaced by the mask with
 probability 0.8, by a random ordinary token with 0.1, and kept with 0.1 (Devlin et al. 2019, arXiv 1810.04805,
@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from hornbook.data.config import Masked
-from hornbook.data.order.keyed import STEP, below, fraction, mark_subset, shuffle
-from hornbook.data.order.permutation import mix
-from hornbook.data.packing.row_arrays import RowArrays
-from hornbook.data.vocabulary import Vocabulary
-from hornbook.kernels.compiled import compiled, inlined
+from hornbook.data.batch_builder import BuildContext
+from hornbook.data.config.objectives import Masked
+from hornbook.data.order.random_keys import STEP, below, fraction, mark_subset, shuffle
+from hornbook.data.packing.rows import RowArrays
+from hornbook.data.packing.text_rows import ObjectiveTransform
+from hornbook.data.vocabulary import load_vocabulary
+from hornbook.kernels.compiled import compiled, inlined, mix
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
 _REPLACED = MASK_SHARE + RANDOM_SHARE
@@ -54,9 +55,9 @@ def _find_words(begins_inside, ends_inside, tokens, positions, places, count, fi
 
 @compiled
 def _mark_words(firsts, order, found, wanted, marks, state):
-    """Mark whole words in random order, leaving out those that are too many. Returns the state.
+    """Mark whole words in random order, skipping words that would exceed `wanted` tokens. Returns the state.
 
-    At least one: where each has more tokens than are wanted, the shortest.
+    At least one is marked: where every word is longer than `wanted`, the shortest.
     """
     for w in range(found):
         order[w] = w
@@ -76,7 +77,7 @@ def _mark_words(firsts, order, found, wanted, marks, state):
 
 @inlined
 def _fate(words, mask, token, state):
-    """What stands in the place of a chosen token; returns (token, state)."""
+    """Replacement of a chosen token; returns (token, state)."""
     state += STEP
     fate = fraction(mix(state))
     if fate < MASK_SHARE:
@@ -117,18 +118,17 @@ def _mask_rows(words, mask, rate, rows, which, keys):
                 weights[j] = 1.0
 
 
-class Masking:
+class Masking(ObjectiveTransform):
     """Turns rows of text into masked rows, in place."""
 
-    gives_prefixes = False
-
-    def __init__(self, config: Masked, vocabulary: Vocabulary, *, evaluation: bool, key: str) -> None:
+    def __init__(self, config: Masked, context: BuildContext, key: str) -> None:
         """`key` names the setting in errors. Raises UsageError where the tokenizer has no mask token."""
+        vocabulary = load_vocabulary(context.corpus)
         if vocabulary.special.mask is None:
             raise vocabulary.lacks(key, "a mask token", "masked", "[MASK] or <mask>")
         self.dynamic = config.dynamic
         self._mask = vocabulary.special.mask
-        self._rate = config.eval_rate if evaluation and config.eval_rate is not None else config.rate
+        self._rate = config.eval_rate if context.evaluation and config.eval_rate is not None else config.rate
         none = np.empty(0, np.bool_)
         self._words = _Words(
             vocabulary.is_special,

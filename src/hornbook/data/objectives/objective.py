@@ -1,83 +1,81 @@
-"""From the configuration of an objective to what makes its batches.
+"""From the simple objectives of a mixture to a batch builder.
 
-Objectives over rows of text change causal rows in place; those of encoder-decoders make pairs. A mixture has parts
-of one of the two. Whatever is drawn follows from (seed, source, row, epoch).
+Objectives over rows of text change causal rows in place; those of encoder-decoders make pairs. A mixture has components
+of one of the two. All draws follow from (seed, source, row, epoch).
 """
 
 from collections.abc import Sequence
 
-from hornbook.data.config import Causal, FillInTheMiddle, Masked, OnLabels, Prefix
+from hornbook.data.batch_builder import BatchBuilder, BuildContext
+from hornbook.data.config.objective import Component, Family
 from hornbook.data.corpus import Stream
-from hornbook.data.labelled.labelled import build_labelled
-from hornbook.data.objectives.making import Maker, Setting
-from hornbook.data.objectives.masked import Masking
-from hornbook.data.objectives.objective_parts import Part, cumulated, family_of, objective_parts
-from hornbook.data.objectives.pair_parts import check_rows, check_sequence, check_spans, pair_tables
+from hornbook.data.objectives.noise_table import check_rows, check_sequence, check_spans, noise_table
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.objectives.pair_rows import PairRows
-from hornbook.data.objectives.prefix import Prefixing
-from hornbook.data.order.keyed import epoch_key, stream_keys
+from hornbook.data.order.random_keys import cumulated, epoch_key, stream_keys
 from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
-from hornbook.data.packing.text_rows import Change, Changes, TextRows
+from hornbook.data.packing.text_rows import TextRows, TransformMixture
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
 
-def build_maker(setting: Setting) -> Maker:
-    """What makes batches.
-
-    Raises:
-        UsageError: the tokenizer lacks tokens that the objective needs, rows are too short, spans too long.
-    """
-    objective = setting.config.objective
-    if isinstance(objective, OnLabels):
-        return build_labelled(setting, objective)
-    if isinstance(objective, Causal | FillInTheMiddle):
-        return _text_rows(setting, None)
-    parts = list(objective_parts(objective))
-    if family_of(parts) == "encoder-decoder":
-        return _pair_rows(setting, parts)
-    keys = stream_keys(setting.seed, [stream.source for stream in setting.streams], evaluation=setting.evaluation)
-    return _text_rows(setting, Changes([_change(part, setting) for part in parts], cumulated(parts), keys))
+def build_components(context: BuildContext, components: Sequence[Component]) -> BatchBuilder:
+    """The batch builder of a mixture; see `Objective.build`."""
+    if family_of(components) == "encoder-decoder":
+        return _pair_rows(context, components)
+    return _text_rows(context, components)
 
 
-def _text_rows(setting: Setting, changes: Changes | None) -> TextRows:
-    config, sequence = setting.config, setting.sequence
-    plans = [_text_plan(setting, stream) for stream in setting.streams]
-    mask = config.document_mask
-    return TextRows(setting.corpus, setting.streams, plans, sequence=sequence, document_mask=mask, changes=changes)
+def family_of(components: Sequence[Component]) -> Family:
+    """The models that all components are for. Raises UsageError where they are not all for the same."""
+    first = components[0]
+    for other in components:
+        if other.family != first.family:
+            raise UsageError(
+                f"{other.key} is for {other.family} models and {first.key} for {first.family} models, and a run "
+                "trains one model: mix objectives of one family"
+            )
+    return first.family
 
 
-def _text_plan(setting: Setting, stream: Stream) -> Plan:
-    if setting.evaluation:
-        return ConcatPlan(stream, setting.sequence)
-    return build_plan(stream, setting.sequence, setting.config.packing, setting.corpus.root / "plans")
+def _text_rows(context: BuildContext, components: Sequence[Component]) -> TextRows:
+    transforms = [each.objective.transform(context, each.key) for each in components]
+    shares = cumulated([each.weight for each in components])
+    keys = stream_keys(context.seed, [stream.source for stream in context.streams], evaluation=context.evaluation)
+    return TextRows(
+        context.corpus,
+        context.streams,
+        [_text_plan(context, stream) for stream in context.streams],
+        sequence=context.sequence,
+        document_mask=context.config.document_mask,
+        transforms=TransformMixture(transforms, shares, keys) if any(each is not None for each in transforms) else None,
+    )
 
 
-def _change(part: Part, setting: Setting) -> Change | None:
-    if isinstance(part.objective, Masked):
-        return Masking(part.objective, load_vocabulary(setting.corpus), evaluation=setting.evaluation, key=part.key)
-    return Prefixing() if isinstance(part.objective, Prefix) else None
+def _text_plan(context: BuildContext, stream: Stream) -> Plan:
+    if context.evaluation:
+        return ConcatPlan(stream, context.sequence)
+    return build_plan(stream, context.sequence, context.config.packing, context.corpus.root / "plans")
 
 
-def _pair_rows(setting: Setting, parts: Sequence[Part]) -> PairRows:
-    corpus, streams, config, sequence, seed, evaluation = setting
+def _pair_rows(context: BuildContext, components: Sequence[Component]) -> PairRows:
+    corpus, streams, config, sequence, seed, evaluation = context
     if config.packing != "concat":
         raise UsageError(
-            f'data.packing: "{config.packing}" packs plain text, and {parts[0].key} fills rows by what text becomes: '
-            'leave it at "concat"'
+            f'data.packing: "{config.packing}" packs plain text, and {components[0].key} fills rows by what text '
+            'becomes: leave it at "concat"'
         )
-    columns, roles = pair_tables(parts, load_vocabulary(corpus))
-    check_sequence(parts, columns, roles, sequence)
+    table, roles = noise_table(components, load_vocabulary(corpus))
+    check_sequence(components, table, roles, sequence)
     mask, cache = config.document_mask, None if evaluation else corpus.root / "plans"
     keys = stream_keys(seed, [stream.source for stream in streams], evaluation=evaluation)
 
     def plan(stream: int, epoch: int) -> TablePlan:
         key, kept = epoch_key(keys, stream, epoch), None if epoch else cache
-        return build_pair_plan(streams[stream], sequence, columns, roles, key, document_mask=mask, cache=kept)
+        return build_pair_plan(streams[stream], sequence, table, roles, key, document_mask=mask, cache=kept)
 
-    plans = PairPlans(plan, len(streams), vary=len(parts) > 1)
-    if not evaluation:  # what is held out may be short
-        check_spans(parts, columns, roles, streams, sequence, document_mask=mask)
-        check_rows(parts, streams, plans)
-    return PairRows(corpus, streams, plans, columns, roles, keys)
+    plans = PairPlans(plan, len(streams), vary=len(components) > 1)
+    if not evaluation:  # validation texts may be short
+        check_spans(components, table, roles, streams, sequence, document_mask=mask)
+        check_rows(components, streams, plans)
+    return PairRows(corpus, streams, plans, table, roles, keys)

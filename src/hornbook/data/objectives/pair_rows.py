@@ -1,8 +1,8 @@
 """Batches of pairs: the source that an encoder reads, the target that a decoder writes.
 
 A microbatch is as wide as its longest row on each side, rounded up to `MULTIPLE` where rows differ; so its shape
-follows from its rows alone. Parts of a mixture have targets of different lengths, so the rows of a global batch are
-sorted by part: nearly every microbatch then has rows of one length.
+follows from its rows alone. Components of a mixture have targets of different lengths, so the rows of a global batch
+are sorted by component: nearly every microbatch then has rows of one length.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
+from hornbook.data.batch_builder import BuiltBatch, SampleRefs
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.objectives.making import Draws, Made
 from hornbook.data.objectives.pair_plan import PairPlans
-from hornbook.data.objectives.pairs import Pairs, Parts, Roles, write_pairs
-from hornbook.data.order.keyed import Keys, choices, row_keys
+from hornbook.data.objectives.pairs import NoiseTable, Pairs, Roles, write_pairs
+from hornbook.data.order.random_keys import Keys, choices, row_keys
 from hornbook.data.packing.plan import Plan, Segments
 from hornbook.data.packing.rows import tuples
 from hornbook.data.shards.shard_table import ShardTable
@@ -27,46 +27,49 @@ MULTIPLE = 8
 
 
 class PairRows:
-    """Makes batches of pairs."""
+    """Builds batches of pairs."""
 
     def __init__(
-        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, parts: Parts, roles: Roles, keys: Keys
+        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, noises: NoiseTable, roles: Roles, keys: Keys
     ) -> None:
         self.plans: Sequence[Plan] = plans.first
         self._plans, self._shards = plans, ShardTable(corpus, streams)
-        self._parts, self._roles, self._keys = parts, roles, keys
+        self._noises, self._roles, self._keys = noises, roles, keys
 
-    def segments(self, draws: Draws) -> Segments:
-        """Which stretches of the streams each sample is made from: a piece each, of at least 2 tokens."""
-        return self._plans.segments(draws)[0]
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Spans of the streams that each sample is made from: pieces of at least 2 tokens."""
+        return self._plans.segments(refs)[0]
 
-    def make(self, draws: Draws, micro_batch: int) -> Made:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch."""
-        draws, chosen = self._by_part(draws)
-        bounds, begins, sizes = self.segments(draws)
-        raw = self._shards.gather(np.repeat(draws.sources, np.diff(bounds)), begins, sizes)
-        keys = row_keys(self._keys, draws.sources, draws.rows, draws.epochs)
-        pairs = write_pairs(self._parts, self._roles, raw, bounds, sizes, chosen, keys)
+        refs, chosen = self._by_component(refs)
+        bounds, begins, sizes = self.segments(refs)
+        raw = self._shards.gather(np.repeat(refs.sources, np.diff(bounds)), begins, sizes)
+        keys = row_keys(self._keys, refs.sources, refs.rows, refs.epochs)
+        pairs = write_pairs(self._noises, self._roles, raw, bounds, sizes, chosen, keys)
 
         def microbatch(j: int) -> Batch:
             first = j * micro_batch
-            return pair_batch(pairs, draws, first, min(first + micro_batch, len(chosen)), self._roles.pad)
+            return pair_batch(pairs, refs, first, min(first + micro_batch, len(chosen)), self._roles.pad)
 
-        return Made(float(pairs.total_weight), pairs.token_hash, microbatch)
+        return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
 
-    def _by_part(self, draws: Draws) -> tuple[Draws, Int64[np.ndarray, " n"]]:
-        """The samples sorted by their part of the mixture, and the parts."""
-        if len(self._parts.bounds) == 1:
-            return draws, np.zeros_like(draws.rows)
-        _, rows = self._plans.segments(draws)
-        chosen = choices(self._keys, self._parts.bounds, draws.sources, rows, draws.epochs)
-        order = np.argsort(np.where(self._parts.infills, 1.0, self._parts.rates)[chosen], kind="stable")
-        return Draws(*(column[order] for column in draws)), chosen[order]
+    def _by_component(self, refs: SampleRefs) -> tuple[SampleRefs, Int64[np.ndarray, " n"]]:
+        """The samples sorted by their component of the mixture, and the components."""
+        if len(self._noises.bounds) == 1:
+            return refs, np.zeros_like(refs.rows)
+        _, rows = self._plans.segments(refs)
+        chosen = choices(self._keys, self._noises.bounds, refs.sources, rows, refs.epochs)
+        order = np.argsort(np.where(self._noises.infills, 1.0, self._noises.rates)[chosen], kind="stable")
+        return SampleRefs(*(column[order] for column in refs)), chosen[order]
 
 
 @compiled
 def _spread(flat, begin, lengths, gap, first, bounds, tokens, positions):
-    """Rows of pieces that stand in `flat` from `begin` on, `gap` ids apart; what is left of a row stays as it is."""
+    """Copy pieces, which follow each other in `flat` from `begin` on with `gap` ids between, into rows.
+
+    The rest of a row keeps its tokens; its positions count on from 0.
+    """
     at = begin
     for row in range(tokens.shape[0]):
         column = 0
@@ -92,7 +95,7 @@ def _widths(sums: Int64[np.ndarray, "2 rows"]) -> tuple[int, int]:
     return int(widths[0]), int(widths[1])
 
 
-def pair_batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Batch:
+def pair_batch(pairs: Pairs, refs: SampleRefs, first: int, end: int, pad: int) -> Batch:
     """Rows [first, end) as a microbatch."""
     bounds = pairs.bounds
     pieces = slice(bounds[first], bounds[end])
@@ -113,8 +116,8 @@ def pair_batch(pairs: Pairs, draws: Draws, first: int, end: int, pad: int) -> Ba
         torch.from_numpy(weights),
         torch.from_numpy(positions),
         _lengths(pairs.lengths[1], bounds, first, outputs - sums[1]),
-        torch.from_numpy(draws.positions[first:end]),
-        torch.from_numpy(draws.sources[first:end]),
+        torch.from_numpy(refs.positions[first:end]),
+        torch.from_numpy(refs.sources[first:end]),
         source=Source(
             torch.from_numpy(source),
             torch.from_numpy(source_positions),

@@ -1,7 +1,7 @@
 """Pieces of text to pairs of a source and a target, for encoder-decoders.
 
-Pairs are written one after the other without padding, and only then put into the tensors of microbatches: what is
-drawn, counted and hashed does not depend on how rows are cut into microbatches.
+Pairs are written one after the other without padding, and only then put into the tensors of microbatches: draws,
+counts and hashes do not depend on how rows are cut into microbatches.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from hornbook.data.objectives.spans import corrupt_spans, span_sizes
 from hornbook.kernels.compiled import compiled, inlined
 
 
-class Parts(NamedTuple):
-    """The objectives of a mixture, a column each."""
+class NoiseTable(NamedTuple):
+    """The noise of the components of a mixture, a column each."""
 
-    bounds: np.ndarray  # float64 [parts]: cumulated shares of the rows
-    infills: np.ndarray  # bool [parts]: text infilling, else span corruption
-    rates: np.ndarray  # float64 [parts]: share of tokens that is taken out
-    means: np.ndarray  # float64 [parts]: mean length of a span, inf for one span
-    modes: np.ndarray  # int64 [parts]: token the source begins with, or -1
-    starts: np.ndarray  # int64 [parts]: first token of the decoder's input
-    permutes: np.ndarray  # bool [parts]: sentences are shuffled
-    poisson: np.ndarray  # float64 [parts, lengths]: probability of each span length or a shorter one
+    bounds: np.ndarray  # float64 [components]: cumulated shares of the rows
+    infills: np.ndarray  # bool [components]: text infilling, else span corruption
+    rates: np.ndarray  # float64 [components]: share of tokens that is taken out
+    means: np.ndarray  # float64 [components]: mean length of a span, inf for one span
+    modes: np.ndarray  # int64 [components]: token the source begins with, or -1
+    starts: np.ndarray  # int64 [components]: first token of the decoder's input
+    permutes: np.ndarray  # bool [components]: sentences are shuffled
+    poisson: np.ndarray  # float64 [components, lengths]: probability of each span length or a shorter one
 
 
 class Roles(NamedTuple):
@@ -41,17 +41,17 @@ class Roles(NamedTuple):
 
 
 @inlined
-def pair_sizes(parts, roles, part, length):
+def pair_sizes(noises, roles, component, length):
     """(source tokens, target tokens) of a piece of `length` tokens; a source of infilling may be shorter."""
-    if parts.infills[part]:
+    if noises.infills[component]:
         both = length + 1 + (roles.begin >= 0)
         return both, both
-    source, target = span_sizes(length, parts.rates[part], parts.means[part])
-    return source + (parts.modes[part] >= 0), target
+    source, target = span_sizes(length, noises.rates[component], noises.means[component])
+    return source + (noises.modes[component] >= 0), target
 
 
 @inlined
-def _infill_pair(parts, roles, part, text, source, target, scratch, state):
+def _infill_pair(noises, roles, component, text, source, target, scratch, state):
     s = t = 0
     if roles.begin >= 0:
         source[0] = target[0] = roles.begin
@@ -59,42 +59,44 @@ def _infill_pair(parts, roles, part, text, source, target, scratch, state):
     marks, numbers, more, shuffled = scratch
     target[t : t + text.size] = text
     clean = text
-    if parts.permutes[part]:
+    if noises.permutes[component]:
         state = permute_sentences(text, roles.ends_sentence, shuffled, numbers, more, state)
         clean = shuffled[: text.size]
     written, state = infill(
-        clean, parts.rates[part], parts.poisson[part], roles.mask, source[s:], numbers, marks, state
+        clean, noises.rates[component], noises.poisson[component], roles.mask, source[s:], numbers, marks, state
     )
     return s + written, t + text.size, state
 
 
 @inlined
-def _span_pair(parts, roles, part, text, source, target, scratch, state):
+def _span_pair(noises, roles, component, text, source, target, scratch, state):
     s = 0
-    if parts.modes[part] >= 0:
-        source[0] = parts.modes[part]
+    if noises.modes[component] >= 0:
+        source[0] = noises.modes[component]
         s = 1
-    rate, mean = parts.rates[part], parts.means[part]
+    rate, mean = noises.rates[component], noises.means[component]
     written, t, state = corrupt_spans(text, rate, mean, roles.sentinels, source[s:], target, scratch[0], state)
     return s + written, t, state
 
 
 @compiled
-def _write_pairs(parts, roles, raw, bounds, sizes, chosen, keys, source, target, lengths):
-    """Write all pairs; returns how much of `source` and `target` is used. A target stands behind its start token."""
+def _write_pairs(noises, roles, raw, bounds, sizes, chosen, keys, source, target, lengths):
+    """Write all pairs; returns the used lengths of `source` and `target`. A target follows its start token."""
     longest = sizes.max() + 1
     numbers, more = np.empty(longest, np.int64), np.empty(longest, np.int64)
     scratch = np.empty(2 * longest, np.bool_), numbers, more, np.empty(longest, np.int32)
     at = s = t = np.int64(0)
     for row in range(chosen.size):
-        part, state = chosen[row], keys[row]
+        component, state = chosen[row], keys[row]
         for p in range(bounds[row], bounds[row + 1]):
             text = raw[at : at + sizes[p]]
-            target[t] = parts.starts[part]
-            if parts.infills[part]:
-                ds, dt, state = _infill_pair(parts, roles, part, text, source[s:], target[t + 1 :], scratch, state)
+            target[t] = noises.starts[component]
+            if noises.infills[component]:
+                ds, dt, state = _infill_pair(
+                    noises, roles, component, text, source[s:], target[t + 1 :], scratch, state
+                )
             else:
-                ds, dt, state = _span_pair(parts, roles, part, text, source[s:], target[t + 1 :], scratch, state)
+                ds, dt, state = _span_pair(noises, roles, component, text, source[s:], target[t + 1 :], scratch, state)
             source[s + ds] = target[t + 1 + dt] = roles.end
             lengths[0, p], lengths[1, p] = ds + 1, dt + 1
             at, s, t = at + sizes[p], s + ds + 1, t + dt + 2
@@ -127,7 +129,7 @@ class Pairs:
 
 
 def write_pairs(
-    parts: Parts,
+    noises: NoiseTable,
     roles: Roles,
     raw: Int32[np.ndarray, " tokens"],
     bounds: Int64[np.ndarray, " rows+1"],
@@ -141,10 +143,10 @@ def write_pairs(
         raw: the tokens of all pieces, one after the other.
         bounds: where the pieces of each row begin, and the end of all.
         sizes: tokens of each piece, at least 2.
-        chosen: the part of the mixture each row belongs to.
-        keys: what is drawn for a row follows from its key.
+        chosen: the component of the mixture that each row belongs to.
+        keys: all draws for a row follow from its key.
     """
     lengths = np.empty((2, len(sizes)), np.int64)
     source, target = np.empty((2, 2 * len(raw) + 4 * len(sizes)), np.int32)
-    s, t = _write_pairs(parts, roles, raw, bounds, sizes, chosen, keys, source, target, lengths)
+    s, t = _write_pairs(noises, roles, raw, bounds, sizes, chosen, keys, source, target, lengths)
     return Pairs(source[:s], target[:t], lengths, bounds)

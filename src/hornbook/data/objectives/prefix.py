@@ -7,10 +7,10 @@ in the prefix predicts nothing: it sees its successor (Raffel et al. 2020, arXiv
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from hornbook.data.order.keyed import STEP, below
-from hornbook.data.order.permutation import mix
-from hornbook.data.packing.row_arrays import RowArrays
-from hornbook.kernels.compiled import compiled
+from hornbook.data.order.random_keys import STEP, below
+from hornbook.data.packing.rows import RowArrays
+from hornbook.data.packing.text_rows import ObjectiveTransform
+from hornbook.kernels.compiled import compiled, mix
 
 
 @compiled
@@ -28,10 +28,10 @@ def _cut_rows(rows, which, keys):
             column += rows.pieces[p]
 
 
-class Prefixing:
+class Prefixing(ObjectiveTransform):
     """Gives pieces of rows prefixes, in place."""
 
-    dynamic = gives_prefixes = True
+    gives_prefixes = True
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
         """Cut the pieces of the rows numbered `which`; `keys` has one for each row."""

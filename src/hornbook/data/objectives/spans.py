@@ -8,7 +8,7 @@ source has a sentinel for each span, the target a sentinel for each run, both en
 
 import numpy as np
 
-from hornbook.data.order.keyed import mark_subset
+from hornbook.data.order.random_keys import mark_subset
 from hornbook.kernels.compiled import compiled
 
 

@@ -1,6 +1,6 @@
-"""Whether a word may go on at the begin and at the end of a token: what whole-word masking must know.
+"""Whether a word may go on at the start and at the end of a token, for whole-word masking.
 
-Words are runs of letters and digits. Chinese, Japanese, Thai, Lao, Burmese and Khmer put no blanks between words, so
+Words are runs of letters and digits. Chinese, Japanese, Thai, Lao, Burmese and Khmer put no spaces between words, so
 there each character is one, as in BERT's tokenizer for Chinese. Punctuation and symbols are no letters in any script.
 
 Tokens of bytes may begin or end inside a character. The parts of a character belong together, and its lead byte tells
@@ -13,7 +13,7 @@ import unicodedata
 from functools import lru_cache
 from typing import NamedTuple
 
-from hornbook.text.tokenizer.bpe.tables import byte_letters
+from hornbook.text.tokenizer.bpe.tables import byte_characters
 
 ALONE = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -95,4 +95,4 @@ def _length(lead: int) -> int:
 
 @lru_cache(maxsize=1)
 def _bytes_by_letter() -> dict[str, bytes]:
-    return {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
+    return {letter: bytes([byte]) for byte, letter in enumerate(byte_characters())}

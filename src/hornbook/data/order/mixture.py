@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from hornbook.data.config import DataConfig
+from hornbook.data.config.data import DataConfig
 from hornbook.errors import UsageError
 
 BLOCK = 4096
@@ -57,7 +57,7 @@ class Stage:
 
     first: int
     weights: tuple[float, ...]
-    """Share of each source as asked for, normalised."""
+    """Share of each source as the settings state it, normalised."""
     counts: np.ndarray
     """Draws of each source in a block, int64."""
     pattern: np.ndarray
@@ -77,7 +77,7 @@ class Stage:
         return Stage(first, tuple(weight / total for weight in weights), counts, pattern, ranks)
 
     def reach(self, source: int, draws: int) -> int:
-        """How many positions of the stage hold so many draws of a source (at least 1, of a source with draws)."""
+        """Number of positions of the stage that hold `draws` (at least 1) draws of a source that has any."""
         blocks, rest = divmod(draws - 1, int(self.counts[source]))
         place = np.flatnonzero((self.pattern == source) & (self.ranks == rest))[0]
         return blocks * BLOCK + int(place) + 1
@@ -92,7 +92,7 @@ def cap_epochs(stages: Sequence[Stage], rows: Sequence[int], epochs: float) -> t
     """The stages with no source drawn from more than `epochs` times its rows.
 
     A stage begins wherever a source is used up; there the others share what it had, by their weights. Also gives the
-    position at which all of a stage are used up, from which on stages stand as they were; None where that never comes.
+    position at which all sources of a stage are used up, from which on stages are unchanged; None if there is none.
     """
     limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(np.int64)
     drawn, spent = np.zeros(len(rows), np.int64), limits == 0
@@ -151,7 +151,7 @@ def _by_size(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
 
 
 def _weights(weights: Mapping[str, float], sizes: Mapping[str, int], key: str, notes: list[str]) -> dict[str, float]:
-    """One weight per source: what is asked for, or by size."""
+    """One weight per source, as the settings state it, or by size."""
     if not weights:
         return {name: float(size) for name, size in sizes.items()}
     for name, weight in weights.items():

@@ -10,26 +10,15 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64
 
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import GOLDEN, compiled, mix
 
 ROUNDS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
 _ONE = np.uint64(1)
 
 
 def key_of(*parts: object) -> int:
     """64-bit key of a tuple of names and numbers."""
     return xxhash.xxh3_64_intdigest("\x1f".join(str(part) for part in parts).encode())
-
-
-@compiled
-def mix(value):
-    """Scramble 64 bits (a uint64), bijectively."""
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    return value ^ (value >> np.uint64(31))
 
 
 @compiled
@@ -46,9 +35,9 @@ def permuted(index, size, key):
         high, rest = value >> low, value & low_mask
         round_key = key
         for _ in range(ROUNDS // 2):
-            round_key += _GOLDEN
+            round_key += GOLDEN
             high ^= mix(rest + round_key) & high_mask
-            round_key += _GOLDEN
+            round_key += GOLDEN
             rest ^= mix(high + round_key) & low_mask
         value = (high << low) | rest
         if value < np.uint64(size):

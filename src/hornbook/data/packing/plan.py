@@ -1,7 +1,7 @@
-"""Pack plans: which stretches of a stream make up row i, for one source, sequence length and policy.
+"""Pack plans: the spans of a stream that make up row i, for one source, sequence length and policy.
 
 `concat` is arithmetic: row i is the window [i * sequence, (i + 1) * sequence) of the stream. `best_fit` is a
-table computed once and kept next to the shards under the digest of what it was computed from.
+table computed once and kept next to the shards under the digest of its inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from hornbook.errors import StorageError
 from hornbook.files.durable import writing
 
 Segments = tuple[Int64[np.ndarray, " rows+1"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]
-"""Segments of some rows: where each row's begin in the list, first token in the stream, length."""
+"""Segments (spans of a stream) of some rows: start of each row's in the list, first token in the stream, length."""
 
 
 class Plan(Protocol):
-    """What the loader needs to know about the rows of one source."""
+    """How one source is cut into rows."""
 
     rows: int
     """Number of rows in one pass over the source."""
     padding: int
     """Positions of all rows that hold no token."""
     digest: str
-    """Names the plan: equal digests give equal rows."""
+    """Equal digests mean equal rows."""
 
     def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
         """Stretches of the stream in each of `rows` (each in range(self.rows))."""
@@ -83,9 +83,9 @@ class PlanSet:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = list(plans)
-        windows = [plan for plan in plans if isinstance(plan, ConcatPlan)]
-        self._tokens = np.array([plan.tokens for plan in windows]) if len(windows) == len(plans) else None
-        self._sequence = windows[0].sequence if windows else 0
+        concat = [plan for plan in plans if isinstance(plan, ConcatPlan)]
+        self._tokens = np.array([plan.tokens for plan in concat]) if len(concat) == len(plans) else None
+        self._sequence = concat[0].sequence if concat else 0
 
     def segments(self, sources: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]) -> Segments:
         """Segments of each row, a row of the plan with number `sources[row]`."""
@@ -145,7 +145,7 @@ def _cached(cache: Path | None, name: str) -> np.ndarray | None:
 
 
 def _keep(cache: Path | None, name: str, table: np.ndarray) -> None:
-    """Write the table under its final name at once; a folder that cannot be written only costs the next start."""
+    """Write the table under its final name in one step; if the folder is read-only, the next start builds it again."""
     if cache is None:
         return
     path = cache / f"{name}-{_content(table)}.npy"

@@ -19,8 +19,7 @@ from torch import Tensor
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
-from hornbook.kernels.bisection import count_up_to
-from hornbook.kernels.compiled import compiled, inlined, pointer
+from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 
 
 class _Rules(NamedTuple):
@@ -108,7 +107,7 @@ def _count_positions(rules, out, row, column, length, used):
 
 @inlined
 def _fill_segment(table, rules, out, row, column, stream, position, left, used):
-    """Write a stretch of a stream, document by document; returns (weight or -1 for damage, lengths noted)."""
+    """Write a span of a stream, document by document; returns (weight or -1 for damage, lengths noted)."""
     entry = table.first[stream] - 1
     entry += count_up_to(table.starts[table.first[stream] : table.first[stream + 1] - 1], position)
     weight = np.int64(0)
@@ -169,18 +168,18 @@ def _fill(table, rules, out, streams, segments):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tensors of some rows, as `Batch` describes them, and what they were made from."""
+    """Tensors of some rows, as `Batch` describes them, and the arrays that they were made from."""
 
     tokens: Tensor
     targets: Tensor
     weights: Tensor
     positions: Tensor
-    lengths: list[tuple[int, ...]]
+    document_lengths: list[tuple[int, ...]]
     total_weight: int
     ids: np.ndarray
     """The inputs once more, int32 [rows, sequence]."""
     pieces: np.ndarray
-    """`lengths` of all rows one after the other, int32."""
+    """`document_lengths` of all rows one after the other, int32."""
     bounds: np.ndarray
     """Where those of each row begin, and the end of all: int64 [rows + 1]."""
 
@@ -188,6 +187,29 @@ class Rows:
     def token_hash(self) -> str:
         """xxh3_64 of the inputs."""
         return xxhash.xxh3_64_hexdigest(self.ids.data)
+
+
+class RowArrays(NamedTuple):
+    """`Rows` as numpy views for transforms and kernels: writing here changes the batch."""
+
+    tokens: np.ndarray  # int64 [rows, sequence]
+    targets: np.ndarray
+    weights: np.ndarray  # float32 [rows, sequence]
+    positions: np.ndarray
+    ids: np.ndarray  # int32 [rows, sequence]: the tokens once more, which are hashed
+    pieces: np.ndarray  # int32: lengths of the pieces of all rows, padding among them
+    bounds: np.ndarray  # int64 [rows + 1]: where those of each row begin
+    used: np.ndarray  # int64 [rows]: tokens of each row, padding not counted
+    prefixes: np.ndarray  # int32: as `pieces`, leading tokens that are seen in both directions
+
+
+def row_arrays(rows: Rows, used: Int64[np.ndarray, " rows"]) -> RowArrays:
+    """Views of the tensors of `rows`, without prefixes."""
+    tokens, targets, weights, positions = (
+        each.numpy() for each in (rows.tokens, rows.targets, rows.weights, rows.positions)
+    )
+    prefixes = np.zeros(rows.bounds[-1], np.int32)
+    return RowArrays(tokens, targets, weights, positions, rows.ids, rows.pieces, rows.bounds, used, prefixes)
 
 
 class RowReader:

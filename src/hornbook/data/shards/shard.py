@@ -1,12 +1,17 @@
-"""One shard on disk, opened by memory map; what is read of it is compared with its checksums first.
+"""One shard on disk, opened by memory map; everything read from it is compared with its checksums first.
 
-Token ids are compared a block of 1 MiB at a time, when a block is first touched; document ends, labels and the list of
+Token ids are compared by blocks of 1 MiB, when a block is first touched; document ends, labels and the list of
 documents as a whole, when they are first read. So data that was damaged after it was written never trains a model, and
-a start reads no more than it needs. What was found sound is not looked at again by this process.
+a start reads no more than it needs. A process compares each block or file once.
 """
 
+import ctypes
 import errno
 import json
+import os
+import signal
+import weakref
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from hornbook.errors import DoesNotFitError, IntegrityError, UsageError
+from hornbook.errors import DoesNotFitError, Exit, IntegrityError, UsageError
 from hornbook.files.artifact import digest_file
 from hornbook.files.filesystem import is_file
 from hornbook.text.tokenizer.shards import BLOCK_BYTES, DTYPES, LABELS
 
 REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 _EXAMPLES = 3
+_MOST_NAMED = 3
 
 
 class Shard:
@@ -38,14 +44,14 @@ class Shard:
         """Path below the data folder without ending: tokens/SPLIT/SOURCE/00000."""
         self.tokens, self.documents, self.bytes = int(entry["tokens"]), int(entry["documents"]), int(entry["bytes"])
         self.digest = str(entry["digest"])
-        """What the index says the .bin holds."""
+        """Digest of the .bin, as the index states it."""
         self.labels_digest = str(entry["labels"]) if outputs else ""
-        """What the index says the .labels holds."""
+        """Digest of the .labels, as the index states it."""
         self.outputs = outputs
         self.mapped = _map(self.path(".bin"), DTYPES[dtype], self.tokens)
         """Token ids, uint16 or uint32 [tokens], read-only, not compared with anything: see `data`."""
         self.mapped_ends = _map(self.path(".idx"), np.dtype("<u8"), self.documents)
-        """The same of the ends: see `ends`."""
+        """END offsets, uint64 [documents], not compared with anything: see `ends`."""
         self._labels = _map(self.path(LABELS), np.dtype("<f4"), self.tokens * outputs) if outputs else None
         last = int(self.mapped_ends[-1]) if self.documents else 0
         if last != self.tokens:
@@ -55,7 +61,7 @@ class Shard:
         if not is_file(self.path(".docs.parquet")):
             raise IntegrityError(f"{self.path('.docs.parquet')}: expected a file, found none: {self.remedy}")
         self.sound = np.zeros(-(-self.mapped.nbytes // BLOCK_BYTES), np.uint8)
-        """1 for each block of .bin that was found as it was written; kernels read it (`ShardTable`)."""
+        """1 for each block of .bin whose checksum was found right; kernels read it (`ShardTable`)."""
         self._sound_files: set[str] = set()
         self._stated: dict[str, Any] | None = None
 
@@ -65,7 +71,7 @@ class Shard:
 
     @property
     def remedy(self) -> str:
-        """What mends a damaged file of this shard."""
+        """How to mend a damaged file of this shard, for errors."""
         if self.root.parent.name == "plans":  # made from other shards (`hornbook.data.objectives.fim`)
             return f"delete {self.root}: it is made again"
         return REMEDY
@@ -225,3 +231,45 @@ def _map_error(path: Path, error: OSError) -> Exception:
             " larger shards"
         )
     return IntegrityError(f"{path}: cannot be opened ({error.strerror}): check its permissions, or {REMEDY}")
+
+
+_watched: "weakref.WeakSet[Shard]" = weakref.WeakSet()
+_installed: list[object] = []
+
+
+def truncated(shards: Iterable[Shard]) -> IntegrityError | None:
+    """The error that names the shards whose files are shorter than what was mapped of them, if there are any."""
+    problems = []
+    for shard in shards:
+        try:
+            shard.check_sizes()
+        except IntegrityError as error:
+            problems.append(str(error))
+    if not problems:
+        return None
+    more = f"\nand {len(problems) - _MOST_NAMED} more shards" if len(problems) > _MOST_NAMED else ""
+    return IntegrityError("a file was changed while it was read:\n" + "\n".join(problems[:_MOST_NAMED]) + more)
+
+
+def watch(shards: Iterable[Shard]) -> None:
+    """Have this process end with exit code 3 and a message, not by SIGBUS, when one of the shards is truncated.
+
+    Without it the system ends whoever reads a page that is gone, without a word. The handler runs in the thread that
+    touched the page, so it may only look at the sizes of files and leave.
+    """
+    _watched.update(shards)
+    if _installed:
+        return
+    library = ctypes.CDLL(None)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+    @kind
+    def tell(number: int) -> None:
+        if (error := truncated(list(_watched))) is not None:
+            os.write(2, f"error {error}\n".encode(errors="backslashreplace"))
+            os._exit(Exit.INTEGRITY)
+        library.signal(number, previous)  # something else: touched again, the page ends the process as before
+
+    library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    previous = library.signal(signal.SIGBUS, ctypes.cast(tell, ctypes.c_void_p))
+    _installed.append(tell)

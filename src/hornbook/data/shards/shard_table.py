@@ -1,22 +1,21 @@
-"""The shards of several streams as compiled code reaches them: by a table of their addresses.
+"""The shards of several streams as kernels reach them, by a table of addresses, and the labels beside their tokens.
 
-So a pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive. A kernel that
-meets a block that was not compared with its checksum yet stops and says so; all blocks it is about to read are compared
-then, in the thread that makes batches ahead, and it begins again. Afterwards a check is one byte that is read.
+A pass over rows costs the same for one shard or ten thousand. A `ShardTable` keeps the maps alive. A kernel that
+meets a block that was not yet compared with its checksum stops and says so; then all blocks that it is about to read
+are compared, in the thread that makes batches ahead, and it starts again. Afterwards a check reads one byte.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.shards.shard import Shard
 from hornbook.errors import IntegrityError
-from hornbook.kernels.bisection import count_up_to
-from hornbook.kernels.compiled import compiled, inlined, pointer
+from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 from hornbook.text.tokenizer.shards import BLOCK_BYTES
 
 
@@ -32,10 +31,10 @@ class Addresses(NamedTuple):
 
 
 _MOST_FOUND = 1024
-"""Blocks that are found at once; what is left is found when the kernel stops again."""
+"""Blocks that are listed at once; the rest is listed when the kernel stops again."""
 _SHIFT = BLOCK_BYTES.bit_length() - 1
 UNSOUND, UNCHECKED = -1, -2
-"""What a kernel says of a shard where it stops: ends that do not ascend, a block that was not compared yet."""
+"""Why a kernel stops at a shard: its ends do not ascend, or a block was not compared yet."""
 
 
 @inlined
@@ -52,7 +51,7 @@ def first_unchecked(table, wide, entry, local, count):
 
 @compiled
 def _find_unchecked(table, wide, streams, begins, sizes, out):
-    """Write (entry, block) of what the stretches touch and nobody compared into `out` [2, most]; returns how many."""
+    """Write (entry, block) of blocks in the spans that were not compared into `out` [2, most]; returns their number."""
     used = 0
     shift = _SHIFT - 2 if wide else _SHIFT - 1
     for s in range(begins.size):
@@ -76,7 +75,7 @@ def _find_unchecked(table, wide, streams, begins, sizes, out):
 
 @compiled
 def _gather(table, wide, vocab, streams, begins, sizes, out, damage):
-    """Copy stretches of streams one after the other; returns whether all ids were sound."""
+    """Copy spans of streams one after the other; returns whether all ids are below `vocab`."""
     column = np.int64(0)
     for s in range(begins.size):
         position, left = begins[s], sizes[s]
@@ -125,7 +124,7 @@ class ShardTable:
     def gather(
         self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
     ) -> Int32[np.ndarray, " tokens"]:
-        """Token ids of stretches, each of the stream with number `streams[i]`, one after the other.
+        """Token ids of spans, each of the stream with number `streams[i]`, one after the other.
 
         Raises IntegrityError for a damaged block, or a token id outside the vocabulary.
         """
@@ -140,7 +139,7 @@ class ShardTable:
     def check(
         self, streams: Int64[np.ndarray, " n"], begins: Int64[np.ndarray, " n"], sizes: Int64[np.ndarray, " n"]
     ) -> None:
-        """Compare blocks that the stretches touch with their checksums. IntegrityError if one differs.
+        """Compare blocks that the spans touch with their checksums. IntegrityError if one differs.
 
         A shard's document ends are compared with its first block.
         """
@@ -157,7 +156,7 @@ class ShardTable:
         return np.array([array(shard).ctypes.data if shard else 0 for shard in self._shards], np.uint64)
 
     def documents(self, stream: int, begin: int, size: int) -> list[tuple[int, int, int, int]]:
-        """Documents in a stretch of a stream: (number of the shard, document in it, first token in it, length)."""
+        """Documents in a span of a stream: (number of the shard, document in it, first token in it, length)."""
         starts, shards, found = self._streams[stream].starts, self._streams[stream].shards, []
         number = int(np.searchsorted(starts[:-1], begin, side="right")) - 1
         while size > 0:
@@ -172,7 +171,7 @@ class ShardTable:
         return found
 
     def damage(self, entry: int, largest: int) -> IntegrityError:
-        """What is wrong with the shard of an entry: an id outside the vocabulary, or (-1) ends that do not ascend."""
+        """The error for a shard: a token id outside the vocabulary or, if it is negative, ends that do not ascend."""
         shard = self._shards[entry]
         assert shard is not None
         if largest < 0:
@@ -183,3 +182,24 @@ class ShardTable:
         return IntegrityError(
             f"{shard.path('.bin')}: found token id {largest}, expected ids below {vocab}: {shard.remedy}"
         )
+
+
+class LabelTable:
+    """Labels beside the tokens of some streams of a labelled set."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = list(streams)
+        self._outputs = max((shard.outputs for stream in streams for shard in stream.shards), default=1)
+
+    def at(self, streams: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, "n outputs"]:
+        """Label of token `places[i]` of stream `streams[i]`; NaN where it has none."""
+        found = np.empty((len(places), self._outputs), np.float32)
+        for number, stream in enumerate(self._streams):
+            of_stream = np.flatnonzero(streams == number)
+            shards = np.searchsorted(stream.starts, places[of_stream], side="right") - 1
+            for shard in np.unique(shards):
+                labels = stream.shards[shard].labels
+                assert labels is not None
+                some = of_stream[shards == shard]
+                found[some] = labels[places[some] - stream.starts[shard]]
+        return found

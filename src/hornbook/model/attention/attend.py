@@ -1,6 +1,6 @@
 """Exact softmax attention over heads: the slow reference, and the choice of the fastest way for shape and device.
 
-On CPU with gradients or many queries: blocks of queries against the keys they see (`block_attention.py`);
+On CPU with gradients or many queries: tiles of queries against the keys they see (`tiled_attention.py`);
 for a few new queries on a cache, and on other devices, torch's scaled_dot_product_attention. docs/speed.md has the
 measurements behind this rule.
 """
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.attention.block_attention import BlockAttention, Scoring
-from hornbook.model.attention.dropout import Drop
-from hornbook.model.attention.sight import Sight, mask
+from hornbook.model.attention.mask import AttentionMask, dense_mask
+from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
+from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
 
 Heads = Float[Tensor, "batch heads time dim"]
@@ -22,20 +22,20 @@ Bias = Float[Tensor, "heads distances"]
 """Scores by key position minus query position; distance 0 stands in the middle."""
 Sinks = Float[Tensor, " heads"]
 FEW_QUERIES = 16
-"""Up to so many queries a block is not worth its preparation."""
+"""Up to this number of queries a tile is not worth its preparation."""
 
 
 def reference_attention(
     query: Heads,
     key: Heads,
     value: Heads,
-    sight: Sight,
+    mask: AttentionMask,
     *,
     scale: float | None = None,
     softcap: float | None = None,
     bias: Bias | None = None,
     sinks: Sinks | None = None,
-    dropout: Drop | None = None,
+    dropout: AttentionDropout | None = None,
 ) -> Heads:
     """Attention written as its formula: softmax(scale Q K^T + bias) V over the keys each query sees.
 
@@ -50,7 +50,7 @@ def reference_attention(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + spread(bias, queries, keys)
-    allowed = mask(sight, query.shape[0], queries, keys, query.device)[:, None]
+    allowed = dense_mask(mask, query.shape[0], queries, keys, query.device)[:, None]
     scores = scores.masked_fill(~allowed, -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
@@ -72,36 +72,36 @@ def attend(
     query: Heads,
     key: Heads,
     value: Heads,
-    sight: Sight,
+    mask: AttentionMask,
     *,
     scale: float | None = None,
     softcap: float | None = None,
     bias: Bias | None = None,
     sinks: Sinks | None = None,
-    dropout: Drop | None = None,
+    dropout: AttentionDropout | None = None,
 ) -> Heads:
     """Attention by the fastest way; arguments as of `reference_attention`."""
     scoring = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
     plain = type(query) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling()
     if plain and query.shape[2] > FEW_QUERIES:
         rest = scoring._replace(bias=None, sinks=None)
-        out = BlockAttention.apply(query, key, value, bias, sinks, sight, rest, torch.is_grad_enabled())
+        out = TiledAttention.apply(query, key, value, bias, sinks, mask, rest, torch.is_grad_enabled())
         assert isinstance(out, Tensor)
         return out
     if softcap is None and sinks is None and dropout is None:
-        return _attend_by_torch(query, key, value, sight, scoring)
+        return _attend_by_torch(query, key, value, mask, scoring)
     return reference_attention(
-        query, key, value, sight, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout
+        query, key, value, mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout
     )
 
 
-def _attend_by_torch(query: Heads, key: Heads, value: Heads, sight: Sight, scoring: Scoring) -> Heads:
+def _attend_by_torch(query: Heads, key: Heads, value: Heads, mask: AttentionMask, scoring: Scoring) -> Heads:
     queries, keys, bias = query.shape[2], key.shape[2], scoring.bias
-    whole = sight.unbroken and sight.window is None
-    causal = whole and sight.kind == "causal" and queries == keys and bias is None
+    whole = mask.unbroken and mask.window is None
+    causal = whole and mask.kind == "causal" and queries == keys and bias is None
     seen = None
-    if not (causal or (whole and (sight.kind != "causal" or queries == 1))):
-        seen = mask(sight, query.shape[0], queries, keys, query.device)[:, None]
+    if not (causal or (whole and (mask.kind != "causal" or queries == 1))):
+        seen = dense_mask(mask, query.shape[0], queries, keys, query.device)[:, None]
     if bias is not None:
         scores = spread(bias, queries, keys)
         seen = scores if seen is None else scores.masked_fill(~seen, -math.inf)

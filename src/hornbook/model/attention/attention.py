@@ -1,19 +1,22 @@
 """Multi-head attention (Vaswani et al. 2017) with any number of key-value heads (GQA, arXiv 2305.13245)."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.attention.attend import attend
-from hornbook.model.attention.dropout import Drop
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
-from hornbook.model.attention.sight import Sight
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
-from hornbook.model.layers.dropout import site_keys
+from hornbook.model.layers.dropout import AttentionDropout, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
 
@@ -25,14 +28,16 @@ Heads = Float[Tensor, "batch heads time head_dim"]
 class FullAttention(nn.Module):
     """Each position sees others of its own sequence. The number of heads follows from the tensors' widths."""
 
+    role: ClassVar = "vector"
+
     site = SITE
 
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.FullAttention)
+        assert isinstance(part, FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
-        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
+        self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
         self.value = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
@@ -44,15 +49,15 @@ class FullAttention(nn.Module):
         query, key, value = self._project(x, context)
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
-        return self._answer(query, key, value, context.sight.narrowed(self.cfg.window), context.bias, context)
+        return self._answer(query, key, value, context.mask.narrowed(self.cfg.window), context.bias, context)
 
     def _answer(
-        self, query: Heads, key: Heads, value: Heads, sight: Sight, bias: Tensor | None, context: Context
+        self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, bias: Tensor | None, context: Context
     ) -> Float[Tensor, "batch time width"]:
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
         drop = dropped(context, self.layer, self.site, self.cfg.dropout)
-        return self.out(attend(query, key, value, sight, **options, dropout=drop).transpose(1, 2).flatten(2))
+        return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
         """Queries, keys and values, normalised and rotated."""
@@ -99,8 +104,8 @@ class CrossAttention(FullAttention):
         assert context.memory is not None
         query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
-        sight = Sight("cross", context.sight.lengths, context.memory.lengths)
-        return self._answer(query, key, value, sight, None, context)
+        mask = AttentionMask("cross", context.mask.lengths, context.memory.lengths)
+        return self._answer(query, key, value, mask, None, context)
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
@@ -143,14 +148,14 @@ def split_heads(
     return query, key, value
 
 
-def dropped(context: Context, layer: int, site: int, rate: float) -> Drop | None:
+def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDropout | None:
     """Dropout of a layer's attention probabilities, if there is any in this pass."""
-    return None if rate == 0 or context.keys is None else Drop(site_keys(context.keys, layer, site), rate)
+    return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 
 
-def _norm(cfg: config.ModelConfig, part: config.FullAttention, heads: int) -> RMSNorm | None:
+def _norm(cfg: config.ModelConfig, part: FullAttentionConfig, heads: int) -> RMSNorm | None:
     """RMSNorm over each head or over all, with the eps of the model's norms if they have one."""
     if part.qk_norm == "none":
         return None
-    eps = getattr(cfg.norm, "eps", config.RMSNorm().eps)
-    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, config.RMSNorm(eps=eps))
+    eps = getattr(cfg.norm, "eps", RMSNormConfig().eps)
+    return RMSNorm(cfg.head_dim if part.qk_norm == "head" else heads * cfg.head_dim, RMSNormConfig(eps=eps))

@@ -30,22 +30,22 @@ class KVCache:
         """Of each layer, states by the number of positions they have seen."""
 
     def fixed(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of what a decoder's layer looks at besides itself, if it has computed them."""
+        """Keys and values of the encoder output in a decoder's layer; None before they are computed."""
         return self._fixed.get(layer)
 
     def fix(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep the keys and values of what a layer looks at besides itself: they serve every later call."""
+        """Keep a layer's keys and values of the encoder output for every later call."""
         self._fixed[layer] = key, value
 
     def recall(self, layer: int) -> tuple[Tensor, ...] | None:
-        """What a layer without keys and values has kept of all `length` positions; None at the begin."""
+        """State of a recurrent layer after all `length` positions; None at the start."""
         if self.length == 0:
             return None
         assert self.length in self._states[layer], "a recurrent state goes back by one call at most"
         return self._states[layer][self.length]
 
     def remember(self, layer: int, new: int, state: tuple[Tensor, ...]) -> None:
-        """Keep a layer's state behind `new` more positions, beside the one it went on from."""
+        """Keep a layer's state after `new` more positions, and the one it was computed from."""
         kept = {at: old for at, old in self._states.get(layer, {}).items() if at == self.length}
         self._states[layer] = {**kept, self.length + new: state}
 
@@ -55,7 +55,7 @@ class KVCache:
         key: Float[Tensor, "batch kv_heads new head_dim"],
         value: Float[Tensor, "batch kv_heads new value_dim"],
     ) -> tuple[Float[Tensor, "batch kv_heads all head_dim"], Float[Tensor, "batch kv_heads all value_dim"]]:
-        """Store new positions of one layer behind `length`; returns views of all `length + new` keys and values."""
+        """Store new positions of one layer after `length`; returns views of all `length + new` keys and values."""
         end = self.length + key.shape[-2]
         keys, values = self._room(layer, key, value, end)
         keys[:, :, self.length : end], values[:, :, self.length : end] = key, value

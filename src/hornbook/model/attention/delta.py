@@ -15,6 +15,7 @@ inputs, whatever came before. (2) to (5) but the products are float32.
 
 import math
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,21 +25,25 @@ from torch import Generator, Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
-from hornbook.model.attention.sight import Pieces
+from hornbook.model.attention.mask import DocumentLengths
 from hornbook.model.config import init as config_init
 from hornbook.model.config import model as config
+from hornbook.model.config.attention import DeltaAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
 
 FEW_TOKENS = 8
-"""Up to so many tokens behind a cache go one by one: a chunk costs as much as a full one."""
+"""Up to this number of tokens after a cache are computed one by one: a part of a chunk costs as much as a full one."""
 LEAST_SQUARE = 1e-6
 """Added to a squared length before dividing by the length."""
 
 
 class CausalConvolution(nn.Module):
     """SiLU of a sum over the last `size` tokens, each channel alone; `weight` [channels, size], the oldest first."""
+
+    role: ClassVar = "vector"
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -48,7 +53,7 @@ class CausalConvolution(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch time channels"], tail: Tensor | None, starts: Bool[Tensor, "batch time"] | None
     ) -> tuple[Float[Tensor, "batch time channels"], Float[Tensor, "batch last channels"]]:
-        """x behind `tail`, the last size - 1 inputs before it (None: nothing); returns the tail for what follows."""
+        """x after `tail`, the last size - 1 inputs before it (None: nothing); and the tail for the next call."""
         size, time = self.weight.shape[1], x.shape[1]
         tail = x.new_zeros(len(x), size - 1, x.shape[2]) if tail is None else tail
         inputs, weight = torch.cat([tail, x], 1), self.weight.to(x.dtype)
@@ -65,12 +70,14 @@ class CausalConvolution(nn.Module):
 class DeltaAttention(nn.Module):
     """Equations (1) to (5); `log_decay` is a, `decay_bias` is c, one of each per value head."""
 
+    role: ClassVar = "vector"
+
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.DeltaAttention)
+        assert isinstance(part, DeltaAttentionConfig)
         for key, text in part.problems(cfg):
-            raise UsageError(f"model.attention.{key}: {text}")
+            raise UsageError(f"model.{key}: {text}")
         self.layer = layer
         self.key_heads, self.value_heads = part.key_heads or cfg.heads, part.value_heads or cfg.heads
         self.key_dim, self.value_dim = part.key_dim or width // cfg.heads, part.value_dim or width // cfg.heads
@@ -81,15 +88,15 @@ class DeltaAttention(nn.Module):
         self.convolution = CausalConvolution(2 * keys + values, part.convolution)
         self.log_decay = nn.Parameter(torch.empty(self.value_heads))
         self.decay_bias = nn.Parameter(torch.empty(self.value_heads))
-        self.norm = RMSNorm(self.value_dim, config.RMSNorm(eps=getattr(cfg.norm, "eps", 1e-6)))
+        self.norm = RMSNorm(self.value_dim, RMSNormConfig(eps=getattr(cfg.norm, "eps", 1e-6)))
         self.out = Linear(values, width, bias=False)
         self.initial = {"log_decay": _initial_log_decay, "decay_bias": _initial_decay_bias}
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
-        sight, cache = context.sight, context.cache
-        if sight.kind != "causal" or sight.prefixes is not None:
+        mask, cache = context.mask, context.cache
+        if mask.kind != "causal" or mask.prefixes is not None:
             raise UsageError('model.attention of kind "delta" sees earlier tokens only: use "full" for prefixes')
-        starts = None if sight.lengths is None else _starts(sight.lengths).to(x.device)
+        starts = None if mask.lengths is None else _starts(mask.lengths).to(x.device)
         mixed, gate, rate, decay = self._project(x)
         tail, state = (None, None) if cache is None else self._recall(cache)
         mixed, tail = self.convolution(mixed, tail, starts)
@@ -131,12 +138,12 @@ def _unit(x: Tensor) -> Tensor:
 
 
 @torch.compiler.disable()
-def _starts(lengths: Pieces) -> Bool[Tensor, "batch time"]:
+def _starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     return _cached_starts(lengths)
 
 
 @lru_cache(maxsize=16)  # all layers of a forward pass ask for the same
-def _cached_starts(lengths: Pieces) -> Bool[Tensor, "batch time"]:
+def _cached_starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     found = torch.zeros(len(lengths), sum(lengths[0]), dtype=torch.bool)
     for row, pieces in zip(found, lengths, strict=True):
         ends = torch.tensor(pieces).cumsum(0)
@@ -146,7 +153,7 @@ def _cached_starts(lengths: Pieces) -> Bool[Tensor, "batch time"]:
 
 
 def _places(starts: Bool[Tensor, "batch time"]) -> Tensor:
-    """Tokens between each one and the first of its document, itself not counted; many, where that is not here."""
+    """Index of each token in its document; a large number where the document began before this row."""
     index = torch.arange(starts.shape[1], device=starts.device)
     return index - torch.where(starts, index, -(2**20)).cummax(1).values
 

@@ -16,12 +16,14 @@ from hornbook.model.attention.position import Rope, Rotation, rotate
 from hornbook.model.attention.rope_scaling import yarn_mscale
 from hornbook.model.config import model as config
 from hornbook.model.config import position as config_position
+from hornbook.model.config.attention import LatentAttentionConfig
+from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.layers.products import matmul
 
-LATENT_NORM = config.RMSNorm(eps=1e-6)
+LATENT_NORM = RMSNormConfig(eps=1e-6)
 """Of both latents, whatever the model's norm."""
 Heads = Float[Tensor, "batch heads time dim"]
 
@@ -33,9 +35,9 @@ class LatentAttention(nn.Module):
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
         part, width = cfg.attention, cfg.width
-        assert isinstance(part, config.LatentAttention)
+        assert isinstance(part, LatentAttentionConfig)
         self.cfg, self.layer = part, layer
-        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.Rope) else None
+        self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
         queries = cfg.heads * (part.nope_dim + part.rope_dim)
         if part.query_rank is None:
@@ -65,14 +67,14 @@ class LatentAttention(nn.Module):
         fused = self.query_up(self.query_norm(self.query_down(x))) if low else self.query(x)
         heads = fused.shape[-1] // (self.cfg.nope_dim + self.cfg.rope_dim)
         plain, turning = split_heads(fused, (heads, 0), None)[0].split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
-        return torch.cat([plain, self._turned(turning, rotation)], -1)
+        return torch.cat([plain, self._rotated(turning, rotation)], -1)
 
     def _compressed(self, x: Tensor, rotation: Rotation | None) -> Float[Tensor, "batch 1 time held"]:
         """The normalised latent, and the key that all heads share: what a cache has to hold."""
         latent, shared = self.kv_down(x).split([self.cfg.kv_rank, self.cfg.rope_dim], -1)
-        return torch.cat([self.kv_norm(latent)[:, None], self._turned(shared[:, None], rotation)], -1)
+        return torch.cat([self.kv_norm(latent)[:, None], self._rotated(shared[:, None], rotation)], -1)
 
-    def _turned(self, x: Heads, rotation: Rotation | None) -> Heads:
+    def _rotated(self, x: Heads, rotation: Rotation | None) -> Heads:
         return x if rotation is None or self.rope is None else rotate(x, rotation, self.rope.cfg.layout)
 
     def _expanded(self, held: Tensor) -> tuple[Heads, Heads]:
@@ -84,7 +86,7 @@ class LatentAttention(nn.Module):
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
         drop = dropped(context, self.layer, SITE, self.cfg.dropout)
-        return attend(query, key, value, context.sight, scale=self.scale, bias=context.bias, dropout=drop)
+        return attend(query, key, value, context.mask, scale=self.scale, bias=context.bias, dropout=drop)
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:
         """The same result; products with the projections up stand on the side of the few queries."""
@@ -96,10 +98,10 @@ class LatentAttention(nn.Module):
         return matmul(found, up_value.transpose(-1, -2)[None])
 
 
-def _scale(part: config.LatentAttention, position: config_position.PositionConfig) -> float:
+def _scale(part: LatentAttentionConfig, position: config_position.PositionConfig) -> float:
     """1 / sqrt(dims of a key), times what YaRN's second weight took out of each of two rotations."""
     scale = (part.nope_dim + part.rope_dim) ** -0.5
-    scaling = position.scaling if isinstance(position, config_position.Rope) else None
+    scaling = position.scaling if isinstance(position, config_position.RopeConfig) else None
     if isinstance(scaling, config_position.YaRN) and scaling.mscale_all_dim:
         scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     return scale

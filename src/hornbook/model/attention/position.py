@@ -7,7 +7,7 @@ position; distance 0 stands in the middle.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +29,9 @@ def document_positions(lengths: Lengths, device: torch.device) -> Int[Tensor, "b
 class LearnedPositions(nn.Module):
     """One vector per position: `weight` [offset + length, width]."""
 
-    def __init__(self, width: int, cfg: config_position.LearnedPositions) -> None:
+    role: ClassVar = "position"
+
+    def __init__(self, width: int, cfg: config_position.LearnedPositionsConfig) -> None:
         super().__init__()
         self.offset, self.length = cfg.offset, cfg.length
         self.weight = nn.Parameter(torch.empty(cfg.offset + cfg.length, width))
@@ -41,7 +43,7 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Vaswani et al. 2017, section 3.5: dims 2i and 2i + 1 are sine and cosine of position * 10000^(-2i / width)."""
 
-    def __init__(self, width: int, cfg: config_position.SinusoidalPositions) -> None:
+    def __init__(self, width: int, cfg: config_position.SinusoidalPositionsConfig) -> None:
         super().__init__()
         assert width % 2 == 0
         self.width, self.length = width, cfg.length
@@ -69,20 +71,20 @@ class Rope:
     """
 
     head_dim: int
-    """Width of a head, of which the first `turned` dims turn."""
-    cfg: config_position.Rope
+    """Width of a head, of which the first `rotary_dim` dims turn."""
+    cfg: config_position.RopeConfig
 
     def __post_init__(self) -> None:
-        assert self.turned % 2 == 0
+        assert self.rotary_dim % 2 == 0
 
     @property
-    def turned(self) -> int:
-        """Dims of a head that turn, the first ones."""
+    def rotary_dim(self) -> int:
+        """Number of dims of a head that turn, the first ones."""
         return int(self.head_dim * self.cfg.fraction)
 
     def rotation(self, positions: Int[Tensor, "rows time"]) -> Rotation:
         """Cosines and sines for the positions."""
-        frequencies, factor = scaled_frequencies(self.turned, self.cfg, positions.device)
+        frequencies, factor = scaled_frequencies(self.rotary_dim, self.cfg, positions.device)
         angles = positions.float()[..., None] * frequencies
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
@@ -96,15 +98,15 @@ def rotate(
     Pairs are (x_i, x_{i + d/2}) of the d dims that turn, or neighbours (x_{2i}, x_{2i + 1}) where `interleaved`.
     """
     cos, sin = rotation[0][:, None], rotation[1][:, None]
-    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    rotary, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     if layout == "half":
-        first, second = turned.chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        first, second = rotary.chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     else:
-        first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-    turned = turned.to(x.dtype)
-    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+        first, second = rotary.unflatten(-1, (-1, 2)).unbind(-1)
+        rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    rotated = rotated.to(x.dtype)
+    return rotated if rest.shape[-1] == 0 else torch.cat((rotated, rest), dim=-1)
 
 
 class Alibi(nn.Module):
@@ -130,31 +132,35 @@ def alibi_slopes(heads: int) -> list[float]:
 class RelativeBuckets(nn.Module):
     """A learned score for each bucket of distances and head: `weight` [buckets, heads] (Raffel et al. 2019, T5)."""
 
-    def __init__(self, heads: int, cfg: config_position.RelativeBuckets, both: bool) -> None:
+    role: ClassVar = "position"
+
+    def __init__(self, heads: int, cfg: config_position.RelativeBucketsConfig, bidirectional: bool) -> None:
         super().__init__()
-        self.both, self.max_distance = both, cfg.max_distance
+        self.bidirectional, self.max_distance = bidirectional, cfg.max_distance
         self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))
 
     def forward(self, length: int, device: torch.device) -> Float[Tensor, "heads distances"]:
         """Scores of all distances in a sequence of `length`."""
-        buckets = relative_buckets(distances(length, device), self.weight.shape[0], self.max_distance, self.both)
+        buckets = relative_buckets(
+            distances(length, device), self.weight.shape[0], self.max_distance, self.bidirectional
+        )
         return nn.functional.embedding(buckets, self.weight).T
 
 
 def relative_buckets(
-    distance: Int[Tensor, "*shape"], buckets: int, max_distance: int, both: bool
+    distance: Int[Tensor, "*shape"], buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[Tensor, "*shape"]:
     """T5's buckets of key position minus query position: half for single distances, the rest by their logarithm.
 
     Where both ways are seen, what comes after has the second half of the buckets; otherwise it shares bucket 0.
     """
-    count = buckets // 2 if both else buckets
-    away = distance.abs() if both else (-distance).clamp(min=0)
+    count = buckets // 2 if bidirectional else buckets
+    away = distance.abs() if bidirectional else (-distance).clamp(min=0)
     single = count // 2
     # Where a boundary falls depends on float32 rounding, so the order of operations is T5's.
     far = torch.log(away.clamp(min=1).float() / single) / math.log(max_distance / single) * (count - single)
     bucket = torch.where(away < single, away, (single + far.long()).clamp(max=count - 1))
-    return bucket + (distance > 0) * count if both else bucket
+    return bucket + (distance > 0) * count if bidirectional else bucket
 
 
 def distances(length: int, device: torch.device) -> Int[Tensor, " distances"]:

@@ -17,7 +17,7 @@ from hornbook.model.config import position as config_position
 Frequencies = Float[Tensor, " half"]
 
 
-def scaled_frequencies(dim: int, cfg: config_position.Rope, device: torch.device) -> tuple[Frequencies, float]:
+def scaled_frequencies(dim: int, cfg: config_position.RopeConfig, device: torch.device) -> tuple[Frequencies, float]:
     """Angle per position of each pair (float32), and the factor of cosines and sines."""
     return _SCALINGS[type(cfg.scaling)](cfg.scaling, float(cfg.theta), dim, device), attention_factor(cfg.scaling)
 
@@ -55,7 +55,7 @@ def _yarn(cfg: config_position.YaRN, theta: float, dim: int, device: torch.devic
     """Arrives at the interpolated frequency between the pairs that turn `beta_fast` and `beta_slow` times."""
 
     def pair(turns: float) -> float:
-        """The pair (not a whole number) that turns so many times over the original length."""
+        """The pair (not a whole number) that makes this number of turns over the original length."""
         return dim * math.log(cfg.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = max(math.floor(pair(cfg.beta_fast)), 0), min(math.ceil(pair(cfg.beta_slow)), dim - 1)

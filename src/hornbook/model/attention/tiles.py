@@ -1,9 +1,9 @@
-"""Attention cut into blocks of queries, each with the keys that any of its queries sees.
+"""Attention cut into tiles of queries, each with the keys that any of its queries sees.
 
-A block of 128 queries is multiplied only with the keys it can see: under causal order half the products and half the
-softmax of the full square, with documents or a window far less. A block's keys begin and end at multiples of 64, so
-that few different shapes occur and their compiled products are reused; the softmax hides what lies outside each
-query's own interval.
+A tile of 128 queries is multiplied only with the keys it can see: under causal order half the products and half the
+softmax of the full square, with documents or a window far less. A tile's keys begin and end at multiples of 64, so
+that few different shapes occur and their compiled products are reused; the softmax hides keys outside each query's own
+interval.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hornbook.model.attention.sight import Interval, Sight
+from hornbook.model.attention.mask import AttentionMask, Interval
 
 QUERIES = 128
-"""Queries per block."""
+"""Queries per tile."""
 WIDE = 512
-"""Queries per block where all see all keys of their row, so that small blocks would save nothing."""
+"""Queries per tile where all see all keys of their row, so that small tiles would save nothing."""
 KEY_STEP = 64
-"""A block's first key is a multiple of this, and one behind its last where there are so many."""
+"""A tile's first key is a multiple of this, and one past its last too, unless the keys end before."""
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryTile:
     """Queries [first, last) of some rows of the batch, and the keys [begin, end) that any of them sees."""
 
     rows: slice
@@ -38,25 +38,25 @@ class Block:
     starts: Int[Tensor, "rows queries"]
     """First key each query sees, counted from `begin`; one row where all rows agree."""
     ends: Int[Tensor, "rows queries"]
-    """One behind the last key each query sees, counted from `begin`."""
+    """One past the last key each query sees, counted from `begin`."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Blocks that cover all queries of a batch once."""
+class TilePlan:
+    """Tiles that cover all queries of a batch once."""
 
-    blocks: list[Block]
+    tiles: list[QueryTile]
     pairs: int
-    """Pairs of a query and a key that it sees besides one, over all rows."""
+    """Pairs of query and key over all rows, one key of each query not counted."""
 
 
 @lru_cache(maxsize=8)
-def plan(queries: int, keys: int, batch: int, sight: Sight) -> Plan:
-    """All layers of a forward share one plan."""
-    alike = sight.uniform
-    intervals = [sight.intervals(queries, keys, row) for row in range(1 if alike else batch)]
-    step = WIDE if sight.kind != "causal" and sight.window is None and sight.unbroken else QUERIES
-    blocks = []
+def plan_tiles(queries: int, keys: int, batch: int, mask: AttentionMask) -> TilePlan:
+    """The tiles of a batch; all layers of a forward pass share one plan."""
+    alike = mask.uniform
+    intervals = [mask.intervals(queries, keys, row) for row in range(1 if alike else batch)]
+    step = WIDE if mask.kind != "causal" and mask.window is None and mask.unbroken else QUERIES
+    tiles = []
     for first in range(0, queries, step):
         last = min(first + step, queries)
         parts = [(starts[first:last], ends[first:last]) for starts, ends in intervals]
@@ -65,13 +65,13 @@ def plan(queries: int, keys: int, batch: int, sight: Sight) -> Plan:
             own = [[each - begin for each in parts[row]] for row in rows]
             starts, ends = (torch.stack(each).clamp(0, end - begin) for each in zip(*own, strict=True))
             where = slice(0, batch) if alike else slice(rows[0], rows[-1] + 1)
-            blocks.append(Block(where, first, last, begin, end, first + keys - queries, starts, ends))
+            tiles.append(QueryTile(where, first, last, begin, end, first + keys - queries, starts, ends))
     pairs = sum(int((ends - starts - 1).clamp(min=0).sum()) for starts, ends in intervals)
-    return Plan(blocks, pairs * (batch if alike else 1))
+    return TilePlan(tiles, pairs * (batch if alike else 1))
 
 
 def _span(part: Interval, keys: int) -> tuple[int, int]:
-    """First key that any of the queries sees and one behind the last, widened to multiples of `KEY_STEP`."""
+    """First key that any of the queries sees and one past the last, widened to multiples of `KEY_STEP`."""
     starts, ends = part
     sees = ends > starts
     if not sees.any():

@@ -1,10 +1,10 @@
-"""What a model cannot be: parts that do not go together, in a recipe or in a checkpoint's config.json."""
+"""Settings of a model that do not go together, in a recipe or in a checkpoint's config.json."""
 
 from collections.abc import Iterator
 
-from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, stacks_of
+from hornbook.model.config.part import Problems, method
 
 _MOST_PARAMETERS = 2**48
 _NOT_ACROSS = 'the layers of an encoder-decoder need "full", which attends from one stack to the other, not "{kind}"'
@@ -20,18 +20,15 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     # The pattern repeats: a file that claims any number of layers is judged as fast.
     layers = [model.layer(i) for i in range(min(deepest, len(model.first) + max(len(model.pattern), 1)))]
     for layer in {layer.model_dump_json(): layer for layer in layers}.values():
-        yield from _check_heads(layer)
-        if layer.mlp.kind == "experts":
-            yield from ((f"model.mlp.{key}", text) for key, text in layer.mlp.problems())
-        if layer.attention.kind == "delta" and model.kind != "encoder_decoder":
-            yield from ((f"model.attention.{key}", text) for key, text in layer.attention.problems(layer))
+        for part in (layer.attention, layer.mlp):
+            yield from _below_model(method(part, "problems")(layer))
     yield from _check_depth(model)
     yield from _check_norms(model)
     few = len(model.first) + max(len(model.pattern), 1)
     shallow = model.model_copy(update={"layers": few, "encoder_layers": None})
     if (count := count_parameters(shallow, 1)) > _MOST_PARAMETERS:
         yield "model", f"{few} of its layers have {count:.2e} parameters, more than any machine holds: a size is wrong"
-    yield from _check_ends(model)
+    yield from _below_model(model.head.problems(model))
     for number, given in enumerate(model.first):
         yield from _check_layer(model, f"model.first.{number}", given)
     for number, given in enumerate(model.pattern):
@@ -43,6 +40,10 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if model.position.kind == "sinusoidal" and model.width % 2:
         text = f"sines and cosines of model.position come in pairs: {model.width} must be even"
         yield "model.width", f"{text}, or take other positions"
+
+
+def _below_model(problems: Problems) -> Problems:
+    return ((f"model.{key}", text) for key, text in problems)
 
 
 def _check_layer(model: ModelConfig, key: str, given: LayerConfig) -> Iterator[tuple[str, str]]:
@@ -86,38 +87,3 @@ def _check_norms(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if norm == "none" and (masked or model.block.kind == "parallel"):
         text = 'the head "masked" ends in a norm' if masked else 'a block of the kind "parallel" begins with a norm'
         yield "model.norm", f'{text}: use "layer" or "rms", or another {"model.head" if masked else "model.block"}'
-
-
-def _check_ends(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    head, width = model.head, model.embedding.width
-    if model.kind == "decoder" and head.kind == "masked":
-        yield "model.head", 'a decoder predicts the next token: use "lm"'
-    elif isinstance(head, LabelHeadConfig):
-        yield from ((f"model.head.{key}", text) for key, text in head.problems(model.kind, model.norm.kind))
-    elif width is not None and head.kind == "masked":
-        yield (
-            "model.embedding.width",
-            'the head "masked" has no projection to it: leave it out, or take model.head "lm"',
-        )
-    elif width is not None and head.kind == "lm" and (head.scale != 1 or model.init.kind == "mup"):
-        text = "the projection to model.embedding.width stands in its place"
-        yield "model.head.scale", f'{text}: leave out one of the two (model.init.kind "mup" sets it)'
-
-
-def _check_heads(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    attention = model.attention
-    if attention.kind == "latent" and model.position.kind == "rope":
-        dims = int(attention.rope_dim * model.position.fraction)
-        if dims % 2:
-            yield "model.attention.rope_dim", f"rotary positions need an even number of dims, not {dims}: change it"
-    if attention.kind != "full":
-        return
-    if attention.head_dim is None and model.width % model.heads:
-        text = f"width {model.width} does not divide into {model.heads} heads"
-        yield "model.heads", f"{text}: change one, or set model.attention.head_dim"
-    elif model.position.kind == "rope" and int(model.head_dim * model.position.fraction) % 2:
-        dims = int(model.head_dim * model.position.fraction)
-        yield "model.attention.head_dim", f"rotary positions need an even number of dims, not {dims}"
-    if model.heads % model.kv_heads:
-        text = f"{model.heads} heads do not divide among {model.kv_heads} key-value heads"
-        yield "model.attention.kv_heads", text

@@ -10,16 +10,9 @@ activations, convolutions and what is computed again for lack of memory are not 
 
 from dataclasses import dataclass
 
-from hornbook.model.config import model as parts
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.parameter_count import (
-    attention_matrices,
-    delta_widths,
-    entrance_matrices,
-    head_matrices,
-    mlp_matrices,
-    stacks_of,
-)
+from hornbook.model.config.parameter_count import stacks_of
+from hornbook.model.config.part import method
 from hornbook.parallel.config import ParallelConfig
 
 FLOAT32 = 4
@@ -57,13 +50,13 @@ def operations_per_token(model: ModelConfig, vocab: int, sequence: int) -> dict[
 
     vocab: rows of the embedding; sequence: tokens of a row, of an encoder-decoder on either side.
     """
-    entrance = Operations(entrance_matrices(model), 0, 0)
-    head = Operations(head_matrices(model, vocab), 0, 0)
-    stacks = [_stack(stack, sequence) + entrance for stack in stacks_of(model)]
+    inputs = Operations(model.embedding.num_matmul_weights(model), 0, 0)
+    head = Operations(model.head.num_matmul_weights(model, vocab), 0, 0)
+    stacks = [_stack(stack, sequence) + inputs for stack in stacks_of(model)]
     if len(stacks) == 1:
         return {"token": stacks[0] + head}
-    memory, looking = _cross(model, sequence)
-    return {"source token": stacks[1] + memory, "target token": stacks[0] + looking + head}
+    memory, cross = _cross(model, sequence)
+    return {"source token": stacks[1] + memory, "target token": stacks[0] + cross + head}
 
 
 def _stack(stack: ModelConfig, sequence: int) -> Operations:
@@ -72,49 +65,17 @@ def _stack(stack: ModelConfig, sequence: int) -> Operations:
 
 
 def _layer(layer: ModelConfig, sequence: int) -> Operations:
-    weights = attention_matrices(layer) + mlp_matrices(layer, active=True)
-    if isinstance(layer.attention, parts.DeltaAttention):
-        recurrence = _recurrence(layer, layer.attention)
-        return Operations(weights, recurrence, recurrence)
-    window = layer.attention.window if isinstance(layer.attention, parts.FullAttention) else None
-    keys = keys_seen(sequence, window, both=layer.kind == "encoder")
-    return Operations(weights, _pair(layer) * keys, _pair(layer) * sequence)
-
-
-def keys_seen(sequence: int, window: int | None, *, both: bool) -> float:
-    """Keys that a query sees, in the mean over a row; both: those behind it too, half of the window on each side."""
-    if not both:
-        window = min(window or sequence, sequence)
-        return window - window * (window - 1) / (2 * sequence)
-    if window is None:
-        return sequence
-    half = min(window // 2, sequence - 1)
-    return 1 + 2 * half - half * (half + 1) / sequence
-
-
-def _pair(layer: ModelConfig) -> int:
-    """Operations for one query and one key in all heads: a score and its share of the sum, three times."""
-    match layer.attention:
-        case parts.FullAttention():
-            return 12 * layer.heads * layer.head_dim
-        case parts.LatentAttention() as part:
-            return 6 * layer.heads * (part.nope_dim + part.rope_dim + part.value_dim)
-    return 0  # what a part from outside does with pairs is not known
-
-
-def _recurrence(layer: ModelConfig, part: parts.DeltaAttention) -> int:
-    """Each value head reads its state [key, value] by key and by query and adds an outer product to it."""
-    _, values = delta_widths(layer, part)
-    return 3 * 6 * values * (part.key_dim or layer.width // layer.heads)
+    weights = sum(method(part, "num_matmul_weights")(layer) for part in (layer.attention, layer.mlp))
+    return Operations(weights, *method(layer.attention, "attention_flops")(layer, sequence))
 
 
 def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
     """Attention to the encoder: (what a source token costs as key and value, what a target token costs)."""
     layers = [model.layer(i) for i in range(model.layers)]
     memory = sum(2 * layer.width * layer.kv_heads * layer.head_dim for layer in layers)
-    pairs = sum(_pair(layer) for layer in layers) * sequence
-    looking = sum(attention_matrices(layer) for layer in layers) - memory
-    return Operations(memory, 0, 0), Operations(looking, pairs, pairs)
+    weights = sum(layer.attention.num_matmul_weights(layer) for layer in layers)
+    pairs = sum(layer.attention.attention_flops(layer, sequence)[1] for layer in layers)
+    return Operations(memory, 0, 0), Operations(weights - memory, pairs, pairs)
 
 
 def state_bytes(parameters: int, parallel: ParallelConfig) -> dict[str, int]:

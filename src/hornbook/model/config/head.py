@@ -1,24 +1,60 @@
-"""Configuration of heads: what is read from the last hidden states - tokens, labels, numbers, places.
+"""Configuration of heads, which read tokens, labels, numbers or spans from the last hidden states.
 
 A label sits on tokens. A text's label sits on one of them: the first where all tokens are seen (an encoder), the last
-where only earlier ones are (a decoder). So every head is a projection of each token's hidden state, and what asks for
-an answer are the weights of the tokens.
+where only earlier ones are (a decoder). So every head is a projection of each token's hidden state, and the weights of
+the tokens say where an output is asked for.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from hornbook.model.config.mlp import Activation
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.model.config.part import Model, Part, Problems
+from hornbook.settings.fields import Count, Number
+
+
+class HeadPart(Part):
+    """A head; `vocab` is the rows of the embedding."""
+
+    def build(self, model: Model, vocab: int, embedding: Any, /) -> Any:
+        """The module, which may share the matrix of `embedding`."""
+        return self.make(self, model, vocab, embedding)
+
+    def num_parameters(self, model: Model, vocab: int, /) -> int:
+        """Trained values, without a matrix shared with the embedding."""
+        raise NotImplementedError
+
+    def num_matmul_weights(self, model: Model, vocab: int, /) -> int:
+        """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
+        raise NotImplementedError
+
+    def problems(self, _model: Model, /) -> Problems:
+        """Settings that do not go together in this model; by default none."""
+        return iter(())
+
 
 # ---- Heads of language models
 
 
-class LMHead(Config):
+class _VocabularyHead(HeadPart):
+    """A projection of vectors as wide as the embedding's to the vocabulary."""
+
+    def num_parameters(self: Any, model: Model, vocab: int) -> int:
+        shared = vocab * (model.embedding.width or model.width) if self.tied else 0
+        return self.num_matmul_weights(model, vocab) - shared + self.bias * vocab
+
+    def num_matmul_weights(self, model: Model, vocab: int) -> int:
+        return vocab * (model.embedding.width or model.width) + self._transform_weights(model)
+
+    def _transform_weights(self, model: Model) -> int:
+        raise NotImplementedError
+
+
+class LMHead(_VocabularyHead):
     """Projection to the vocabulary."""
 
+    builder = "heads.head:lm_head"
     kind: Literal["lm"] = "lm"
     tied: bool = True
     """Share the matrix with the token embedding."""
@@ -29,10 +65,19 @@ class LMHead(Config):
     softcap: Number | None = Field(default=None, gt=0)
     """Logits z become softcap * tanh(z / softcap) (Gemma 2)."""
 
+    def _transform_weights(self, model: Model) -> int:
+        return model.embedding.num_matmul_weights(model)
 
-class MaskedHead(Config):
+    def problems(self, model: Model) -> Problems:
+        if model.embedding.width is not None and (self.scale != 1 or model.init.kind == "mup"):
+            text = "the projection to model.embedding.width stands in its place"
+            yield "head.scale", f'{text}: leave out one of the two (model.init.kind "mup" sets it)'
+
+
+class MaskedHead(_VocabularyHead):
     """Projection, activation and norm before that to the vocabulary (BERT)."""
 
+    builder = "heads.head:masked_head"
     kind: Literal["masked"] = "masked"
     tied: bool = True
     """Share the matrix with the token embedding."""
@@ -43,33 +88,66 @@ class MaskedHead(Config):
     dense_bias: bool = True
     """Bias of the projection."""
 
+    def num_parameters(self, model: Model, vocab: int) -> int:
+        own = self.dense_bias * model.width + model.norm.num_parameters(model)
+        return super().num_parameters(model, vocab) + own
+
+    def _transform_weights(self, model: Model) -> int:
+        return model.width**2
+
+    def problems(self, model: Model) -> Problems:
+        if model.kind == "decoder":
+            yield "head", 'a decoder predicts the next token: use "lm"'
+        elif model.embedding.width is not None:
+            text = 'the head "masked" has no projection to it: leave it out, or take model.head "lm"'
+            yield "embedding.width", text
+
 
 # ---- Heads of labelled texts
 
 
-class NoTransform(Config):
-    """The hidden states as they are (GPT-2, LLaMA)."""
+class NoTransform(Part):
+    """No step: the hidden states pass unchanged (GPT-2, LLaMA)."""
 
     kind: Literal["none"] = "none"
 
+    def build(self, _model: Model) -> None:
+        pass
 
-class DenseTransform(Config):
-    """A projection and an activation (BERT's pooler), and a norm behind them if asked for (ModernBERT)."""
+    def num_matmul_weights(self, _model: Model) -> int:
+        return 0
 
+    num_parameters = num_matmul_weights
+
+
+class DenseTransform(Part):
+    """A projection and an activation (BERT's pooler), then a norm if asked for (ModernBERT)."""
+
+    builder = "heads.head:Transform"
     kind: Literal["dense"] = "dense"
     activation: Literal["tanh"] | Activation = "tanh"
     """Activation of the projection."""
     bias: bool = True
     """Bias of the projection."""
     norm: bool = False
-    """A norm of the model's kind behind the activation."""
+    """A norm of the model's kind after the activation."""
+
+    def build(self, model: Model) -> Any:
+        return self.make(model.width, self.bias, self.activation, model.norm.build(model.width) if self.norm else None)
+
+    def num_parameters(self, model: Model) -> int:
+        norm = model.norm.num_parameters(model) if self.norm else 0
+        return self.num_matmul_weights(model) + self.bias * model.width + norm
+
+    def num_matmul_weights(self, model: Model) -> int:
+        return model.width**2
 
 
 TransformConfig = Annotated[NoTransform | DenseTransform, Field(discriminator="kind")]
 
 
-class _LabelHead(Config):
-    """What all heads of labelled texts have."""
+class LabelHeadPart(HeadPart):
+    """What all heads of labelled texts have; `outputs` is the number of outputs for each token."""
 
     transform: TransformConfig = NoTransform()
     """What is done to the hidden states first."""
@@ -78,13 +156,21 @@ class _LabelHead(Config):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on what the last projection reads."""
 
-    def problems(self, family: str, norm: str) -> Iterator[tuple[str, str]]:
-        """What no single field can see, given the kinds of model and norm: (key, what is wrong and the remedy)."""
-        if family == "encoder_decoder":
-            yield "kind", 'an encoder-decoder writes its answers as text: use "lm", or a model of one stack'
-        if isinstance(self.transform, DenseTransform) and self.transform.norm and norm in ("none", "batch"):
-            text = f'model.norm "{norm}" cannot stand behind the few tokens that carry labels'
-            yield "transform.norm", f'{text}: set it to false, or use "layer" or "rms"'
+    def build(self, model: Model, _vocab: int, _embedding: Any) -> Any:
+        return self.make(model.width, self, self.transform.build(model))
+
+    def num_parameters(self: Any, model: Model, _vocab: int) -> int:
+        return (model.width + self.bias) * self.outputs + self.transform.num_parameters(model)
+
+    def num_matmul_weights(self: Any, model: Model, _vocab: int) -> int:
+        return model.width * self.outputs + self.transform.num_matmul_weights(model)
+
+    def problems(self, model: Model) -> Problems:
+        if model.kind == "encoder_decoder":
+            yield "head.kind", 'an encoder-decoder writes its answers as text: use "lm", or a model of one stack'
+        if isinstance(self.transform, DenseTransform) and self.transform.norm and model.norm.kind in ("none", "batch"):
+            text = f'model.norm "{model.norm.kind}" cannot stand behind the few tokens that carry labels'
+            yield "head.transform.norm", f'{text}: set it to false, or use "layer" or "rms"'
 
 
 def _distinct(labels: list[str]) -> list[str]:
@@ -94,9 +180,10 @@ def _distinct(labels: list[str]) -> list[str]:
     return labels
 
 
-class ClassificationHead(_LabelHead):
+class ClassificationHead(LabelHeadPart):
     """Which of some labels a text has: a softmax over them, or a sigmoid for each; loss is the cross-entropy."""
 
+    builder = "heads.label_heads:Classifier"
     kind: Literal["classification"] = "classification"
     labels: list[str] = Field(default_factory=list)
     """Names of the labels, in the order of their numbers; by default those of the data."""
@@ -105,47 +192,57 @@ class ClassificationHead(_LabelHead):
 
     _labels = field_validator("labels")(_distinct)
 
-    def problems(self, family: str, norm: str) -> Iterator[tuple[str, str]]:
-        """What no single field can see, given the kinds of model and norm: (key, what is wrong and the remedy)."""
-        yield from super().problems(family, norm)
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def problems(self, model: Model) -> Problems:
+        yield from super().problems(model)
         if len(self.labels) == 1 and not self.multiple:
-            yield "labels", "one label alone leaves nothing to tell apart: name another, or set model.head.multiple"
+            text = "one label alone leaves nothing to tell apart: name another, or set model.head.multiple"
+            yield "head.labels", text
 
 
-class TokenClassificationHead(_LabelHead):
+class TokenClassificationHead(LabelHeadPart):
     """Which of some labels each token has (tags of words): a softmax; loss is the cross-entropy."""
 
+    builder = "heads.label_heads:Tagger"
     kind: Literal["token_classification"] = "token_classification"
     labels: list[str] = Field(default_factory=list)
     """Names of the labels (O, B-PER, I-PER), in the order of their numbers; by default those of the data."""
 
     _labels = field_validator("labels")(_distinct)
 
-    def problems(self, family: str, norm: str) -> Iterator[tuple[str, str]]:
-        """What no single field can see, given the kinds of model and norm: (key, what is wrong and the remedy)."""
-        yield from super().problems(family, norm)
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    def problems(self, model: Model) -> Problems:
+        yield from super().problems(model)
         if len(self.labels) == 1:
-            yield "labels", "one label alone leaves nothing to tell apart: name another"
+            yield "head.labels", "one label alone leaves nothing to tell apart: name another"
 
 
-class RegressionHead(_LabelHead):
+class RegressionHead(LabelHeadPart):
     """Numbers of a text; the loss is the squared error, the mean over outputs."""
 
+    builder = "heads.label_heads:Regressor"
     kind: Literal["regression"] = "regression"
     outputs: Count = Field(default=1, ge=1)
     """Numbers for each text."""
 
 
-class SpanHead(_LabelHead):
+class SpanHead(LabelHeadPart):
     """Where an answer begins and ends in a text: a softmax over its tokens each, loss is the mean of both."""
 
+    builder = "heads.label_heads:SpanFinder"
     kind: Literal["span"] = "span"
+    outputs: ClassVar = 2
+    """Scores of each token as the first and the last of an answer."""
 
 
 LabelHeadConfig = ClassificationHead | TokenClassificationHead | RegressionHead | SpanHead
 HeadConfig = Annotated[LMHead | MaskedHead | LabelHeadConfig, Field(discriminator="kind")]
-LABEL_HEADS = (ClassificationHead, TokenClassificationHead, RegressionHead, SpanHead)
-"""Heads that are trained on labels instead of text."""
 
 
 def describe_head(head: LMHead | MaskedHead | LabelHeadConfig) -> str:
@@ -153,10 +250,3 @@ def describe_head(head: LMHead | MaskedHead | LabelHeadConfig) -> str:
     labels = getattr(head, "labels", [])
     more = [f"{len(labels) - 6} more"] if len(labels) > 6 else []
     return f"{head.kind}: {', '.join([*labels[:6], *more])}" if labels else head.kind
-
-
-def num_outputs(head: LabelHeadConfig) -> int:
-    """Outputs of a head for each token."""
-    if isinstance(head, ClassificationHead | TokenClassificationHead):
-        return len(head.labels)
-    return head.outputs if isinstance(head, RegressionHead) else 2

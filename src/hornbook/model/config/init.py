@@ -55,7 +55,7 @@ Distribution = Annotated[
 
 
 class Scheme(Config):
-    """What every scheme of initial values has besides its formula."""
+    """Fields of every scheme of initial values."""
 
     overrides: dict[str, Distribution] = Field(default_factory=dict)
     """Glob over names of parameters -> distribution in the scheme's place; of several that match, the last holds."""
@@ -129,15 +129,15 @@ class TFixup(Scheme):
 class MuP(Scheme):
     """Maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466), in depth too: CompleteP (arXiv 2505.01618).
 
-    What is tuned at the base size holds at any size. Standard deviations are here; factors of the model
-    (`hornbook.model.config.mup`) and of the optimizer (`hornbook.model.init.mup`) follow from the same numbers.
+    What is tuned at the base size holds at any size. Standard deviations are here; factors of the model and
+    of the optimizer (`hornbook.model.config.mup`) follow from the same numbers.
     """
 
     kind: Literal["mup"] = "mup"
     base_width: Count = Field(ge=1)
     """Width at which the settings were tuned."""
     base_layers: Count | None = Field(default=None, ge=1)
-    """Layers at which they were tuned; none leaves depth as it is."""
+    """Layers at which they were tuned; none scales nothing by depth."""
     depth_power: float = Field(default=1.0, ge=0.5, le=1)
     """Branches are multiplied by (layers / base_layers)^-depth_power: 1 is CompleteP, 0.5 is depth-muP."""
     std: Number = Field(default=0.02, gt=0)

@@ -1,18 +1,37 @@
 """Configuration of what each position computes alone: an MLP, a gated one, or a mixture of experts."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.settings.fields import OPEN, Config, Count, Number
+from hornbook.model.config.part import LayerPart, Model, Part, Problems
+from hornbook.settings.fields import OPEN, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 
 
-class MLP(Config):
+class _MLP(LayerPart):
+    """Some projections to the inner width, `ModelConfig.hidden`, and one back."""
+
+    projections: ClassVar[int]
+    """Matrices, the one back included."""
+
+    def build(self, model: Model, _layer: int) -> Any:
+        return self.make(model.width, model.hidden, self)
+
+    def num_parameters(self: Any, model: Model) -> int:
+        biases = (self.projections - 1) * model.hidden + model.width
+        return self.num_matmul_weights(model) + self.bias * biases
+
+    def num_matmul_weights(self, model: Model) -> int:
+        return self.projections * model.width * model.hidden
+
+
+class PlainMLPConfig(_MLP):
     """Two projections with an activation between."""
 
+    builder = "mlp.mlp:MLP"
+    projections = 2
     kind: Literal["mlp"] = "mlp"
     hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 4 x width."""
@@ -22,9 +41,11 @@ class MLP(Config):
     """Biases of both projections."""
 
 
-class GLU(Config):
+class GLUConfig(_MLP):
     """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
 
+    builder = "mlp.mlp:GLU"
+    projections = 3
     kind: Literal["glu"] = "glu"
     hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 8/3 x width, rounded up to a multiple of 64."""
@@ -34,9 +55,10 @@ class GLU(Config):
     """Biases of the three projections."""
 
 
-class SoftmaxRouter(Config):
+class SoftmaxRouterConfig(Part):
     """Softmax over all experts, the largest chosen (Mixtral, OLMoE, Qwen3)."""
 
+    builder = "mlp.router:SoftmaxRouter"
     kind: Literal["softmax"] = "softmax"
     renormalize: bool = True
     """The chosen ones' weights sum to 1 (Mixtral, Qwen3; not OLMoE)."""
@@ -44,36 +66,39 @@ class SoftmaxRouter(Config):
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
-class SigmoidRouter(Config):
+class SigmoidRouterConfig(Part):
     """Sigmoid scores; a bias that no gradient reaches takes part in the choice only (DeepSeek-V3, arXiv 2412.19437)."""
 
+    builder = "mlp.router:SigmoidRouter"
     kind: Literal["sigmoid"] = "sigmoid"
     renormalize: bool = True
     """The chosen ones' weights sum to 1 before `scale`."""
     scale: Number = 1.0
     """Factor of the weights."""
     groups: Count = Field(default=1, ge=1)
-    """Experts are in so many groups ..."""
+    """Number of groups that the experts are divided into."""
     groups_active: Count = Field(default=1, ge=1)
-    """... of which so many may be chosen from: those with the largest sum of their two best."""
+    """Number of groups that a token chooses from: those with the largest sum of their two best scores."""
     balance_rate: Number = Field(default=1e-3, ge=0)
-    """After each step the bias moves by so much against the sign of an expert's excess load (arXiv 2408.15664)."""
+    """Step of the bias after each update, against the sign of an expert's excess load (arXiv 2408.15664)."""
 
 
-class SwitchRouter(Config):
+class SwitchRouterConfig(Part):
     """One expert per token, its softmax probability as weight (Fedus et al. 2021, arXiv 2101.03961)."""
 
+    builder = "mlp.router:SwitchRouter"
     kind: Literal["switch"] = "switch"
     jitter: float = Field(default=0.01, ge=0, lt=1)
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
-RouterConfig = Annotated[SoftmaxRouter | SigmoidRouter | SwitchRouter, Field(discriminator="kind")]
+RouterConfig = Annotated[SoftmaxRouterConfig | SigmoidRouterConfig | SwitchRouterConfig, Field(discriminator="kind")]
 
 
-class Experts(Config):
+class ExpertsConfig(LayerPart):
     """A mixture of gated linear units, of which each token uses a few (Shazeer et al. 2017, arXiv 1701.06538)."""
 
+    builder = "mlp.experts:Experts"
     kind: Literal["experts"] = "experts"
     count: Count = Field(default=8, ge=1)
     """Experts in each layer."""
@@ -83,10 +108,10 @@ class Experts(Config):
     """Inner width of an expert; by default as of a GLU."""
     activation: Activation = "silu"
     """Activation of the gates."""
-    router: RouterConfig = SoftmaxRouter()
-    """Who is chosen, and how much they count."""
+    router: RouterConfig = SoftmaxRouterConfig()
+    """Which experts a token uses, and their weights."""
     shared_hidden: Count | None = Field(default=None, ge=1)
-    """Inner width of an expert that every token uses besides; none by default."""
+    """Inner width of a further expert that every token uses; none by default."""
     capacity: Number | None = Field(default=None, gt=0)
     """In training an expert takes at most capacity * active * tokens / count tokens of a row; the rest pass it by."""
     balance_loss: Number = Field(default=0.01, ge=0)
@@ -94,22 +119,33 @@ class Experts(Config):
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the mean squared log-sum of the router's exponentials (ST-MoE, arXiv 2202.08906)."""
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """What no single field can see: (key, what is wrong and the remedy)."""
+    def build(self, model: Model, layer: int) -> Any:
+        return self.make(model.width, model.hidden, self, layer)
+
+    def num_parameters(self, model: Model) -> int:
+        return self._weights(model, self.count)
+
+    def num_matmul_weights(self, model: Model) -> int:
+        return self._weights(model, self.active)
+
+    def _weights(self, model: Model, experts: int) -> int:
+        return model.width * (3 * model.hidden * experts + self.count + 3 * (self.shared_hidden or 0))
+
+    def problems(self, _model: Model = None) -> Problems:
         if self.active > self.count:
-            yield "active", f"{self.active} experts cannot be active where there are {self.count}"
+            yield "mlp.active", f"{self.active} experts cannot be active where there are {self.count}"
         router = self.router
         if router.kind == "switch" and self.active != 1:
-            yield "active", f"a switch router chooses one expert: set it to 1, not {self.active}"
+            yield "mlp.active", f"a switch router chooses one expert: set it to 1, not {self.active}"
         if router.kind != "sigmoid":
             return
         if self.count % router.groups:
-            yield "router.groups", f"{self.count} experts do not divide into {router.groups} groups"
+            yield "mlp.router.groups", f"{self.count} experts do not divide into {router.groups} groups"
         elif router.groups_active > router.groups:
-            yield "router.groups_active", f"there are {router.groups} groups, not {router.groups_active}"
+            yield "mlp.router.groups_active", f"there are {router.groups} groups, not {router.groups_active}"
         elif (room := router.groups_active * self.count // router.groups) < self.active <= self.count:
             text = f"{router.groups_active} groups hold {room} experts, but {self.active} are active"
-            yield "router.groups_active", f"{text}: raise it, or lower the number of groups"
+            yield "mlp.router.groups_active", f"{text}: raise it, or lower the number of groups"
 
 
-MLPConfig = Annotated[MLP | GLU | Experts, Field(discriminator="kind"), *OPEN]
+MLPConfig = Annotated[PlainMLPConfig | GLUConfig | ExpertsConfig, Field(discriminator="kind"), *OPEN]

@@ -1,26 +1,38 @@
-"""Factors of a model that follow from its size and from the size its settings were tuned at (muP, CompleteP).
+"""Factors of a model and its optimizer that follow from the model's size and from the size its settings were tuned at.
 
-With m = width / base_width and D = layers / base_layers (Yang et al. 2022, arXiv 2203.03466, table 8; Dey et al. 2025,
-arXiv 2505.01618, table 1):
+muP and CompleteP (Yang et al. 2022, arXiv 2203.03466, table 8; Dey et al. 2025, arXiv 2505.01618, table 1): with
+m = width / base_width, D = layers / base_layers and a = depth_power,
 
 | key | value |
 |---|---|
 | model.head.scale | output / m |
 | model.attention.scale | 1 / head_dim, at the base size too |
-| model.block.multiplier | D^-depth_power, where base_layers is given |
+| model.block.multiplier | D^-a, where base_layers is given |
 
 They are part of what the model computes, so a checkpoint holds them as plain values. Standard deviations are in
-`hornbook.model.init.schemes`, factors of the optimizer in `hornbook.model.init.mup`.
+`hornbook.model.init.schemes`. For Adam, by parameter:
+
+| parameter | learning rate | eps | weight decay |
+|---|---|---|---|
+| matrices in blocks | D^(a - 1) / m | D^-a / m | m |
+| norms and biases in blocks | D^(a - 1) | D^-a / m | 1 |
+| other matrices | 1 / m | 1 / m | m |
+| embedding, positions, head, last norm | 1 | 1 / m | 1 |
+
+Decay is multiplied by the learning rate when it is applied, so the factor m keeps the decay of a matrix as it is at the
+base width. Gradients shrink with m and D^a, which is why eps has to.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from hornbook.errors import UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import MuP
-from hornbook.model.config.model import FullAttention, ModelConfig, PreNorm
+from hornbook.model.config.model import ModelConfig, PreNorm
+from hornbook.optim.config.optim import Factors
 from hornbook.settings.fields import Config
 
 Keys = tuple[str | int, ...]
@@ -47,7 +59,7 @@ def _attentions(model: ModelConfig) -> Iterator[tuple[Keys, int]]:
     parts += [(("first", i, "attention"), layer.attention) for i, layer in enumerate(model.first)]
     parts += [(("pattern", i, "attention"), layer.attention) for i, layer in enumerate(model.pattern)]
     for keys, part in parts:
-        if isinstance(part, FullAttention):
+        if isinstance(part, FullAttentionConfig):
             yield keys, part.head_dim or model.width // model.heads
 
 
@@ -106,7 +118,7 @@ def scaled(base: ModelConfig, *, width: int | None = None, layers: int | None = 
         init = MuP(base_width=base.width, base_layers=base.layers, std=std, overrides=init.overrides)
     sizes = {"width": width, "heads": _grown(base.heads, width, base.width, "heads"), "layers": layers, "init": init}
     attention, mlp = base.attention, base.mlp
-    if isinstance(attention, FullAttention) and attention.kv_heads is not None:
+    if isinstance(attention, FullAttentionConfig) and attention.kv_heads is not None:
         kv_heads = _grown(attention.kv_heads, width, base.width, "key-value heads")
         attention = attention.model_copy(update={"kv_heads": kv_heads})
     if mlp.hidden is not None:
@@ -123,3 +135,21 @@ def _grown(count: int, width: int, base_width: int, what: str) -> int:
 def differs(given: float | None, wanted: float) -> bool:
     """Whether a value that someone gave is another than the one that follows."""
     return given is None or not math.isclose(given, wanted, rel_tol=1e-9)
+
+
+# ---- Factors of the optimizer
+
+
+def learning_factors(roles: Mapping[str, str], cfg: ModelConfig) -> dict[str, Factors]:
+    """Factors by parameter name, from the roles of all; empty where the scheme is not muP."""
+    init = cfg.init
+    if not isinstance(init, MuP):
+        return {}
+    m = cfg.width / init.base_width
+    depth = cfg.layers / init.base_layers if init.base_layers else 1.0
+    return {name: _factors(role, "blocks." in name, m, depth, init.depth_power) for name, role in roles.items()}
+
+
+def _factors(role: str, in_block: bool, m: float, depth: float, power: float) -> Factors:
+    lr, eps = (depth ** (power - 1), depth**-power / m) if in_block else (1.0, 1 / m)
+    return Factors(lr / m, eps, m) if role == "matrix" else Factors(lr, eps, 1.0)

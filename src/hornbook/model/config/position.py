@@ -1,25 +1,52 @@
 """Configuration of positions: how a model knows order, and how rotary wavelengths are stretched."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from hornbook.model.config.part import Model, Part
 from hornbook.settings.fields import Config, Count, Number
 
 
-class LearnedPositions(Config):
+class PositionPart(Part):
+    """Positions of a stack; `model` is the configuration of that stack."""
+
+    def build_added(self, _model: Model, /) -> Any:
+        """The module of vectors that are added to the embedding; None where there are none."""
+
+    def build_bias(self, _model: Model, /) -> Any:
+        """The module of scores by distance; None where there are none."""
+
+    def num_parameters(self, _model: Model, /) -> int:
+        """Trained values."""
+        return 0
+
+
+class AddedPositionPart(PositionPart):
+    """Vectors added to the embedding."""
+
+    def build_added(self, model: Model) -> Any:
+        return self.make(model.width, self)
+
+
+class LearnedPositionsConfig(AddedPositionPart):
     """One learned vector per position, added to the embedding."""
 
+    builder = "attention.position:LearnedPositions"
     kind: Literal["learned"] = "learned"
     length: Count = 1024
     """Number of positions there are vectors for."""
     offset: Count = Field(default=0, ge=0)
     """Rows before the first position's (2 in OPT, BART and RoBERTa); never used, kept for their files."""
 
+    def num_parameters(self, model: Model) -> int:
+        return (self.length + self.offset) * model.width
 
-class SinusoidalPositions(Config):
+
+class SinusoidalPositionsConfig(AddedPositionPart):
     """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, section 3.5)."""
 
+    builder = "attention.position:SinusoidalPositions"
     kind: Literal["sinusoidal"] = "sinusoidal"
     length: Count = 2048
     """Longest sequence the model is meant for."""
@@ -76,7 +103,7 @@ class Llama3Scaling(Config):
 
 
 class NoScaling(Config):
-    """Wavelengths as they are."""
+    """Unchanged wavelengths."""
 
     kind: Literal["none"] = "none"
 
@@ -84,7 +111,7 @@ class NoScaling(Config):
 RopeScaling = Annotated[NoScaling | LinearScaling | NTKScaling | YaRN | Llama3Scaling, Field(discriminator="kind")]
 
 
-class Rope(Config):
+class RopeConfig(PositionPart):
     """Rotary positions (Su et al. 2021, arXiv 2104.09864)."""
 
     kind: Literal["rope"] = "rope"
@@ -100,17 +127,22 @@ class Rope(Config):
     """How wavelengths are stretched for longer sequences."""
 
 
-class Alibi(Config):
+class AlibiConfig(PositionPart):
     """Scores fall linearly with distance, by another slope in each head (Press et al. 2021, arXiv 2108.12409)."""
 
+    builder = "attention.position:Alibi"
     kind: Literal["alibi"] = "alibi"
     length: Count = 2048
     """Longest sequence the model is meant for."""
 
+    def build_bias(self, model: Model) -> Any:
+        return self.make(model.heads)
 
-class RelativeBuckets(Config):
+
+class RelativeBucketsConfig(PositionPart):
     """A learned score for each head and bucket of distances, shared by all layers of a stack (T5, arXiv 1910.10683)."""
 
+    builder = "attention.position:RelativeBuckets"
     kind: Literal["relative"] = "relative"
     length: Count = 512
     """Longest sequence the model is meant for."""
@@ -119,8 +151,14 @@ class RelativeBuckets(Config):
     max_distance: Count = Field(default=128, ge=2)
     """Larger distances share the last bucket."""
 
+    def build_bias(self, model: Model) -> Any:
+        return self.make(model.heads, self, model.kind == "encoder")
 
-class NoPositions(Config):
+    def num_parameters(self, model: Model) -> int:
+        return self.buckets * model.heads
+
+
+class NoPositions(PositionPart):
     """Order is known from the causal mask only."""
 
     kind: Literal["none"] = "none"
@@ -129,5 +167,6 @@ class NoPositions(Config):
 
 
 PositionConfig = Annotated[
-    LearnedPositions | SinusoidalPositions | Rope | Alibi | RelativeBuckets | NoPositions, Field(discriminator="kind")
+    LearnedPositionsConfig | SinusoidalPositionsConfig | RopeConfig | AlibiConfig | RelativeBucketsConfig | NoPositions,
+    Field(discriminator="kind"),
 ]

@@ -1,7 +1,7 @@
 """Configuration of module surgery: what is done to a built model before it is spread over devices.
 
-A step is a `kind`; the steps of a recipe are done in order. A new kind is one frozen config here and one function in
-the table of `hornbook.model.surgery.operate`.
+A step is a `kind`; the steps of a recipe are done in order. A new kind is one frozen config here, whose `builder` names
+the function that does it: (model, step) -> None.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from hornbook.model.config.part import Part
 from hornbook.settings.fields import Config, Count, Number
 
 LINEARS = ["*blocks.*"]
 """Every linear layer of the blocks: not the embedding, not the head, no norm."""
 
 
-class Lora(Config):
+class Lora(Part):
     """Low-rank update of frozen linear layers (Hu et al. 2021, arXiv 2106.09685): W + scaling B A."""
 
+    builder = "surgery.adapters.lora:add_lora"
     kind: Literal["lora"] = "lora"
     targets: list[str] = Field(default=LINEARS, min_length=1)
     """Globs over names of linear layers; one that matches none is an error."""
@@ -35,14 +37,15 @@ class Lora(Config):
 
 
 class Dora(Lora):
-    """LoRA of the direction of each row of W, and its length trained besides (Liu et al. 2024, arXiv 2402.09353)."""
+    """LoRA of the direction of each row of W, and its length, both trained (Liu et al. 2024, arXiv 2402.09353)."""
 
     kind: Literal["dora"] = "dora"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Bottleneck(Config):
-    """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) behind frozen projections."""
+class BottleneckConfig(Part):
+    """Adapters of Houlsby et al. 2019 (arXiv 1902.00751): y + up(gelu(down(y))) after frozen projections."""
 
+    builder = "surgery.adapters.bottleneck:add_bottleneck"
     kind: Literal["bottleneck"] = "bottleneck"
     targets: list[str] = Field(default=["*.attention.out", "*.mlp.down"], min_length=1)
     """Globs over names of linear layers."""
@@ -50,25 +53,28 @@ class Bottleneck(Config):
     """Inner width of the adapter."""
 
 
-class Prompt(Config):
+class PromptConfig(Part):
     """Prompt tuning (Lester et al. 2021, arXiv 2104.08691): trained vectors before each document, all else frozen."""
 
+    builder = "surgery.adapters.prompt:add_prompt"
     kind: Literal["prompt"] = "prompt"
     length: Count = Field(default=16, ge=1)
     """Vectors, which take as many positions."""
 
 
-class Freeze(Config):
+class Freeze(Part):
     """Parameters that are not trained."""
 
+    builder = "surgery.operate:freeze"
     kind: Literal["freeze"] = "freeze"
     names: list[str] = Field(min_length=1)
     """Globs over names of parameters; one that matches none is an error."""
 
 
-class Nf4(Config):
+class Nf4(Part):
     """Frozen weights in 4-bit NormalFloat with quantized scales (QLoRA, Dettmers et al. 2023, arXiv 2305.14314)."""
 
+    builder = "surgery.quantization.nf4:add_nf4"
     kind: Literal["nf4"] = "nf4"
     targets: list[str] = Field(default=LINEARS, min_length=1)
     """Globs over names of linear layers."""
@@ -77,7 +83,7 @@ class Nf4(Config):
 
 
 class Grid(Config):
-    """Integers that stand for the weights of a linear layer, and what shares a scale."""
+    """Integers in place of the weights of a linear layer, and which of them share a scale."""
 
     bits: Count = Field(default=4, ge=2, le=8)
     """Of each integer."""
@@ -97,9 +103,10 @@ class Integers(Grid):
     """Globs over names of linear layers."""
 
 
-class FakeQuant(Grid):
+class FakeQuant(Grid, Part):
     """Quantization-aware training: forward computes with rounded weights, gradients pass the rounding (STE)."""
 
+    builder = "surgery.quantization.fake_quant:add_fake_quant"
     kind: Literal["fake_quant"] = "fake_quant"
     targets: list[str] = Field(default=LINEARS, min_length=1)
     """Globs over names of linear layers."""
@@ -113,12 +120,12 @@ def _named_kind(value: Any) -> Any:
 
 
 SurgeryStep = Annotated[
-    Lora | Dora | Bottleneck | Prompt | Freeze | Nf4 | FakeQuant,
+    Lora | Dora | BottleneckConfig | PromptConfig | Freeze | Nf4 | FakeQuant,
     Field(discriminator="kind"),
 ]
 Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
 
-AdapterStep = Lora | Dora | Bottleneck | Prompt
+AdapterStep = Lora | Dora | BottleneckConfig | PromptConfig
 """Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
 
 

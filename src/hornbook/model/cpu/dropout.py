@@ -5,10 +5,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.model.cpu.scalar import OPTIONS, i64, load, store
 from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows
-
-GAMMA, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class DropoutFunction(torch.autograd.Function):
@@ -36,9 +35,9 @@ def _run(x: Tensor, places: Tensor, threshold: int, scale: float) -> Tensor:
 @njit(inline="always")
 def mix(x):
     """SplitMix64, as `hornbook.model.layers.dropout.mix`."""
-    x = np.uint64(x + GAMMA)
-    x = np.uint64((x ^ (x >> np.uint64(30))) * FIRST)
-    x = np.uint64((x ^ (x >> np.uint64(27))) * SECOND)
+    x = np.uint64(x + GOLDEN)
+    x = np.uint64((x ^ (x >> np.uint64(30))) * MIX_FIRST)
+    x = np.uint64((x ^ (x >> np.uint64(27))) * MIX_SECOND)
     return np.uint64(x ^ (x >> np.uint64(31)))
 
 
@@ -68,3 +67,37 @@ def _kernel(pointer, values):
         if first == last:
             return
         _drop(first, last, a[1], a[2], a[3], scale, values(a[5]), i64(a[6]), values(a[7]))
+
+
+# ---- A tile of attention probabilities (`hornbook.model.layers.dropout.AttentionDropout`)
+
+
+def drop_probabilities(x: Tensor, places: Tensor, begin: tuple[int, int], threshold: int, scale: float) -> Tensor:
+    """x [rows, heads, queries, keys], places [rows] (int64 hashes), positions of first query and key -> x, dropped."""
+    _, heads, queries, keys = x.shape
+    x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    shape = (heads, queries, keys, *begin, threshold, scale)
+    launch(_attention_kernel, x.numel() // keys, is_bf16(x), *shape, x, places.contiguous(), y)
+    return y
+
+
+@njit(inline="always", **OPTIONS)
+def _drop_probabilities(first, last, a, scale, x, places, y):
+    heads, queries, keys = a[1], a[2], a[3]
+    limit = np.uint64(a[6])
+    for row in range(first, last):
+        head, query = row // queries % heads, a[4] + row % queries
+        place, index = np.uint64(places[row // queries // heads]), np.uint64((((head << 24) + query) << 24) + a[5])
+        x_row, y_row = x[row * keys : (row + 1) * keys], y[row * keys : (row + 1) * keys]
+        drop_row(x_row, y_row, place, index, limit, scale)
+
+
+@Kernel
+def _attention_kernel(pointer, values):
+    a = arguments(pointer)
+    scale = float_argument(a, 7)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        _drop_probabilities(first, last, a, scale, values(a[8]), i64(a[9]), values(a[10]))

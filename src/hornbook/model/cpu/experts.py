@@ -13,23 +13,23 @@ from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, stor
 from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch, next_rows
 
 
-def weighted_swiglu(both: Tensor, weights: Tensor) -> Tensor:
+def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
     """Gate and up side by side [rows, 2 hidden], weights [rows] float32 -> w silu(gate) up [rows, hidden]."""
-    rows, hidden = both.shape[0], both.shape[1] // 2
-    y = both.new_empty(rows, hidden)
-    launch(_gate_kernel, rows, is_bf16(y), hidden, both, weights, y)
+    rows, hidden = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty(rows, hidden)
+    launch(_gate_kernel, rows, is_bf16(y), hidden, gate_up, weights, y)
     return y
 
 
-def weighted_swiglu_backward(both: Tensor, weights: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of g [rows, hidden], the gradient of silu(gate) up before it is weighted: gradients of `both` and of `weights`.
+def weighted_swiglu_backward(gate_up: Tensor, weights: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `gate_up` and of `weights`, and once more w silu(gate) up.
 
-    The third tensor is w silu(gate) up once more.
+    g: [rows, hidden], the gradient of silu(gate) up before it is weighted.
     """
     rows, hidden = g.shape
-    d_both, d_weights, y = torch.empty_like(both), torch.empty_like(weights), torch.empty_like(g)
-    launch(_gate_backward_kernel, rows, is_bf16(g), hidden, both, weights, g, d_both, d_weights, y)
-    return d_both, d_weights, y
+    d_gate_up, d_weights, y = torch.empty_like(gate_up), torch.empty_like(weights), torch.empty_like(g)
+    launch(_gate_backward_kernel, rows, is_bf16(g), hidden, gate_up, weights, g, d_gate_up, d_weights, y)
+    return d_gate_up, d_weights, y
 
 
 def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
@@ -41,10 +41,10 @@ def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
 
 
 @njit(inline="always", **OPTIONS)
-def _gate(first, last, hidden, both, weights, y):
+def _gate(first, last, hidden, gate_up, weights, y):
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
-        gate_row, up_row, y_row = both[start:middle], both[middle:end], y[row * hidden : (row + 1) * hidden]
+        gate_row, up_row, y_row = gate_up[start:middle], gate_up[middle:end], y[row * hidden : (row + 1) * hidden]
         weight = weights[row]
         for j in range(hidden):
             gate = load(gate_row, j)
@@ -52,12 +52,12 @@ def _gate(first, last, hidden, both, weights, y):
 
 
 @njit(inline="always", **OPTIONS)
-def _gate_backward(first, last, hidden, both, weights, g, d_both, d_weights, y):
+def _gate_backward(first, last, hidden, gate_up, weights, g, d_gate_up, d_weights, y):
     one = np.float32(1)
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
-        gate_row, up_row, g_row = both[start:middle], both[middle:end], g[row * hidden : (row + 1) * hidden]
-        d_gate_row, d_up_row = d_both[start:middle], d_both[middle:end]
+        gate_row, up_row, g_row = gate_up[start:middle], gate_up[middle:end], g[row * hidden : (row + 1) * hidden]
+        d_gate_row, d_up_row = d_gate_up[start:middle], d_gate_up[middle:end]
         y_row, weight = y[row * hidden : (row + 1) * hidden], weights[row]
         total = np.float32(0)
         for j in range(hidden):

@@ -17,15 +17,15 @@ class SwiGLUFunction(torch.autograd.Function):
     """[..., 2 hidden] (gate, up) -> [..., hidden]."""
 
     @staticmethod
-    def forward(ctx, both: Tensor) -> Tensor:
-        both = both.contiguous()
-        ctx.save_for_backward(both)
-        return swiglu(both)
+    def forward(ctx, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        return swiglu(gate_up)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        (both,) = ctx.saved_tensors
-        return swiglu_backward_(both, grads[0].clone(memory_format=torch.contiguous_format))
+        (gate_up,) = ctx.saved_tensors
+        return swiglu_backward_(gate_up, grads[0].clone(memory_format=torch.contiguous_format))
 
 
 class SwiGLUDown(torch.autograd.Function):
@@ -36,52 +36,52 @@ class SwiGLUDown(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, both: Tensor, weight: Tensor) -> Tensor:
-        both = both.contiguous()
-        ctx.save_for_backward(both, weight)
-        return linear(swiglu(both), weight)
+    def forward(ctx, gate_up: Tensor, weight: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up, weight)
+        return linear(swiglu(gate_up), weight)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        both, weight = ctx.saved_tensors
+        gate_up, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
         y = matmul(grad, weight)
-        d_both = swiglu_backward_(both, y)
-        return d_both, matmul(grad.T, y)
+        d_gate_up = swiglu_backward_(gate_up, y)
+        return d_gate_up, matmul(grad.T, y)
 
 
-def swiglu(both: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """Of contiguous gate and up, silu(gate) * up."""
-    hidden = both.shape[-1] // 2
-    y = both.new_empty(*both.shape[:-1], hidden)
-    launch(_forward_kernel, y.numel() // hidden, is_bf16(y), hidden, both, y)
+    hidden = gate_up.shape[-1] // 2
+    y = gate_up.new_empty(*gate_up.shape[:-1], hidden)
+    launch(_forward_kernel, y.numel() // hidden, is_bf16(y), hidden, gate_up, y)
     return y
 
 
-def swiglu_backward_(both: Tensor, dy: Tensor) -> Tensor:
+def swiglu_backward_(gate_up: Tensor, dy: Tensor) -> Tensor:
     """Gradient of gate and up, side by side, from contiguous dy, in whose place silu(gate) * up is written."""
-    d_both, hidden = torch.empty_like(both), dy.shape[-1]
-    launch(_backward_kernel, dy.numel() // hidden, is_bf16(dy), hidden, both, dy, d_both)
-    return d_both
+    d_gate_up, hidden = torch.empty_like(gate_up), dy.shape[-1]
+    launch(_backward_kernel, dy.numel() // hidden, is_bf16(dy), hidden, gate_up, dy, d_gate_up)
+    return d_gate_up
 
 
 @njit(inline="always", **OPTIONS)
-def _forward(first, last, hidden, both, y):
+def _forward(first, last, hidden, gate_up, y):
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
-        gate_row, up_row, y_row = both[start:middle], both[middle:end], y[row * hidden : (row + 1) * hidden]
+        gate_row, up_row, y_row = gate_up[start:middle], gate_up[middle:end], y[row * hidden : (row + 1) * hidden]
         for j in range(hidden):
             gate = load(gate_row, j)
             store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j))
 
 
 @njit(inline="always", **OPTIONS)
-def _backward(first, last, hidden, both, dy, d_both):
+def _backward(first, last, hidden, gate_up, dy, d_gate_up):
     one = np.float32(1)
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
-        gate_row, up_row, dy_row = both[start:middle], both[middle:end], dy[row * hidden : (row + 1) * hidden]
-        d_gate_row, d_up_row = d_both[start:middle], d_both[middle:end]
+        gate_row, up_row, dy_row = gate_up[start:middle], gate_up[middle:end], dy[row * hidden : (row + 1) * hidden]
+        d_gate_row, d_up_row = d_gate_up[start:middle], d_gate_up[middle:end]
         for j in range(hidden):
             gate, up, grad = load(gate_row, j), load(up_row, j), load(dy_row, j)
             sigmoid = one / (one + exponential(-gate))

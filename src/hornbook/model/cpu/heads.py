@@ -84,12 +84,12 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
                 part, index = value, batch * kv_heads + head - heads - kv_heads
             here = part[(index * time + place) * dim : (index * time + place + 1) * dim]
             source, target = (here, whole) if merge else (whole, here)
-            turned = 2 * half if head < heads + kv_heads else 0
-            if turned and a[8]:
+            rotary_dim = 2 * half if head < heads + kv_heads else 0
+            if rotary_dim and a[8]:
                 _turn_neighbours(source, target, c, s, half)
-            elif turned:
+            elif rotary_dim:
                 _turn(source, target, c, s, half)
-            for j in range(turned, dim):
+            for j in range(rotary_dim, dim):
                 target[j] = source[j]
 
 

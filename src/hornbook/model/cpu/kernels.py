@@ -9,7 +9,7 @@ from torch import nn
 
 from hornbook.model.attention.attention import CrossAttention, FullAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
-from hornbook.model.cpu import attention_dropout, dropout, experts, gate, heads, loss, norm, softmax
+from hornbook.model.cpu import dropout, experts, gate, heads, norm, softmax
 from hornbook.model.cpu.team import Kernel
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import Dropout, RowDropout
@@ -21,7 +21,7 @@ from hornbook.model.transformer import Transformer
 
 def kernels_of(model: Transformer) -> list[Kernel]:
     """The kernels of a built model (on any device, meta included), each once."""
-    found = [] if isinstance(model.head, LabelHead) else [loss._kernel]
+    found = [] if isinstance(model.head, LabelHead) else [softmax._cross_entropy_kernel]
     biased = any(isinstance(module, Alibi | RelativeBuckets) for module in model.modules())
     for module in model.modules():
         found += _kernels_of_module(module, biased)
@@ -49,4 +49,4 @@ def _kernels_of_attention(module: FullAttention, biased: bool) -> Iterator[Kerne
     plain = module.sinks is None and (not biased or isinstance(module, CrossAttention))
     yield softmax._softmax_kernel if plain else softmax._biased_kernel
     if module.cfg.dropout:
-        yield attention_dropout._kernel
+        yield dropout._attention_kernel

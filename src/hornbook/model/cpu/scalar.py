@@ -74,7 +74,7 @@ def _fetch_add_code(typingctx, pointer):  # noqa: ARG001
 
 
 fetch_add: Any = intrinsic(_fetch_add_code)
-"""Add one to the int64 behind a pointer, atomically; gives what it was."""
+"""Add one to the int64 at a pointer, atomically; returns its value before."""
 
 
 def _greater_code(typingctx, a, b):  # noqa: ARG001

@@ -1,6 +1,6 @@
-"""Softmax of a block of scores over the keys each query sees, and its gradient, in place.
+"""Softmax of a tile of scores over the keys each query sees, and its gradient, in place.
 
-A block is scores [rows, heads, queries, keys]: query i of row r sees keys starts[r, i] .. ends[r, i] - 1, counted from
+A tile is scores [rows, heads, queries, keys]: query i of row r sees keys starts[r, i] .. ends[r, i] - 1, counted from
 the block's first key; the rest become exact zeros. P = softmax(scale * S + B), and with D = sum_j P dP:
 dS = scale * P (dP - D). The bias B depends on head and distance alone, so it is read from a table and its gradient is
 sums along diagonals of dS / scale.
@@ -213,3 +213,42 @@ def _diagonal_kernel(pointer, values):
         if first == last:
             return
         _diagonals(first, last, a[1], a[2], values(a[3]), f32(a[4]))
+
+
+# ---- Cross-entropy of a chunk of logits, and its gradient in the same place
+# loss = weight * (logsumexp(z) - z[target]); d z = weight * (softmax(z) - onehot(target)). Each exponential is computed
+# once, into a row of float32 that stays in cache.
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, weights: Tensor, losses: Tensor, want_grad: bool) -> None:
+    """Fill losses [rows] (float32, weighted); logits [rows, vocab] become their gradients if wanted."""
+    rows, vocab = logits.shape
+    launch(_cross_entropy_kernel, rows, is_bf16(logits), vocab, int(want_grad), logits, targets, weights, losses)
+
+
+@njit(inline="always", **OPTIONS)
+def _cross_entropy(first, last, vocab, want_grad, logits, targets, weights, losses):
+    exponentials = np.empty(vocab, np.float32)
+    for row in range(first, last):
+        z = logits[row * vocab : (row + 1) * vocab]
+        weight, target = weights[row], targets[row]
+        top = largest(z, vocab)
+        for j in range(vocab):
+            exponentials[j] = exponential(load(z, j) - top)
+        normalizer = total(exponentials, vocab)
+        losses[row] = weight * (np.log(normalizer) + top - load(z, target))
+        if want_grad:
+            factor = weight / normalizer
+            for j in range(vocab):
+                store(z, j, exponentials[j] * factor)
+            store(z, target, exponentials[target] * factor - weight)
+
+
+@Kernel
+def _cross_entropy_kernel(pointer, values):
+    a = arguments(pointer)
+    while True:
+        first, last, _ = next_rows(pointer)
+        if first == last:
+            return
+        _cross_entropy(first, last, a[1], a[2], values(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))

@@ -33,7 +33,7 @@ NAMES = ("libgomp*", "libomp*", "libiomp*")
 HEADER = 3
 """Slots before the arguments."""
 CHUNKS = 64
-"""Into so many chunks rows are cut at most, however many threads there are: sums over chunks keep their bits."""
+"""Largest number of chunks of rows, for any number of threads: so sums over chunks keep their bits."""
 
 
 class Kernel:
@@ -90,7 +90,7 @@ def launch(kernel: Kernel, rows: int, *arguments: Tensor | int | float) -> None:
 
 
 def chunks(rows: int) -> int:
-    """Number of chunks that `launch` makes of so many rows."""
+    """Number of chunks that `launch` makes of this number of rows."""
     return -(-rows // _rows_per_chunk(rows))
 
 
@@ -173,3 +173,21 @@ def next_rows(pointer):
     chunk = fetch_add(pointer)
     first = min(chunk * header[1], header[2])
     return first, min(first + header[1], header[2]), chunk
+
+
+# ---- Freed memory is kept: glibc returns large blocks to the system, which hands them back page by page, filled with
+# zeros. A training step frees and asks for the same gigabyte of activations again and again, and fresh pages cost more
+# than the kernels that write to them (filling 134 MB: 35 ms in fresh pages, 2 ms in kept ones; docs/speed.md).
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Make this process's allocator reuse large blocks; False where the C library is not glibc. It cannot be undone."""
+    if sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or not hasattr(library, "gnu_get_libc_version"):
+        return False
+    return bool(library.mallopt(M_MMAP_THRESHOLD, 2**30) and library.mallopt(M_TRIM_THRESHOLD, LARGEST))

@@ -42,7 +42,7 @@ def beam_search(
     memory: Memory | None = None,
     vocab: int | None = None,
 ) -> list[Hypothesis]:
-    """The finished texts behind `prompt`, best first; a text also ends with `max_tokens`.
+    """The finished continuations of `prompt`, best first; a text also ends with `max_tokens`.
 
     memory: what an encoder-decoder answers to (`Transformer.encode`). vocab: ids from here on are never chosen.
     Errors: UsageError.
@@ -57,19 +57,19 @@ def beam_search(
         total = scores + torch.tensor([each.score for each in running], device=scores.device)[:, None]
         # So many that `beams` unfinished ones are among them whatever ends.
         best = total.flatten().topk(min(max(2, 1 + len(stop)) * beams, total.numel()))
-        origins, going = list[int](), list[Hypothesis]()
+        rows, going = list[int](), list[Hypothesis]()
         for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            origin, token = divmod(place, total.shape[1])
-            text = Hypothesis(score, [*running[origin].tokens, token])
+            row, token = divmod(place, total.shape[1])
+            text = Hypothesis(score, [*running[row].tokens, token])
             if token not in stop and length < max_tokens:
-                going, origins = [*going, text], [*origins, origin]
+                going, rows = [*going, text], [*rows, row]
             elif rank < beams:
                 finished.append(Hypothesis(score / length**length_penalty, text.tokens))
         finished = sorted(finished, key=lambda each: -each.score)[:beams]
-        running, origins = going[:beams], origins[:beams]
+        running, rows = going[:beams], rows[:beams]
         if not running or (len(finished) == beams and running[0].score / length**length_penalty <= finished[-1].score):
             break
-        cache.select(torch.tensor(origins, device=scores.device))
+        cache.select(torch.tensor(rows, device=scores.device))
         memory = memory and Memory(memory.states[:1].expand(len(running), -1, -1), memory.lengths)
         pending = [each.tokens[-1:] for each in running]
     return finished
@@ -78,7 +78,7 @@ def beam_search(
 def _log_likelihoods(
     model: Transformer, pending: list[list[int]], cache: KVCache, memory: Memory | None, vocab: int | None
 ) -> Float[Tensor, "beams vocab"]:
-    """Of each token behind each text, whose last tokens are not in the cache yet."""
+    """Log-likelihood of each token as the next of each text, whose last tokens are not in the cache yet."""
     assert model.head is not None
     with torch.no_grad():
         tokens = torch.tensor(pending, device=next(model.parameters()).device)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.text.tokenizer.files import read_settings
 from hornbook.text.tokenizer.special_tokens import token_name
-from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 FILE = "chat_template.jinja"
 _PLACE = "\ufdd2{}\ufdd3"

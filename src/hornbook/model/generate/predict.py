@@ -20,7 +20,7 @@ from hornbook.model.config.head import (
 )
 from hornbook.model.heads.label_answers import best_span, entities, probabilities
 from hornbook.model.storage.load import Loaded
-from hornbook.text.tokenizer.prompt_encoding import Window, ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.prompt_encoding import Window, encode_question, encode_text, encode_words
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 BATCH_TOKENS = 8192
@@ -61,7 +61,7 @@ def _labels(
     loaded: Loaded, tokenizer: Tokenizer, head: ClassificationHead | RegressionHead, queries: Sequence[Query]
 ) -> Iterator[Finding]:
     longest = loaded.config.position.length
-    asked = [ask_text(tokenizer, query.text, query.pair, longest) for query in queries]
+    asked = [encode_text(tokenizer, query.text, query.pair, longest) for query in queries]
     # A decoder's label sits on the last token of the text, not on an end token behind it.
     behind = 1 + (tokenizer.end_id != tokenizer.delimiter_id)
     for each, outputs in zip(asked, _outputs(loaded, [(each.tokens, each.types) for each in asked]), strict=True):
@@ -88,7 +88,7 @@ def _tags(
 ) -> Iterator[Finding]:
     longest = loaded.config.position.length
     texts = [query.words or query.text.split() for query in queries]
-    windows = [list(ask_words(tokenizer, words, longest)) for words in texts]
+    windows = [list(encode_words(tokenizer, words, longest)) for words in texts]
     rows = [(window.tokens, [0] * len(window.tokens)) for each in windows for window in each]
     outputs = iter(_outputs(loaded, rows))
     for words, each in zip(texts, windows, strict=True):
@@ -96,7 +96,7 @@ def _tags(
         chances: list[float | None] = [None] * len(words)
         for window in each:
             found = probabilities(head, next(outputs))
-            for word, place in window.places.items():
+            for word, place in window.positions.items():
                 number = int(found[place].argmax())
                 tags[word], chances[word] = head.labels[number], float(found[place, number])
         named = entities([tag or "" for tag in tags])
@@ -116,7 +116,7 @@ def _tags(
 
 def _answers(loaded: Loaded, tokenizer: Tokenizer, queries: Sequence[Query]) -> Iterator[Finding]:
     longest = loaded.config.position.length
-    asked = [list(ask_question(tokenizer, query.pair or "", query.text, longest)) for query in queries]
+    asked = [list(encode_question(tokenizer, query.pair or "", query.text, longest)) for query in queries]
     outputs = iter(_outputs(loaded, [(window.tokens, window.types) for each in asked for window in each]))
     for query, windows in zip(queries, asked, strict=True):
         yield _answer(query.text, windows, [next(outputs) for _ in windows])

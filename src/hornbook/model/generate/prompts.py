@@ -18,7 +18,7 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 class Prompt(NamedTuple):
-    """Where a decoder goes on from."""
+    """What a decoder continues."""
 
     tokens: list[int]
     memory: Memory | None = None
@@ -47,8 +47,8 @@ def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> 
     return [*ids, tokenizer.end_id] if source or delimited else ids
 
 
-def begin(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None = None) -> Prompt:
-    """Where a decoder goes on from; of an encoder-decoder, the text is the source, `start` its decoder's first token.
+def encode_prompt(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None = None) -> Prompt:
+    """What a decoder continues; of an encoder-decoder, the text is the source, `start` its decoder's first token.
 
     `start` is by default the padding token, as T5's, or the end token where the tokenizer has none.
     """

@@ -4,14 +4,16 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config.head import LMHead, MaskedHead
+from hornbook.model.config.mlp import Activation
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.losses import LossTerms, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Linear
@@ -37,11 +39,11 @@ class Transform(nn.Module):
     """
 
     def __init__(
-        self, width: int, bias: bool, activation: Literal["tanh"] | config_mlp.Activation, norm: nn.Module | None
+        self, width: int, bias: bool, activation: Literal["tanh"] | Activation, norm: nn.Module | None
     ) -> None:
         super().__init__()
         self.dense, self.norm = Linear(width, width, bias), norm
-        self.activation: Literal["tanh"] | config_mlp.Activation = activation
+        self.activation: Literal["tanh"] | Activation = activation
 
     def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         x = self.dense(hidden)
@@ -62,9 +64,11 @@ def chunk_rows(dtype: torch.dtype) -> int:
 class Head(nn.Module):
     """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied.
 
-    `before` is what the head does to hidden states first; then come the projection, a shift of each token's logit
-    where there is a `bias`, and a soft cap.
+    `before` transforms hidden states first; then come the projection, a shift of each token's logit where there is a
+    `bias`, and a soft cap.
     """
+
+    role: ClassVar = "head"
 
     def __init__(
         self,
@@ -82,8 +86,8 @@ class Head(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
         self.before, self.softcap = before, softcap
-        self.tokens: int | None = None
-        """Rows of the vocabulary that are tokens, where the others only pad it: labels are smoothed over these."""
+        self.num_real_tokens: int | None = None
+        """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
 
     @property
     def matrix(self) -> Float[Tensor, "vocab width"]:
@@ -114,13 +118,13 @@ class Head(nn.Module):
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
         """
         del lengths, keys
-        hidden, targets, weights = _counted(hidden, targets, weights, self.before is not None)
+        hidden, targets, weights = _trained_rows(hidden, targets, weights, self.before is not None)
         hidden = hidden if self.before is None else self.before(hidden)
         trained = (
             hidden.requires_grad or self.matrix.requires_grad or (self.bias is not None and self.bias.requires_grad)
         )
         grad = torch.is_grad_enabled() and trained
-        terms = LossTerms(smoothing, z_loss, self.softcap, self.tokens)
+        terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
         total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
@@ -162,10 +166,28 @@ class Head(nn.Module):
         return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 
 
-def _counted(
+def lm_head(cfg: LMHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:
+    """Projection to the vocabulary, of hidden states that are scaled or projected to the embedding's width first."""
+    before = Scaled(cfg.scale) if cfg.scale != 1 else None
+    width = model.embedding.width or model.width
+    if model.embedding.width:
+        before = Linear(model.width, width, bias=False)
+    head = Head(vocab, width, embedding if cfg.tied else None, before, cfg.bias, cfg.softcap)
+    if head.bias is not None and model.kind == "encoder_decoder":  # BART's final_logits_bias: constant in transformers
+        head.bias.requires_grad_(False)
+    return head
+
+
+def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:
+    """BERT's head: a projection, an activation and a norm before the projection to the vocabulary."""
+    before = Transform(model.width, cfg.dense_bias, cfg.activation, model.norm.build(model.width))
+    return Head(vocab, model.width, embedding if cfg.tied else None, before, cfg.bias)
+
+
+def _trained_rows(
     hidden: Tensor, targets: Tensor, weights: Tensor, costly: bool
 ) -> tuple[Float[Tensor, "rows width"], Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """As rows; only those that count where that saves much: a masked model predicts few of its tokens."""
+    """As rows; where the head is costly, only rows with a weight: a masked model predicts few of its tokens."""
     hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
     if not costly:
         return hidden, targets, weights

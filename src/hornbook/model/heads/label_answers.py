@@ -55,7 +55,7 @@ class Entity(NamedTuple):
     label: str
     first: int
     end: int
-    """The word behind its last."""
+    """One past its last word."""
 
 
 _BEGIN, _INSIDE, _LAST = ("B", "S", "U"), ("I", "E", "L", "M"), ("E", "S", "L", "U")
@@ -64,7 +64,7 @@ _BEGIN, _INSIDE, _LAST = ("B", "S", "U"), ("I", "E", "L", "M"), ("E", "S", "L", 
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Entities of tags B-X, I-X, O, and of schemes that also mark ends (IOBES, BILOU); as conlleval counts them.
 
-    An I-X behind another label, or behind O, begins an entity; tags without a prefix name none.
+    An I-X after another label, or after O, begins an entity; tags without a prefix name none.
     """
     found: list[Entity] = []
     opened: str | None = None

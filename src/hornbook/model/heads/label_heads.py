@@ -27,7 +27,7 @@ class LabelHead(Head):
     """Projection to a few outputs of each token, after a `transform` and dropout; in float32 whatever comes in."""
 
     def __init__(self, width: int, cfg: config_head.LabelHeadConfig, transform: nn.Module | None) -> None:
-        super().__init__(config_head.num_outputs(cfg), width, None, transform, cfg.bias)
+        super().__init__(cfg.outputs, width, None, transform, cfg.bias)
         self.dropout = Dropout(cfg.dropout, 0, _SITE)
         self.apart = False
         """Whether its values lie with an adapter, which trains it whole, and not with the adapter's base."""

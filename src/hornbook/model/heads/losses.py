@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hornbook.model.cpu.loss import cross_entropy_
+from hornbook.model.cpu.softmax import cross_entropy_
 from hornbook.model.cpu.team import supports
 
 
@@ -27,7 +27,7 @@ class LossTerms(NamedTuple):
     """Weight of the squared log-sum of exponentials."""
     softcap: float | None = None
     """Bound of the logits."""
-    tokens: int | None = None
+    num_real_tokens: int | None = None
     """Rows of the vocabulary that are tokens, the first ones; None: all."""
 
 
@@ -43,20 +43,20 @@ def loss_and_grad_(
     terms: LossTerms = PLAIN,
 ) -> tuple[Rows, Rows | None]:
     """(weighted losses, weighted z-losses or None) of some rows; if `grad`, the logits become the gradients of both."""
-    if terms._replace(tokens=None) == PLAIN:
+    if terms._replace(num_real_tokens=None) == PLAIN:
         return _plain(logits, targets, weights, grad), None
     target, weight = targets[:, None], weights[:, None]
     capped = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if terms.softcap:
         capped = terms.softcap * torch.tanh(capped / terms.softcap)
     logsum = capped.logsumexp(1, keepdim=True)
-    tokens = capped[:, : terms.tokens]
+    tokens = capped[:, : terms.num_real_tokens]
     nll, even = logsum - capped.gather(1, target), logsum - tokens.mean(1, keepdim=True)
     losses = ((1 - terms.smoothing) * nll + terms.smoothing * even) * weight
     z_losses = terms.z_loss * logsum.square() * weight
     if grad:
         slope = (capped - logsum).exp_().mul_(1 + 2 * terms.z_loss * logsum)
-        slope[:, : terms.tokens].sub_(terms.smoothing / tokens.shape[1])
+        slope[:, : terms.num_real_tokens].sub_(terms.smoothing / tokens.shape[1])
         slope.mul_(weight)
         slope.scatter_add_(1, target, ((terms.smoothing - 1) * weight).to(slope.dtype))
         if terms.softcap:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.extras import install_command
-from hornbook.model.config.mlp import Experts
+from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.config import identify, why_native
@@ -199,7 +199,7 @@ def _quiet_transformers() -> Iterator[Any]:
 
 def _load_theirs(transformers: Any, folder: Path, config: ModelConfig, problems: list[str]) -> nn.Module:
     parts = (config.mlp, *(layer.mlp for layer in (*config.first, *config.pattern)))
-    mixed = any(isinstance(part, Experts) for part in parts)  # their fast ways ask for widths in steps of 16 bytes
+    mixed = any(isinstance(part, ExpertsConfig) for part in parts)  # their fast ways ask for widths of 16 bytes
     auto = LABEL_AUTO.get(config.head.kind, AUTO[config.kind])
     model, info = getattr(transformers, auto).from_pretrained(
         folder,

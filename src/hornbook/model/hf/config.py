@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
-from hornbook.model.config.model import FullAttention, ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.differences import differences, flatten, typical
 from hornbook.model.hf.tables.inert import INERT
 from hornbook.model.hf.tables.known import ARCHITECTURES, NATIVE
@@ -268,14 +269,14 @@ def _refuse_huge(tree: Any, path: str = "") -> None:
 
 def _check_sizes(config: ModelConfig) -> None:
     attention = config.attention
-    if isinstance(attention, FullAttention) and attention.head_dim is None and config.width % config.heads:
+    if isinstance(attention, FullAttentionConfig) and attention.head_dim is None and config.width % config.heads:
         raise IntegrityError(f"config.json: width {config.width} does not divide into {config.heads} heads")
     if config.heads % config.kv_heads:
         raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")
-    if isinstance(attention, FullAttention) and isinstance(config.position, Rope):
-        turned = int(config.head_dim * config.position.fraction)
-        if turned % 2:
-            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {turned}")
+    if isinstance(attention, FullAttentionConfig) and isinstance(config.position, RopeConfig):
+        rotary_dim = int(config.head_dim * config.position.fraction)
+        if rotary_dim % 2:
+            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {rotary_dim}")
 
 
 def _nest(flat: Mapping[str, Any]) -> Json:

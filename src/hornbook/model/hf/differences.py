@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hornbook.model.config.model import FullAttention, ModelConfig
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.tables.inert import FREE
 
 
 def flatten(config: ModelConfig) -> dict[str, Any]:
     """Every leaf by dotted key, with the sizes that follow from others (kv_heads, head_dim, hidden) filled in."""
     flat = dict(_leaves(config.model_dump(exclude={"first", "pattern"}), ""))
-    if isinstance(config.attention, FullAttention):
+    if isinstance(config.attention, FullAttentionConfig):
         flat["attention.kv_heads"] = config.kv_heads
         flat["attention.head_dim"] = config.head_dim
     flat["mlp.hidden"] = config.hidden

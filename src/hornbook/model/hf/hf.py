@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors
 from hornbook.files.safetensors import Entry
-from hornbook.model.config.mlp import Experts
+from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
 from hornbook.model.hf.layout import (
@@ -180,7 +180,7 @@ def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor,
 def _check_counts(folder: Path, config: ModelConfig, architecture: Architecture | None, tensors: int) -> None:
     """Before anything is made for each layer or expert: of neither can there be more than tensors."""
     counts = {"layers": max(config.layers, config.encoder.layers)}
-    if architecture is not None and isinstance(config.mlp, Experts):
+    if architecture is not None and isinstance(config.mlp, ExpertsConfig):
         counts["experts"] = config.mlp.count
     for what, count in counts.items():
         if count > tensors:

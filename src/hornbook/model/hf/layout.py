@@ -28,7 +28,7 @@ class Placed:
     row: Row
     expert: int | None
     blocks: int
-    """Parts alternate so many times along the output dim: by head, else once."""
+    """Number of times that parts alternate along the output dim: once for each head, else once."""
     start: int
     """First row, in each block."""
     rows: int

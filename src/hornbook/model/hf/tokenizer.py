@@ -1,4 +1,4 @@
-"""The tokenizer's files in a Hugging Face folder: copied as they are, completed where AutoTokenizer needs more."""
+"""The tokenizer's files in a Hugging Face folder: copied, and completed where AutoTokenizer needs more."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,7 @@ def copy_tokenizer(source: Path, folder: Path, length: int, *, types: bool = Fal
 def begin_texts(folder: Path) -> None:
     """Let AutoTokenizer read texts as `predict` does for decoders: the delimiter, a text, end tokens, another text.
 
-    No end token stands behind: a decoder's label is that of the last token of the text.
+    No end token follows: a decoder's label is that of the last token of the text.
     """
     tokenizer = Tokenizer.load(folder)
     data = read_json(folder / "tokenizer.json")

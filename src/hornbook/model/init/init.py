@@ -5,6 +5,7 @@ otherwise or the recipe overrides it. Here numbers are drawn, one matrix at a ti
 order, another mesh, a part of the model alone give the same ones.
 """
 
+import contextlib
 import difflib
 import hashlib
 import math
@@ -21,6 +22,7 @@ from hornbook.model.config import model as config
 from hornbook.model.config.init import Distribution
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.schemes import Matrix, distribution
+from hornbook.model.layers.linear import Linear
 
 Own = Distribution | Callable[[tuple[int, ...], Generator], Tensor]
 """What a module's attribute `initial` gives for one of its parameters: a distribution, or a function of shape and
@@ -158,23 +160,42 @@ DRAWS: dict[type, Callable[..., Tensor]] = {
 """Type of a distribution -> how its values are drawn into a tensor."""
 
 
-# ---- Checks of what is there
+# ---- Layer-sequential unit variance: matrices scaled by their outputs on real data (Mishkin and Matas, 1511.06422)
+# Layers are visited in the order in which data reaches them. Each one's outputs are divided by their deviation, its
+# weights with them, before any later layer sees them: so one forward pass sets all layers, and exactly.
 
 
-def check_ranges(model: nn.Module) -> list[str]:
-    """Warnings about values no training should start from: non-finite, all zero, or of an improbable size."""
-    roles, warnings = parameter_roles(model), []
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().float()
-        if not bool(torch.isfinite(values).all()):
-            warnings.append(f"{name} has values that are not finite")
-        elif name.endswith(".bias"):
-            if float(values.abs().max()) > 10:
-                warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")
-        elif not bool(values.any()):
-            warnings.append(f"{name} is all zero")
-        elif roles[name] != "norm" and not 1e-5 < float(values.std()) < 3:
-            warnings.append(f"{name} has a standard deviation of {float(values.std()):.3g}")
-        elif roles[name] == "norm" and not 1e-3 < float(values.abs().max()) < 1e3:
-            warnings.append(f"{name} reaches {float(values.abs().max()):.3g}")
-    return warnings
+class _Scaling(nn.Module):
+    """Hangs on one layer, as adapters do, and scales it when its first outputs come by."""
+
+    def forward(self, layer: Linear, x: Tensor, y: Tensor) -> Tensor:
+        del x
+        deviation = y.float().std()
+        if not bool(torch.isfinite(deviation)) or deviation == 0:
+            return y  # nothing reaches it: dead, or silenced by an override
+        layer.weight.div_(deviation)
+        return (y / deviation).to(y.dtype)
+
+
+@torch.no_grad()
+def scale_to_unit_variance(model: nn.Module, forward: Callable[[], object]) -> None:
+    """Scale every Linear in place. `forward` runs the model once over a microbatch, without gradients.
+
+    Layers have no bias other than zero yet. A layer that `forward` does not reach keeps its values; one
+    reached twice is scaled twice.
+    """
+    with _hung(model), torch.compiler.set_stance("force_eager"):
+        forward()
+
+
+@contextlib.contextmanager
+def _hung(model: nn.Module) -> Iterator[None]:
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    before = [layer.adapter for layer in layers]
+    try:
+        for layer in layers:
+            layer.adapter = _Scaling()
+        yield
+    finally:
+        for layer, adapter in zip(layers, before, strict=True):
+            layer.adapter = adapter

@@ -31,6 +31,7 @@ from typing import Any
 
 from hornbook.model.config import init as config_init
 from hornbook.model.config import model as config
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.init import Distribution, NormalValues
 
 STREAM_WRITERS = {("attention", "out"), ("cross", "out"), ("mlp", "down")}
@@ -142,7 +143,7 @@ def _t5(matrix: Matrix, scheme: config_init.T5) -> Distribution:
     if matrix.role != "matrix":
         return NormalValues(std=scheme.factor)
     attention, std = matrix.stack.attention, scheme.factor / math.sqrt(matrix.inputs)
-    if matrix.part == "query" and isinstance(attention, config.FullAttention):
+    if matrix.part == "query" and isinstance(attention, FullAttentionConfig):
         # T5 has no factor of the scores (scale = 1): its query holds it. Where there is one, the query need not.
         scale = matrix.stack.head_dim**-0.5 if attention.scale is None else attention.scale
         std *= matrix.stack.head_dim**-0.5 / scale

@@ -5,18 +5,20 @@ under recomputation, in any microbatch, on any rank, and any slice of it can be 
 finaliser of SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators").
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.model.context import Context
-from hornbook.model.cpu.dropout import DropoutFunction
+from hornbook.model.cpu.dropout import DropoutFunction, drop_probabilities
 from hornbook.model.cpu.team import supports
 
 SITES = 64
 """Places in a layer where values can be dropped, at most."""
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_GAMMA, *_MULTIPLIERS = (int(each) - 2**64 for each in (GOLDEN, MIX_FIRST, MIX_SECOND))
 
 
 def mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -97,3 +99,36 @@ class RowDropout(Dropout):
         places = site_keys(context.keys, self.layer, self.site)
         kept = keep_mask(places, round((1 - self.rate) * 2**24), range(1), range(1), 1)
         return x * (kept * (1 / (1 - self.rate))).to(x.dtype)
+
+
+# ---- Attention probabilities: keyed by (row, layer, site, head, position of the query, position of the key)
+
+POSITIONS = 2**24
+"""Positions a row may have."""
+CHANCES = 2**24
+"""Number of equally likely draws, of which the kept ones are a threshold."""
+
+
+class AttentionDropout(NamedTuple):
+    """Zero probabilities with probability `rate` and scale the rest by 1 / (1 - rate)."""
+
+    places: Int[Tensor, " batch"]
+    """The rows' keys at this site of the model, from `site_keys`."""
+    rate: float
+
+    def __call__(
+        self, x: Float[Tensor, "rows heads queries keys"], rows: slice, queries: range, keys: range
+    ) -> Float[Tensor, "rows heads queries keys"]:
+        """`x`, the part of all probabilities at these rows of the batch and positions, dropped."""
+        threshold, scale = round((1 - self.rate) * CHANCES), 1 / (1 - self.rate)
+        if supports(x):
+            return drop_probabilities(x, self.places[rows], (queries.start, keys.start), threshold, scale)
+        return x * self.keep(rows, x.shape[1], queries, keys) * scale
+
+    def keep(self, rows: slice, heads: int, queries: range, keys: range) -> Bool[Tensor, "rows heads queries keys"]:
+        """True where a probability is kept."""
+        device = self.places.device
+        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (range(heads), queries, keys))
+        index = (head[:, None, None] * POSITIONS + query[:, None]) * POSITIONS + key
+        drawn = (mix(self.places[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
+        return drawn < round((1 - self.rate) * CHANCES)

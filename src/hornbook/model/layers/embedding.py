@@ -1,5 +1,7 @@
 """From token ids to vectors."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -9,6 +11,8 @@ from hornbook.model.layers.linear import Linear
 
 class Embedding(nn.Module):
     """`weight` [vocab, width]: one vector per token."""
+
+    role: ClassVar = "embedding"
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
@@ -21,9 +25,11 @@ class Embedding(nn.Module):
 class TokenTypes(Embedding):
     """`weight` [types, width]: one vector per kind of token (BERT's two sentences)."""
 
+    role: ClassVar = "position"
 
-class Entrance(nn.Module):
-    """What a stack does to embedded tokens before its first block, but for dropout.
+
+class InputLayers(nn.Module):
+    """Layers of a stack between token vectors and its first block, but for dropout.
 
     `scale * vectors`, projected to the width of the model if theirs is another, plus positions and token types,
     normalised.

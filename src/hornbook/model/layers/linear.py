@@ -4,6 +4,8 @@ No autocast: the input's dtype decides, so the arithmetic of a layer is visible 
 (`hornbook.model.surgery`) hangs parts on a layer; its names, and its arithmetic without them, stay as they are.
 """
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,21 +13,23 @@ from torch import Tensor, nn
 from hornbook.model.layers.products import linear, matmul
 
 FEW_ROWS = 64
-"""Below so many rows (decoding) putting weights side by side costs more than the one product saves: a decode step of a
-124M-parameter model took 1.43 times as long."""
+"""Below this number of rows (decoding) putting weights side by side costs more than the single product saves: a decode
+step of a 124M-parameter model took 1.43 times as long."""
 
 
 class Linear(nn.Module):
     """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init.init`."""
+
+    role: ClassVar = "matrix"
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.code: nn.Module | None = None
-        """What stands for W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
+        """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
-        """What changes the output, called with (layer, x, y)."""
+        """Changes the output, called with (layer, x, y)."""
 
     @property
     def plain(self) -> bool:
@@ -64,7 +68,7 @@ class FrozenProduct(torch.autograd.Function):
 def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Float[Tensor, "*batch outputs"]:
     """Outputs of several layers over the same input, side by side: one matrix product serves all.
 
-    All layers have a bias, or none has. Adapters are added behind the common product, so that one that adds nothing
+    All layers have a bias, or none has. Adapters are added after the common product, so that one that adds nothing
     changes no bit.
     """
     if x.numel() < FEW_ROWS * x.shape[-1] or any(_frozen_code(layer) for layer in layers):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.config import init as config_init
-from hornbook.model.config import model as config
+from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.team import supports
 
@@ -25,7 +25,9 @@ def widened(x: Tensor) -> Tensor:
 class LayerNorm(nn.Module):
     """`(x - mean) / sqrt(variance + eps) * weight + bias`."""
 
-    def __init__(self, width: int, cfg: config.LayerNorm) -> None:
+    role: ClassVar = "norm"
+
+    def __init__(self, width: int, cfg: LayerNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))
@@ -39,7 +41,9 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight`."""
 
-    def __init__(self, width: int, cfg: config.RMSNorm | config.OffsetRMSNorm) -> None:
+    role: ClassVar = "norm"
+
+    def __init__(self, width: int, cfg: RMSNormConfig | OffsetRMSNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))
@@ -75,7 +79,9 @@ class BatchNorm(nn.Module):
     gets depends on all others of the batch, later ones too, so a causal model is refused.
     """
 
-    def __init__(self, width: int, cfg: config.BatchNorm) -> None:
+    role: ClassVar = "norm"
+
+    def __init__(self, width: int, cfg: BatchNormConfig) -> None:
         super().__init__()
         self.eps = cfg.eps
         self.weight = nn.Parameter(torch.empty(width))

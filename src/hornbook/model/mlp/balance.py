@@ -19,35 +19,35 @@ from torch import Tensor
 
 from hornbook.model.mlp.router import Routing
 
-Counted = Bool[Tensor, "batch time"] | None
-"""Tokens that count; None: all."""
+TokenMask = Bool[Tensor, "batch time"] | None
+"""True for tokens that count; None: all."""
 
 
-def balance_loss(routing: Routing, counted: Counted = None) -> Float[Tensor, " batch"]:
+def balance_loss(routing: Routing, token_mask: TokenMask = None) -> Float[Tensor, " batch"]:
     """Equation (2) of each row; the gradient flows through P alone. 0 for a row in which nothing counts."""
-    choices = row_loads(routing, counted).to(routing.scores.dtype)
+    choices = row_loads(routing, token_mask).to(routing.scores.dtype)
     share = choices / choices.sum(-1, keepdim=True).clamp(min=1)
-    return choices.shape[-1] * (share * row_mean(routing.scores, counted)).sum(-1)
+    return choices.shape[-1] * (share * row_mean(routing.scores, token_mask)).sum(-1)
 
 
-def router_z_loss(routing: Routing, counted: Counted = None) -> Float[Tensor, " batch"]:
+def router_z_loss(routing: Routing, token_mask: TokenMask = None) -> Float[Tensor, " batch"]:
     """Equation (3) of each row."""
-    return row_mean(routing.logits.logsumexp(-1).square(), counted)
+    return row_mean(routing.logits.logsumexp(-1).square(), token_mask)
 
 
-def row_loads(routing: Routing, counted: Counted = None) -> Int[Tensor, "batch experts"]:
+def row_loads(routing: Routing, token_mask: TokenMask = None) -> Int[Tensor, "batch experts"]:
     """How many choices of each row fall on each expert."""
     experts = routing.experts
-    ones = torch.ones_like(experts) if counted is None else counted[..., None].expand_as(experts).long()
+    ones = torch.ones_like(experts) if token_mask is None else token_mask[..., None].expand_as(experts).long()
     loads = experts.new_zeros(len(experts), routing.scores.shape[-1])
     return loads.scatter_add_(1, experts.flatten(1), ones.flatten(1))
 
 
-def row_mean(values: Float[Tensor, "batch time ..."], counted: Counted) -> Float[Tensor, "batch ..."]:
+def row_mean(values: Float[Tensor, "batch time ..."], token_mask: TokenMask) -> Float[Tensor, "batch ..."]:
     """Mean of each row over the tokens that count."""
-    if counted is None:
+    if token_mask is None:
         return values.mean(1)
-    weights = counted.to(values.dtype).view(*counted.shape, *[1] * (values.dim() - 2))
+    weights = token_mask.to(values.dtype).view(*token_mask.shape, *[1] * (values.dim() - 2))
     return (values * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 

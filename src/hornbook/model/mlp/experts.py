@@ -2,15 +2,17 @@
 
     y = sum over the chosen experts e of  w_e  down_e (activation(gate_e x) * up_e x)  +  shared(x)
 
-What a token's router says depends on that token alone, so packed documents are served as separate ones are. Only a
-`capacity` breaks this, in training: then each row (sequence) has room for so many tokens per expert, earlier tokens
-come first, and what finds no room passes the experts by. In evaluation everything is served.
+The router's choice for a token depends on that token alone, so packed documents are served as separate ones are. Only
+a `capacity` breaks this, in training: then each expert takes a limited number of tokens of a row (sequence), earlier
+tokens come first, and the rest passes the experts by. In evaluation every token is served.
 
-`forward` returns besides y, in training, by name:
+In training `forward` returns, besides y, by name:
 balance, router_z: [batch], losses of each row times their weight in the config (`balance.py`); the engine
 weights a row by its share of the objective, so that microbatches of any shape add up to the same number.
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """
+
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,27 +23,29 @@ from hornbook.model.context import Auxiliary, Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU
-from hornbook.model.mlp.router import ROUTERS, Routing, SigmoidRouter
+from hornbook.model.mlp.router import Routing, SigmoidRouter
 
 
 class Experts(nn.Module):
     """The experts of a layer as three tensors, their router, and the expert that serves every token."""
 
+    role: ClassVar = "matrix"
+
     auxiliary = True
     """`forward` takes the context and returns auxiliary losses."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.capacity, self.active = cfg.capacity, cfg.active
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
-        self.router = ROUTERS[type(cfg.router)](width, cfg, layer)
+        self.router = cfg.router.make(width, cfg, layer)
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
-        shared = config_mlp.GLU(activation=cfg.activation)
+        shared = config_mlp.GLUConfig(activation=cfg.activation)
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
 
     @property
@@ -70,9 +74,9 @@ class Experts(nn.Module):
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}
         if self.balance_weight:
-            found["balance"] = self.balance_weight * balance_loss(routing, context.counted)
+            found["balance"] = self.balance_weight * balance_loss(routing, context.token_mask)
         if self.z_weight:
-            found["router_z"] = self.z_weight * router_z_loss(routing, context.counted)
+            found["router_z"] = self.z_weight * router_z_loss(routing, context.token_mask)
         if self.balance_rate:
-            found[self.load_name] = row_loads(routing, context.counted).sum(0)
+            found[self.load_name] = row_loads(routing, context.token_mask).sum(0)
         return found

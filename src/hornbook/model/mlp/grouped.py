@@ -36,8 +36,8 @@ class Weights(NamedTuple):
     down: Float[Tensor, "experts width hidden"]
 
 
-class Plan(NamedTuple):
-    """How choices (token, expert) are sorted; those of no expert stand behind all others."""
+class DispatchPlan(NamedTuple):
+    """How choices (token, expert) are sorted; those of no expert come last."""
 
     order: Int[Tensor, " choices"]
     """The choices, numbered token by token, in the order of their experts."""
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     """Choices of each expert."""
 
 
-def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> Plan:
+def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> DispatchPlan:
     """Sort choices; an expert number of `count` means none."""
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -56,7 +56,7 @@ def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> Plan:
     # One more than there are experts takes the choices of none.
     counts = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
     counts = counts.scatter_add_(0, flat, torch.ones_like(flat))
-    return Plan(order, places.view_as(experts), counts[:count])
+    return DispatchPlan(order, places.view_as(experts), counts[:count])
 
 
 def grouped_glu(
@@ -75,7 +75,7 @@ def grouped_glu(
 
 @torch.compiler.disable()
 def _by_segments(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: Plan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: DispatchPlan
 ) -> Float[Tensor, "tokens width"]:
     """One product per expert; how many tokens it has is known to Python, so nothing here can be traced."""
     if activation == "silu" and supports(x, *matrices):
@@ -96,12 +96,12 @@ def _by_segments(
 
 
 def _by_grouped_products(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: Plan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: DispatchPlan
 ) -> Float[Tensor, "tokens width"]:
     """Three launches; shapes do not depend on the routing, so nothing waits for the device."""
     gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices)
     ends = plan.counts.cumsum(0).to(torch.int32)
-    # The product leaves rows behind the last expert as they come, forward and backward.
+    # The product leaves rows after the last expert undefined, forward and backward.
     idle = (torch.arange(len(plan.order), device=x.device) >= ends[-1])[:, None]
     rows = x[plan.order // plan.places.shape[1]].masked_fill(idle, 0)
     hidden = activate(F.grouped_mm(rows, gate, offs=ends), activation) * F.grouped_mm(rows, up, offs=ends)
@@ -114,44 +114,44 @@ class GroupedSwiGLU(torch.autograd.Function):
     """x [tokens, width], weights [tokens, active], matrices, plan -> [tokens, width]; of bfloat16 or float32 on CPU."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx, x: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor, plan: DispatchPlan) -> Tensor:
         segments = _Segments(plan)
         rows, weights = segments.rows(x), segments.weights(weights)
-        both = x.new_empty(segments.served, 2 * gate.shape[1])
+        gate_up = x.new_empty(segments.served, 2 * gate.shape[1])
         for e, part in segments.parts:
-            mm_into(rows[part], _beside(gate[e], up[e], x.dtype).T, both[part])
-        hidden = weighted_swiglu(both, weights)
+            mm_into(rows[part], _beside(gate[e], up[e], x.dtype).T, gate_up[part])
+        hidden = weighted_swiglu(gate_up, weights)
         for e, part in segments.parts:
             mm_into(hidden[part], down[e].to(x.dtype).T, rows[part])
-        ctx.save_for_backward(x, weights, gate, up, down, both)
+        ctx.save_for_backward(x, weights, gate, up, down, gate_up)
         ctx.segments = segments
         return sum_rows(rows, segments.places)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
-        x, weights, gate, up, down, both = ctx.saved_tensors
+        x, weights, gate, up, down, gate_up = ctx.saved_tensors
         segments, hidden = ctx.segments, gate.shape[1]
         grad = segments.rows(grads[0])
-        g = both.new_empty(segments.served, hidden)
+        g = gate_up.new_empty(segments.served, hidden)
         for e, part in segments.parts:
             mm_into(grad[part], down[e].to(x.dtype), g[part])
-        d_both, d_weights, y = weighted_swiglu_backward(both, weights, g)
+        d_gate_up, d_weights, y = weighted_swiglu_backward(gate_up, weights, g)
         del g
         d_down = _products(grad, y, segments, down)
         del y
         for e, part in segments.parts:
-            mm_into(d_both[part], _beside(gate[e], up[e], x.dtype), grad[part])
+            mm_into(d_gate_up[part], _beside(gate[e], up[e], x.dtype), grad[part])
         dx = sum_rows(grad, segments.places)
         rows = segments.rows(x, out=grad)
-        d_gate = _products(d_both[:, :hidden], rows, segments, gate)
-        d_up = _products(d_both[:, hidden:], rows, segments, up)
+        d_gate = _products(d_gate_up[:, :hidden], rows, segments, gate)
+        d_up = _products(d_gate_up[:, hidden:], rows, segments, up)
         return dx, segments.unsorted(d_weights), d_gate, d_up, d_down, None
 
 
 class _Segments:
     """A plan whose counts Python knows: (expert, rows) of every expert that serves anything."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DispatchPlan) -> None:
         counts = plan.counts.tolist()
         ends = plan.counts.cumsum(0).tolist()
         self.served = ends[-1]

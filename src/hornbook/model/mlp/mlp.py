@@ -29,20 +29,20 @@ def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
             return F.silu(x)
 
 
-def gated(both: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
+def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
-    if kind == "silu" and supports(both):
-        y = SwiGLUFunction.apply(both)
+    if kind == "silu" and supports(gate_up):
+        y = SwiGLUFunction.apply(gate_up)
         assert isinstance(y, Tensor)
         return y
-    gate, up = torch.chunk(both, 2, dim=-1)
+    gate, up = torch.chunk(gate_up, 2, dim=-1)
     return activate(gate, kind) * up
 
 
 class MLP(nn.Module):
     """`down(activation(up(x)))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.MLP) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.PlainMLPConfig) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.up = Linear(width, hidden, cfg.bias)
@@ -55,7 +55,7 @@ class MLP(nn.Module):
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, width: int, hidden: int, cfg: config_mlp.GLU) -> None:
+    def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()
         self.activation: config_mlp.Activation = cfg.activation
         self.gate = Linear(width, hidden, cfg.bias)
@@ -63,9 +63,9 @@ class GLU(nn.Module):
         self.down = Linear(hidden, width, cfg.bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        both = fused_linear(x, [self.gate, self.up])
-        if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(both):
-            y = SwiGLUDown.apply(both, self.down.weight.to(both.dtype))
+        gate_up = fused_linear(x, [self.gate, self.up])
+        if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
+            y = SwiGLUDown.apply(gate_up, self.down.weight.to(gate_up.dtype))
             assert isinstance(y, Tensor)
             return y
-        return self.down(gated(both, self.activation))
+        return self.down(gated(gate_up, self.activation))

@@ -11,7 +11,7 @@ et al. 2021 (arXiv 2101.03961). The bias of (2) takes part in the choice only: n
 step it moves against the excess load (`load_direction`; Wang et al. 2024, arXiv 2408.15664).
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +65,12 @@ class RouterProduct(torch.autograd.Function):
 class Router(nn.Module):
     """Logits of every expert, from inputs that jitter may disturb in training."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int, jitter: float = 0.0) -> None:
+    role: ClassVar = "matrix"
+
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int, jitter: float = 0.0) -> None:
         super().__init__()
         for key, text in cfg.problems():
-            raise UsageError(f"model.mlp.{key}: {text}")
+            raise UsageError(f"model.{key}: {text}")
         self.active, self.layer, self.jitter = cfg.active, layer, jitter
         self.weight = nn.Parameter(torch.empty(cfg.count, width))
 
@@ -85,9 +87,9 @@ class Router(nn.Module):
 class SoftmaxRouter(Router):
     """Equation (1)."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SoftmaxRouter)
+        assert isinstance(part, config_mlp.SoftmaxRouterConfig)
         super().__init__(width, cfg, layer, part.jitter)
         self.renormalize = part.renormalize
 
@@ -103,9 +105,9 @@ class SoftmaxRouter(Router):
 class SwitchRouter(Router):
     """Equation (3)."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SwitchRouter)
+        assert isinstance(part, config_mlp.SwitchRouterConfig)
         super().__init__(width, cfg, layer, part.jitter)
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
@@ -118,9 +120,9 @@ class SwitchRouter(Router):
 class SigmoidRouter(Router):
     """Equation (2); `bias` [experts] takes no gradient."""
 
-    def __init__(self, width: int, cfg: config_mlp.Experts, layer: int) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         part = cfg.router
-        assert isinstance(part, config_mlp.SigmoidRouter)
+        assert isinstance(part, config_mlp.SigmoidRouterConfig)
         super().__init__(width, cfg, layer)
         self.renormalize, self.scale, self.rate = part.renormalize, float(part.scale), float(part.balance_rate)
         self.groups, self.groups_active = part.groups, part.groups_active
@@ -142,14 +144,6 @@ class SigmoidRouter(Router):
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
             scores = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
         return scores.topk(self.active, -1).indices
-
-
-ROUTERS = {
-    config_mlp.SoftmaxRouter: SoftmaxRouter,
-    config_mlp.SigmoidRouter: SigmoidRouter,
-    config_mlp.SwitchRouter: SwitchRouter,
-}
-"""Type of a router's config -> its class."""
 
 
 def load_direction(loads: Int[Tensor, " experts"]) -> Float[Tensor, " experts"]:

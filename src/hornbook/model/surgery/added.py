@@ -1,9 +1,16 @@
-"""What surgery adds to a model: modules of one base class, which say their role and their first values."""
+"""What surgery adds to a model and where: the base class of added modules, their first values, globs over layers."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
+
+from hornbook.errors import UsageError
+from hornbook.model.init.init import name_seed
+from hornbook.model.layers.linear import Linear
 
 
 class Added(nn.Module):
@@ -19,3 +26,40 @@ class Added(nn.Module):
         see it, or None where it hangs on none.
         """
         raise NotImplementedError
+
+
+def keyed_uniform(shape: tuple[int, ...], bound: float, seed: int, name: str) -> Tensor:
+    """U(-bound, bound), a pure function of (seed, name)."""
+    generator = torch.Generator().manual_seed(name_seed(seed, name))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def keyed_normal(shape: tuple[int, ...], std: float, seed: int, name: str) -> Tensor:
+    """N(0, std), a pure function of (seed, name)."""
+    generator = torch.Generator().manual_seed(name_seed(seed, name))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def matching(names: Iterable[str], globs: Sequence[str], key: str, what: str) -> list[str]:
+    """The names, in their order, that any of the globs matches.
+
+    Raises UsageError naming `key` (the setting) where a glob matches none of them.
+    """
+    names = list(names)
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise UsageError(f"{key}: {glob!r} matches no {what}; near are {', '.join(_near(glob, names)) or 'none'}")
+    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def _near(glob: str, names: Sequence[str]) -> list[str]:
+    """A few names that the glob may have been meant for."""
+    plain = glob.replace("*", "")
+    scores = {name: difflib.SequenceMatcher(None, plain, name).ratio() for name in names}
+    return sorted(names, key=lambda name: -scores[name])[:3]
+
+
+def matching_linears(model: nn.Module, globs: Sequence[str], key: str) -> dict[str, Linear]:
+    """Linear layers by name whose names match."""
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    return {name: linears[name] for name in matching(linears, globs, key, "linear layer")}

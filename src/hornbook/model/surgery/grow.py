@@ -110,9 +110,9 @@ def adds_to_stream(rest: str) -> bool:
 # ---- Experts
 
 
-def upcycled(cfg: ModelConfig, experts: config_mlp.Experts) -> ModelConfig:
+def upcycled(cfg: ModelConfig, experts: config_mlp.ExpertsConfig) -> ModelConfig:
     """`cfg` with experts of the shape of its dense MLPs. UsageError where experts cannot be copies of those."""
-    if not isinstance(cfg.mlp, config_mlp.GLU) or cfg.mlp.bias:
+    if not isinstance(cfg.mlp, config_mlp.GLUConfig) or cfg.mlp.bias:
         raise UsageError("experts are gated linear units without biases (model.mlp.kind glu): this model's MLP is not")
     if any(layer.mlp is not None for layer in [*cfg.first, *cfg.pattern]):
         raise UsageError("the model's layers have MLPs of several kinds (model.first, model.pattern): copies need one")
@@ -125,16 +125,16 @@ def upcycled(cfg: ModelConfig, experts: config_mlp.Experts) -> ModelConfig:
     )
 
 
-def preserves(experts: config_mlp.Experts) -> bool:
+def preserves(experts: config_mlp.ExpertsConfig) -> bool:
     """Whether a mixture of equal experts is each of them: its weights sum to 1, and nobody is turned away."""
     router = experts.router
-    whole = isinstance(router, config_mlp.SoftmaxRouter | config_mlp.SigmoidRouter) and router.renormalize
+    whole = isinstance(router, config_mlp.SoftmaxRouterConfig | config_mlp.SigmoidRouterConfig) and router.renormalize
     return whole and getattr(router, "scale", 1.0) == 1 and experts.capacity is None
 
 
 def upcycle(stream: Stream, new: ModelConfig, vocab: int, seed: int) -> Iterator[tuple[str, Tensor]]:
     """The tensors of `new` (`upcycled`) from those of the dense model; routers begin as in a new model."""
-    assert isinstance(new.mlp, config_mlp.Experts)
+    assert isinstance(new.mlp, config_mlp.ExpertsConfig)
     model = build_model(new, vocab, "meta")
     left = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name, tensor in stream:

@@ -1,23 +1,23 @@
 """Surgery: `operate(model, steps)` changes a built model in place, before it is spread over devices.
 
 The base's names and values stay; what is added has names of its own below the layers it hangs on. Values come as a
-stream: the base's, and right behind a layer's weight those of what hangs on it (`hornbook.model.surgery.values`).
+stream: the base's, and right after a layer's weight those of the modules on it (`hornbook.model.surgery.values`).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hornbook.errors import UsageError
+from hornbook.model.build import build_model
 from hornbook.model.config import surgery as config
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import SurgeryStep
 from hornbook.model.heads.label_heads import LabelHead
-from hornbook.model.surgery.adapters.bottleneck import add_bottleneck
-from hornbook.model.surgery.adapters.lora import add_lora
-from hornbook.model.surgery.adapters.prompt import add_prompt
-from hornbook.model.surgery.names import matching
-from hornbook.model.surgery.quantization.fake_quant import add_fake_quant
-from hornbook.model.surgery.quantization.nf4 import add_nf4
+from hornbook.model.surgery.added import matching
+from hornbook.model.surgery.values import added_parameters, with_added
+from hornbook.model.transformer import Transformer
 
 
 def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:
@@ -32,7 +32,7 @@ def operate(model: nn.Module, steps: Sequence[config.SurgeryStep]) -> None:
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             _train_head(model)
-        STEPS[type(step)](model, step)
+        step.make(model, step)
     if steps and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("surgery: nothing is left to train")
 
@@ -52,13 +52,35 @@ def freeze(model: nn.Module, step: config.Freeze) -> None:
         parameters[name].requires_grad_(False)
 
 
-STEPS: dict[type, Callable[[nn.Module, Any], None]] = {
-    config.Lora: add_lora,
-    config.Dora: add_lora,
-    config.Bottleneck: add_bottleneck,
-    config.Prompt: add_prompt,
-    config.Freeze: freeze,
-    config.Nf4: add_nf4,
-    config.FakeQuant: add_fake_quant,
-}
-"""Type of a step's config -> what does it."""
+def build_operated(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> Transformer:
+    """The model of a configuration after surgery, on meta. Raises UsageError as `operate`."""
+    model = build_model(config, vocab, "meta")
+    operate(model, steps)
+    return model
+
+
+def added_shapes(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of what surgery adds, without allocating any."""
+    model = build_operated(config, vocab, steps)
+    return {name: tuple(each.shape) for name, each in added_parameters(model).items()}
+
+
+def trained_parameters(config: ModelConfig, vocab: int, steps: Sequence[SurgeryStep]) -> int:
+    """How many numbers training changes."""
+    return sum(each.numel() for each in build_operated(config, vocab, steps).parameters() if each.requires_grad)
+
+
+def fill(
+    model: Transformer,
+    base: Iterable[tuple[str, Tensor]],
+    stored: dict[str, Tensor] | None,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Transformer:
+    """Give a model on meta its values: the base's, and what was stored of surgery (None: its first values)."""
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, tensor in with_added(model, base, seed, stored):
+            model.get_parameter(name).copy_(tensor)
+    return model.eval()

@@ -1,6 +1,6 @@
 """Values of a model after surgery, as a stream of tensor transforms.
 
-The base's tensors pass; a weight that codes stand for is quantized where it passes, and behind a layer's weight come
+The base's tensors pass; a weight replaced by codes is quantized where it passes, and after a layer's weight come
 the first values of what hangs on it, which may depend on that weight, or the values that were stored.
 """
 

@@ -2,7 +2,7 @@
 
 New rows of embedding and head are the mean of the old rows of those pieces (so a new token is predicted about as its
 pieces were, and read as their average). Old rows keep their bits, hence text without new tokens gives the old logits.
-Ids go on behind the old ones, first into rows that padding held; no row is made that has no token, for its logit
+New ids follow the old ones, first into rows that padding held; no row is made that has no token, for its logit
 would be far from those that were trained.
 """
 
@@ -20,7 +20,7 @@ ROWS = ("embedding.weight", "head.weight", "head.bias")
 
 
 def write_extended_tokenizer(old: Path, tokens: Sequence[str], folder: Path) -> None:
-    """Write tokenizer.json of the old one with new tokens behind its ids.
+    """Write tokenizer.json of the old one with new tokens after its ids.
 
     Raises UsageError for a token that is empty, given twice or there already.
     """

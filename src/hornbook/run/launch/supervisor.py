@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.data.shards.truncation import truncated
+from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo

@@ -19,6 +19,7 @@ from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from hornbook.progress import escape_controls
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.step_report import Step
 
@@ -234,8 +235,9 @@ class Console:
 
     def _print(self, text: str) -> None:
         """Print a line: above the panel where there is one, so that it stays in the terminal's history."""
+        shown = escape_controls(text) if self._terminal.is_terminal else text
         with self._terminal.surviving():
-            self._terminal.print(_coloured(text))
+            self._terminal.print(_coloured(shown))
 
     def _rate(self) -> float:
         seconds = sum(pair[0] for pair in self._recent)

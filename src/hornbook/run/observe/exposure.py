@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from hornbook.data.loader.loader import Loader, build_loader
-from hornbook.data.loader.tracing import (
-    Found,
+from hornbook.data.loader.provenance import (
+    FoundDocument,
     Learned,
     all_streams,
     end_of,
@@ -38,7 +38,7 @@ class Exposure:
 
     known: bool
     """The data of the run, or of what it began from, has it."""
-    documents: list[Found]
+    documents: list[FoundDocument]
     """Where it is a document: its places in the run's own data."""
     steps: list[int]
     """Of the run itself; of a source only the first."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from hornbook.data.config import Infill
+from hornbook.data.config.objectives import Infill
 from hornbook.data.validation import HeldOut
 from hornbook.errors import StorageError
 from hornbook.evals.corpus import Scores, score_rows, validation_rows
@@ -22,7 +22,7 @@ from hornbook.files.run_directory import StateRecord, Status
 from hornbook.files.run_status import evaluations, fullest
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.generate.generate import generate
-from hornbook.model.generate.prompts import begin, encode_spelled, fill_masks
+from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints.manifest import Figure
 from hornbook.run.horizon import Horizon
@@ -245,7 +245,7 @@ class Samples:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
         with self._engine.evaluation_mode() as model:
             text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
-            begun = begin(model, tokenizer, text, self._job.inputs.decoder_start)
+            begun = encode_prompt(model, tokenizer, text, self._job.inputs.decoder_start)
             made = generate(
                 model,
                 begun.tokens,

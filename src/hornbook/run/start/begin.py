@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hornbook.data.labelled.label_table import only_label
+from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model
 from hornbook.model.config.head import describe_head
 from hornbook.model.config.surgery import adapter_of
-from hornbook.model.init.init import initial_values
-from hornbook.model.init.lsuv import scale_to_unit_variance
+from hornbook.model.init.init import initial_values, scale_to_unit_variance
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.saves import Saves
 from hornbook.run.job import Job, vocabulary_warning
@@ -121,7 +120,7 @@ def _lines(
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
     loader, tokens = job.inputs.loader, job.horizon.tokens
     yield f"data: {seen_text(loader, tokens, job.horizon.steps_from(0))}"
-    if len(loader.sources) > 1:
+    if len(loader.index.sources) > 1:
         yield f"data: {_mixture(loader, tokens)}"
     if unused := vocabulary_warning(job.inputs):
         yield f"warning: {unused}"
@@ -131,14 +130,14 @@ def _lines(
         yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
     if slow := slow_precision(job.recipe.train.precision, state.engine.world.device):
         yield f"warning: {slow}"
-    yield from (f"warning: {note}" for note in loader.notes)
+    yield from (f"warning: {note}" for note in loader.index.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(tokens)))
 
 
 def _mixture(loader: Loader, tokens: int) -> str:
     """How many tokens of each source the run will read, and how often."""
-    epochs = loader.epochs(tokens)
-    read = {name: round(epochs[name] * size) for name, size in loader.source_tokens.items()}
+    epochs = loader.index.epochs(tokens)
+    read = {name: round(epochs[name] * size) for name, size in loader.index.source_tokens.items()}
     return ", ".join(f"{name} {count:,} tokens ({epochs[name]:.2f} epochs)" for name, count in read.items())
 
 

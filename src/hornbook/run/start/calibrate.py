@@ -38,7 +38,7 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
         targets=tokens.roll(-1, dims=1),
         weights=torch.ones(rows, sequence),
         positions=torch.arange(sequence).expand(rows, -1),
-        lengths=[(sequence,)] * rows,
+        document_lengths=[(sequence,)] * rows,
         samples=torch.arange(rows),
         sources=torch.zeros(rows, dtype=torch.int64),
     )

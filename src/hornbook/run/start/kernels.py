@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hornbook.data.loader.global_index import GlobalIndex
-from hornbook.data.order import order
+from hornbook.data.order import sampler
 from hornbook.kernels.ahead import Job, compile_ahead
 from hornbook.kernels.cache import is_ready
 from hornbook.model.build import build_model
@@ -59,7 +59,7 @@ def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[K
 
 def _data_is_ready() -> bool:
     """Whether rows were ever read here: whatever the objective, their places are looked up first."""
-    return is_ready(order._locate)
+    return is_ready(sampler._locate)
 
 
 def _first_row(index: GlobalIndex) -> None:

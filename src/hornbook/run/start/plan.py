@@ -20,7 +20,7 @@ from hornbook.model.build import build_model
 from hornbook.model.config.flops import FLOAT32, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.init.init import initial_values
-from hornbook.model.surgery.build import trained_parameters
+from hornbook.model.surgery.operate import trained_parameters
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed

@@ -1,4 +1,4 @@
-"""Configuration of what is counted of people in texts, and of evening out what stands beside them."""
+"""Configuration of the steps that count mentions of groups of people, and that rebalance them."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,26 +10,26 @@ from hornbook.text.config.step import DecisionConfig, Words
 
 _PEOPLE = Path(__file__).parents[1] / "refinery" / "bias" / "people"
 SHIPPED = {path.stem: path for path in sorted(_PEOPLE.glob("*.toml"))}
-"""Language -> the terms that come with hornbook for it."""
+"""Language -> file of the terms that come with hornbook."""
 
 
 class CountedMentions(DecisionConfig):
-    """What is counted: mentions of groups of people, and of those the ones with an attribute nearby."""
+    """Settings of steps that count mentions of groups of people, and the mentions with an attribute nearby."""
 
     terms: str = "en"
-    """Ours for `en`, `de`, `fr` or `es` (women and men, occupations, adjectives); or a TOML or JSON file with tables
-    `groups` and `attributes`, each name with its list of terms."""
+    """`en`, `de`, `fr` or `es` for the terms that come with hornbook (women and men, occupations, adjectives), or a
+    TOML or JSON file with tables `groups` and `attributes`, each name with its list of terms."""
     words: Words = "cjk"
-    """What a word is, capitals and punctuation at its ends aside; terms are whole words, one or several."""
+    """Definition of a word; case and punctuation at its ends are ignored. Terms are one or several whole words."""
     window: Annotated[Count, Field(ge=1)] | Literal["sentence"] = 10
-    """What is near a mention: so many words before and after it, or `sentence`."""
+    """What is near a mention: words within this distance before and after it, or those in the same `sentence`."""
 
     @field_validator("terms")
     @classmethod
     def _named(cls, terms: str) -> str:
-        """A bare word that is none of ours is a slip, not a file."""
+        """A bare word that names no shipped terms is a typing error, not a file."""
         if terms not in SHIPPED and Path(terms).name == terms and not Path(terms).suffix:
-            raise ValueError(f"{terms!r} is none of ours ({', '.join(SHIPPED)}): name one, or a .toml or .json file")
+            raise ValueError(f"{terms!r} is not one of {', '.join(SHIPPED)}: name one, or a .toml or .json file")
         return terms
 
     @property
@@ -42,23 +42,25 @@ class CountedMentions(DecisionConfig):
         return [str(self.path)]
 
 
-class Mentions(CountedMentions):
-    """Decision that drops nothing: it counts who is mentioned with what, for `hornbook prepare bias` and the report."""
+class MentionsConfig(CountedMentions):
+    """Decision that drops nothing: counts who is mentioned with what, for `hornbook prepare bias` and the report."""
 
     kind: Literal["mentions"] = "mentions"
+    step = "bias.mentions:Mentions"
 
 
-class Rebalance(CountedMentions):
-    """Decision over all documents: thin out those in which a group stands near an attribute more than by its share.
+class RebalanceConfig(CountedMentions):
+    """Decision over all documents: thin out those with pairs of a group and an attribute that are over-represented.
 
-    A document stays with the chance expected / observed of its pairs (the weights of Kamiran and Calders 2012, scaled
-    to at most 1): none is repeated. Columns and report as of `mentions`. Off unless it is in the list.
+    A document is kept with probability expected / observed of its pairs (the weights of Kamiran and Calders 2012,
+    scaled to at most 1); none is repeated. Columns and report as of `mentions`. Off unless it is in the list.
     """
 
     kind: Literal["rebalance"] = "rebalance"
+    step = "bias.rebalance:Rebalance"
     attributes: list[str] = Field(default_factory=list)
-    """Names of those to even out; by default all that stand near people often enough to be judged."""
+    """Attributes to rebalance; by default all that occur near mentions often enough to be judged."""
     floor: float = Field(default=0.1, gt=0, le=1)
-    """Least chance of any document to stay: what is lost at most, and how far from even a pair may remain."""
+    """Least probability of keeping a document: limits the loss, and how balanced a pair can become."""
     seed: Count = Field(default=0, ge=0)
     """Other seeds keep other documents."""

@@ -1,4 +1,4 @@
-"""Configuration of the steps that look at what a text says."""
+"""Configuration of the steps that look at the content of a text."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,21 +12,22 @@ PERSONAL: tuple[PersonalKind, ...] = ("email", "phone", "iban", "card", "ip", "n
 """All kinds of personal data, in the order of their counters."""
 
 
-class Personal(EditConfig):
-    """Edit: personal data gives way to placeholders such as `<EMAIL>`, or is only counted.
+class PersonalConfig(EditConfig):
+    """Edit: replace personal data by placeholders such as `<EMAIL>`, or only count it.
 
-    Numbers with check digits are found where these are right; street addresses and telephone numbers by their form.
+    Numbers with check digits must have the right ones; street addresses and telephone numbers are found by their form.
     """
 
     kind: Literal["personal"] = "personal"
+    step = "privacy.personal:Personal"
     action: Literal["redact", "detect", "drop"] = "redact"
-    """Detect leaves the text and fills the columns; drop removes documents in which anything was found."""
+    """`detect` leaves the text and fills the columns; `drop` removes documents in which anything was found."""
     kinds: list[PersonalKind] = Field(default_factory=lambda: list(PERSONAL), min_length=1)
-    """What is looked for."""
+    """Kinds to look for."""
     placeholders: dict[PersonalKind, str] = Field(default_factory=dict)
-    """What stands in place of a kind; by default its name in capitals, `<EMAIL>`."""
+    """Replacement of each kind; by default its name in capitals, `<EMAIL>`."""
     ip: Literal["public", "all"] = "public"
-    """Addresses of private, local and documentation networks are nobody's; `all` takes them too."""
+    """`all` includes addresses of private, local and documentation networks, which identify nobody."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -35,41 +36,44 @@ class Personal(EditConfig):
         return self
 
 
-class Repair(EditConfig):
-    """Edit: UTF-8 that was read as cp1252 or Latin-1, HTML entities left over, characters that nobody sees.
+class RepairConfig(EditConfig):
+    """Edit: repair UTF-8 that was read as cp1252 or Latin-1, leftover HTML entities, invisible characters.
 
-    Replacement characters stay and are counted: what they stood for is lost.
+    Replacement characters stay and are counted: the original characters are lost.
     """
 
     kind: Literal["repair"] = "repair"
+    step = "steps.repair:Repair"
     entities: bool = True
-    """Also `&amp;` and the like, in texts without markup."""
+    """Decode `&amp;` and the like, in texts without markup."""
 
 
-class Boilerplate(EditConfig):
-    """Edit: lines about cookies, subscriptions, sharing, rights and navigation go; they are in nine languages."""
+class BoilerplateConfig(EditConfig):
+    """Edit: remove lines about cookies, subscriptions, sharing, rights and navigation, in nine languages."""
 
     kind: Literal["boilerplate"] = "boilerplate"
+    step = "steps.boilerplate:Boilerplate"
     max_words: Count = Field(default=40, ge=1)
-    """Longer lines stay: they are prose that mentions such things."""
+    """Longer lines stay: they are prose that mentions these things."""
 
 
-class Harmful(DecisionConfig):
-    """Decision: documents of which too many words are on your lists of harmful ones. No list comes with hornbook."""
+class HarmfulConfig(DecisionConfig):
+    """Decision: drop documents with too many words of your lists of harmful terms. No list comes with hornbook."""
 
     kind: Literal["harmful"] = "harmful"
+    step = "steps.harmful:Harmful"
     lists: dict[Literal["hate", "violence", "sexual", "self_harm"], list[str]] = Field(min_length=1)
-    """Category -> text files, a term a line; all lists of a category are looked for in every document."""
+    """Category -> text files with a term per line; every document is searched for all lists of a category."""
     languages: dict[str, list[Annotated[str, Field(pattern=r"^[a-z]+$")]]] = Field(default_factory=dict)
-    """Path of a list -> the languages of its documents, as a step named `language` finds them; a list that is not here
-    is for all. Documents whose language is not known are judged by each."""
+    """Path of a list -> languages of the documents it applies to, as a step named `language` finds them; other lists
+    apply to all. Documents of unknown language are judged by every list."""
     exceptions: list[str] = Field(default_factory=list)
-    """Text files, a phrase a line, of any category and language: a term within one of them does not count. Lists in
-    scripts without blanks need them (Chinese, Japanese, Thai ...): there a term is found within longer words too."""
+    """Text files with a phrase per line, for all categories and languages: a term within a phrase does not count. Lists
+    in scripts without spaces (Chinese, Japanese, Thai ...) need them: there a term is found within longer words too."""
     max_share: float = Field(default=0.01, ge=0, le=1)
-    """Largest share of the words of a document that one category may have."""
+    """Largest share of a document's words that terms of one category may have."""
     min_hits: Count = Field(default=1, ge=1)
-    """Fewer terms of a category than that never drop a document."""
+    """A document with fewer terms of a category is never dropped for it."""
 
     def reads(self) -> list[str]:
         """The lists and the exceptions."""
@@ -85,59 +89,62 @@ class Harmful(DecisionConfig):
         return self
 
 
-class Language(DecisionConfig):
-    """Decision: only documents in some languages stay. Columns: language, confidence, script.
+class LanguageConfig(DecisionConfig):
+    """Decision: keep only documents in some languages. Columns: language, confidence, script.
 
-    With lingua (extra `lang`); `detector = "script"` needs nothing, and knows scripts alone, not languages.
+    Needs lingua (extra `lang`); `detector = "script"` needs nothing, and knows only scripts, not languages.
     """
 
     kind: Literal["language"] = "language"
+    step = "steps.language:Language"
     keep: list[str] = Field(default_factory=list)
-    """ISO 639-1 codes (`en`), or names of scripts (`latin`) where the detector is `script`; by default all stay."""
+    """ISO 639-1 codes (`en`), or names of scripts (`latin`) with the detector `script`; by default all are kept."""
     among: list[str] = Field(default_factory=list)
-    """Codes that lingua chooses among; by default all it knows, which is slower and errs more in short texts."""
+    """Codes that lingua chooses among; by default all it knows, which is slower and less accurate on short texts."""
     min_confidence: float = Field(default=0.5, ge=0, le=1)
-    """A less certain language counts as none of `keep`."""
+    """A document whose language is less certain is dropped."""
     detector: Literal["lingua", "script"] = "lingua"
-    """What judges."""
+    """Detector of languages."""
     sample: Count = Field(default=2000, ge=100)
-    """How many characters of a document are looked at: half from its beginning, half from its middle."""
+    """Characters of a document that are looked at: half from its beginning, half from its middle."""
 
     def packages(self) -> list[str]:
-        """lingua, where it judges."""
+        """lingua, where it is the detector."""
         return ["lingua-language-detector"] if self.detector == "lingua" else []
 
 
-class Code(DecisionConfig):
-    """Decision on source code: generated and minified files, licences. Columns: the figures, and an SPDX id.
+class CodeConfig(DecisionConfig):
+    """Decision on source code: drop generated and minified files, and by licence. Columns: measurements, an SPDX id.
 
     The rules are those published for The Stack and StarCoder (Kocetkov et al. 2022, Li et al. 2023).
     """
 
     kind: Literal["code"] = "code"
+    step = "steps.code:Code"
     max_line: Count = Field(default=1000, ge=1)
-    """Characters of the longest line."""
+    """Most characters of the longest line."""
     max_mean_line: float = Field(default=100, gt=0)
-    """Characters of a line on average."""
+    """Most characters of a line on average."""
     min_letters: float = Field(default=0.25, ge=0, le=1)
     """Least share of letters and digits among the characters."""
     generated: bool = False
     """Keep files whose first five lines say that they are generated."""
     licences: list[str] = Field(default_factory=list)
-    """SPDX ids that may stay, `""` for files that name none; by default all do."""
+    """SPDX ids to keep, `""` for files that name none; by default all."""
 
 
-class Swap(EditConfig):
-    """Edit: in a share of the documents, words trade places with their counterparts (counterfactual augmentation).
+class SwapConfig(EditConfig):
+    """Edit: in a share of the documents, swap words for their counterparts (counterfactual augmentation).
 
-    English by default (he and she, mother and father ...); `pairs` are other words. Off unless it is in the list.
+    English by default (he and she, mother and father ...); `pairs` replaces the words. Off unless it is in the list.
     """
 
     kind: Literal["swap"] = "swap"
+    step = "steps.augment:Swap"
     share: float = Field(default=0.5, ge=0, le=1)
-    """Of the documents, chosen by their text and `seed`."""
+    """Share of the documents, chosen by their text and `seed`."""
     pairs: list[tuple[str, str]] = Field(default_factory=list)
-    """Words that trade places; by default those of `swap.py`."""
+    """Words that are swapped; by default those of `augment.toml`."""
     seed: Count = Field(default=0, ge=0)
     """Other seeds choose other documents."""
 
@@ -149,16 +156,17 @@ class Swap(EditConfig):
         return self
 
 
-class WordEdits(EditConfig):
-    """Edit: words left out, repeated or exchanged with the next (Wei and Zou 2019), in a share of the documents.
+class WordEditsConfig(EditConfig):
+    """Edit: leave out, repeat or exchange words with the next (Wei and Zou 2019), in a share of the documents.
 
-    Off unless it is in the list. Lines and blanks stay. Back-translation is a `python` step of your own.
+    Off unless it is in the list. Lines and spaces stay. Back-translation is a `python` step of your own.
     """
 
     kind: Literal["word_edits"] = "word_edits"
+    step = "steps.augment:WordEdits"
     share: float = Field(default=0.1, ge=0, le=1)
-    """Of the documents, chosen by their text and `seed`."""
+    """Share of the documents, chosen by their text and `seed`."""
     rate: float = Field(default=0.1, gt=0, le=1)
-    """How many of the words are touched."""
+    """Share of the words that are changed."""
     seed: Count = Field(default=0, ge=0)
-    """Other seeds draw otherwise."""
+    """Other seeds change other words."""

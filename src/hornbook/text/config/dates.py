@@ -1,7 +1,12 @@
-"""Dates of documents: what ISO 8601 writes, as intervals of time, for "2024" says less than "2024-07-01T12:00Z"."""
+"""Dates of documents as intervals of time (ISO 8601), and what a source holds out by them."""
 
 import re
 from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from hornbook.settings.fields import Config
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -55,3 +60,38 @@ def _microseconds(moment: datetime) -> int:
 
 def _short(text: str) -> str:
     return ascii(text if len(text) <= 40 else text[:40] + "...")
+
+
+def _as_text(value: Any) -> Any:
+    """TOML knows dates, and a year is a number."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value) if type(value) is int else value
+
+
+def _checked(value: str) -> str:
+    interval(value)
+    return value
+
+
+Date = Annotated[str, BeforeValidator(_as_text), AfterValidator(_checked)]
+"""As ISO 8601 writes it: a year, a month, a day, or a time; without a zone it is meant in UTC."""
+
+
+class Since(Config):
+    """Documents from a date on."""
+
+    kind: Literal["since"] = "since"
+    date: Date
+    """2024, 2024-07, 2024-07-01 or 2024-07-01T12:00+02:00; what was written in that very moment is held out."""
+
+
+class Newest(Config):
+    """The newest documents; those of one moment stay together, so there may be fewer."""
+
+    kind: Literal["newest"] = "newest"
+    share: float = Field(gt=0, lt=1)
+    """Share of the documents that have a date."""
+
+
+Later = Annotated[Since | Newest, Field(discriminator="kind")]

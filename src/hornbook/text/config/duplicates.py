@@ -1,6 +1,6 @@
-"""Configuration of the steps that find what stands in a corpus more than once, or in the sets of an evaluation."""
+"""Configuration of the steps that find text that occurs more than once, or in the test sets of an evaluation."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,83 +8,88 @@ from hornbook.settings.fields import Count
 from hornbook.text.config.step import CutConfig, DecisionConfig, Words
 
 
-class NearDedup(DecisionConfig):
-    """Decision over all documents: one of each cluster of near duplicates stays (MinHash, Broder 1997).
+class NearDedupConfig(DecisionConfig):
+    """Decision over all documents: keep one of each cluster of near duplicates (MinHash, Broder 1997).
 
-    Two documents that share the part s of their shingles meet with probability 1 - (1 - s ** rows) ** bands, which is
-    1/2 at s = 0.68 for 14 bands of 8 rows. A cluster is what hangs together by such meetings.
+    Two documents that share the fraction s of their shingles collide with probability 1 - (1 - s ** rows) ** bands,
+    which is 1/2 at s = 0.68 for 14 bands of 8 rows. A cluster is a connected component of collisions.
     """
 
     kind: Literal["near_dedup"] = "near_dedup"
+    step = "dedup.near_dedup:NearDedup"
     bands: Count = Field(default=14, ge=1, le=1024)
-    """How many chances two documents have to meet."""
+    """Bands of a signature; two documents collide where one band is equal."""
     rows: Count = Field(default=8, ge=1, le=64)
-    """How many least hashes must be equal in a band."""
+    """Least hashes in a band."""
     shingle: Count = Field(default=5, ge=1, le=100)
-    """Words of a shingle; shorter documents are one shingle."""
+    """Words per shingle; a shorter document is one shingle."""
     words: Words = "cjk"
-    """What a word is."""
+    """Definition of a word."""
     keep: str = Field(default="longest", min_length=1)
-    """Which document of a cluster stays, the first of equals: `longest` (in bytes), `first`, or the best by a measured
-    column, by its full name such as `classifier.score`."""
+    """Which document of a cluster is kept (of equals the first): `longest` (in bytes), `first`, or the one with the
+    greatest value in a measured column, by its full name such as `classifier.score`."""
     lowest: bool = False
-    """The best has the least value of that column, not the greatest."""
+    """Keep the least value of that column, not the greatest."""
 
     @model_validator(mode="after")
-    def _check(self) -> "NearDedup":
+    def _check(self) -> Self:
         if self.lowest and self.keep in ("longest", "first"):
             raise ValueError(f"lowest goes with a column to keep by, such as classifier.score, not with {self.keep!r}")
         return self
 
 
-class LineDedup(CutConfig):
-    """Cut: lines that stand elsewhere too; the first of each stays."""
+class LineDedupConfig(CutConfig):
+    """Cut: remove repeated lines; the first of each is kept."""
 
     kind: Literal["line_dedup"] = "line_dedup"
+    step = "dedup.lines:LineDedup"
     min_bytes: Count = Field(default=40, ge=1)
-    """Shorter lines stay, blanks at both ends aside: UTF-8, so a Chinese line of 14 characters counts as one of 42."""
+    """Shorter lines are kept: UTF-8 without whitespace at the ends, so 14 Chinese characters are 42 bytes."""
 
 
-class ParagraphDedup(CutConfig):
-    """Cut: paragraphs (lines between blank ones) that stand elsewhere too; the first of each stays."""
+class ParagraphDedupConfig(CutConfig):
+    """Cut: remove repeated paragraphs (lines between empty ones); the first of each is kept."""
 
     kind: Literal["paragraph_dedup"] = "paragraph_dedup"
+    step = "dedup.lines:ParagraphDedup"
     min_bytes: Count = Field(default=80, ge=1)
-    """Shorter paragraphs stay, blanks at both ends aside, counted in UTF-8."""
+    """Shorter paragraphs are kept: UTF-8 without whitespace at the ends."""
 
 
-class SpanDedup(CutConfig):
-    """Cut: passages of at least so many words that stand elsewhere too, exactly; the first of each stays."""
+class SpanDedupConfig(CutConfig):
+    """Cut: remove repeated passages of at least `window` words, exactly; the first of each is kept."""
 
     kind: Literal["span_dedup"] = "span_dedup"
+    step = "dedup.spans:SpanDedup"
     window: Count = Field(default=50, ge=5, le=10_000)
-    """Words of the shortest passage that is cut (Lee et al. 2022: 50 tokens)."""
+    """Words of the shortest passage that is removed (Lee et al. 2022: 50 tokens)."""
     words: Words = "cjk"
-    """What a word is."""
+    """Definition of a word."""
 
 
-class Decontaminate(DecisionConfig):
-    """Decision: documents that hold items of test sets, whole or in part. Case and punctuation make no difference."""
+class DecontaminateConfig(DecisionConfig):
+    """Decision: drop documents that contain items of test sets, whole or in part; case and punctuation are ignored."""
 
     kind: Literal["decontaminate"] = "decontaminate"
+    step = "dedup.decontaminate:Decontaminate"
     paths: list[str] = Field(min_length=1)
-    """Files of test sets: an item per row of `.jsonl` and `.parquet`, one per line of `.txt`; also `.gz`, `.zst`."""
+    """Files of test sets: an item per row of `.jsonl` and `.parquet`, or per line of `.txt`; also `.gz`, `.zst`."""
     fields: list[str] = Field(default_factory=list)
-    """Which keys of a row make the item, one after the other; by default all that hold text, lists and objects too."""
+    """Keys of a row whose texts, joined in this order, are the item; by default all, within lists and objects too."""
     ngram: Count = Field(default=13, ge=2, le=1000)
-    """Words of the n-grams that must not occur (Brown et al. 2020: 13). Shorter items are sought as a whole."""
+    """Words of the n-grams that must not occur (Brown et al. 2020: 13). Shorter items are looked for as a whole."""
     min_words: Count = Field(default=8, ge=1)
-    """Items with fewer words are not sought: they stand in innocent text."""
+    """Items with fewer words are ignored: they occur in innocent text."""
     max_hits: Count = Field(default=0, ge=0)
-    """A document with more n-grams of items than that is dropped."""
+    """A document with more n-grams of items is dropped."""
     fuzzy_ngram: Count = Field(default=5, ge=1, le=1000)
     """Words of the n-grams by which altered items are found."""
     max_share: float = Field(default=0.3, gt=0, le=1)
-    """A document is dropped that holds more than this share of an item's fuzzy n-grams; 1 turns this off."""
+    """A document with more than this share of an item's fuzzy n-grams is dropped; 1 turns this off."""
     words: Words = "cjk"
-    """What a word is."""
+    """Definition of a word."""
     action: Literal["drop", "report"] = "drop"
-    """Report keeps all documents: columns `hits`, `share` and `item` say what was found in each."""
+    """`report` keeps all documents: the columns `hits`, `share` and `item` say what was found in each."""
 
     def reads(self) -> list[str]:
         """The test sets."""

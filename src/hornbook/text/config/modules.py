@@ -1,11 +1,35 @@
-"""The files of Python that a step of one's own consists of: its module and what that imports of the same place."""
+"""A step or reader of the user's own: its function, and the files of Python that it consists of."""
 
 import ast
+import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from hornbook.errors import UsageError
+from hornbook.settings.moved import import_outside
+
+IMPORT_PATH = r"^[\w.]+:\w+$"
+
+
+def load_function(path: str, what: str = "step") -> Callable[..., Any]:
+    """The function at `package.module:function`; modules may lie in the current folder. `what`: its name in errors.
+
+    Raises UsageError.
+    """
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = getattr(import_outside(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{what} {path!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise UsageError(f"{what} {path!r} is not a function")
+    return function
 
 
 def code_of(module: str) -> list[Path]:

@@ -27,10 +27,11 @@ class CountsWords(DecisionConfig):
     """What a word is: what stands between blanks; or runs of letters and digits; or these, and each ideograph alone."""
 
 
-class GopherQuality(CountsWords):
+class GopherQualityConfig(CountsWords):
     """Decision: Gopher's ten rules of quality, in the order of these keys."""
 
     kind: Literal["gopher_quality"] = "gopher_quality"
+    step = "quality.rules:Rules"
     min_words: Number | None = 50
     """Least words that are more than symbols."""
     max_words: Number | None = 100_000
@@ -57,10 +58,11 @@ class GopherQuality(CountsWords):
     """Language -> its stop words, as they are written; name every language that is to stay."""
 
 
-class GopherRepetition(CountsWords):
+class GopherRepetitionConfig(CountsWords):
     """Decision: Gopher's thirteen rules of repetition, in the order of these keys; shares are of all characters."""
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
+    step = "quality.rules:Rules"
     max_duplicate_paragraphs: Share | None = 0.3
     """Most of the paragraphs (between empty lines) that were there before."""
     max_duplicate_paragraph_characters: Share | None = 0.2
@@ -89,13 +91,14 @@ class GopherRepetition(CountsWords):
     """In 10 words."""
 
 
-class C4Lines(EditConfig):
+class C4LinesConfig(EditConfig):
     """Edit: C4's rules for lines. What stays is trimmed and joined; `c4` judges it.
 
     Lines with `lorem ipsum` or a curly bracket stay where those make `c4` drop the document: they are its evidence.
     """
 
     kind: Literal["c4_lines"] = "c4_lines"
+    step = "quality.c4:C4Lines"
     max_word_length: Number | None = 1000
     """Lines with a longer word go."""
     citations: bool = True
@@ -110,10 +113,11 @@ class C4Lines(EditConfig):
     """Lines with one of these phrases (in lower case) go."""
 
 
-class C4(DecisionConfig):
+class C4Config(DecisionConfig):
     """Decision: C4's rules for documents, in the order of these keys; put `c4_lines` among the edits."""
 
     kind: Literal["c4"] = "c4"
+    step = "quality.c4:C4"
     lorem_ipsum: bool = True
     """Drop documents with `lorem ipsum`, a filler."""
     curly_bracket: bool = True
@@ -124,18 +128,20 @@ class C4(DecisionConfig):
     """Characters that end a sentence; by default those of all scripts."""
 
 
-class MC4(DecisionConfig):
+class MC4Config(DecisionConfig):
     """Decision: mC4's rule that replaces C4's lines in languages without its punctuation."""
 
     kind: Literal["mc4"] = "mc4"
+    step = "quality.rules:Rules"
     min_line_length: Number | None = 200
     """Three lines must have so many characters."""
 
 
-class FineWeb(CountsWords):
+class FineWebConfig(CountsWords):
     """Decision: what FineWeb added, in the order of these keys; lines are those with a character to see."""
 
     kind: Literal["fineweb"] = "fineweb"
+    step = "quality.rules:Rules"
     min_terminal_lines: Share | None = 0.12
     """Least of the lines that end in a terminal mark."""
     max_short_lines: Share | None = 0.67

@@ -1,22 +1,15 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from hornbook.settings.fields import Config, Count
-from hornbook.text.config.bias import Mentions, Rebalance
-from hornbook.text.config.classifier import Classifier
-from hornbook.text.config.content import Boilerplate, Code, Harmful, Language, Personal, Repair, Swap, WordEdits
-from hornbook.text.config.duplicates import Decontaminate, LineDedup, NearDedup, ParagraphDedup, SpanDedup
+from hornbook.settings.fields import OPEN, Config, Count
+from hornbook.text.config import bias, content, duplicates, rules, scores
+from hornbook.text.config.dates import Later
 from hornbook.text.config.labels import LabelsConfig
-from hornbook.text.config.later import Later
-from hornbook.text.config.modules import code_of
-from hornbook.text.config.perplexity import Perplexity
-from hornbook.text.config.quantiles import Quantiles
-from hornbook.text.config.rules import C4, MC4, C4Lines, FineWeb, GopherQuality, GopherRepetition
+from hornbook.text.config.modules import IMPORT_PATH, code_of
 from hornbook.text.config.step import CutConfig, DecisionConfig, EditConfig, StepConfig
-from hornbook.text.config.vocabulary import Vocabulary
 
 
 class SourceConfig(Config):
@@ -26,6 +19,8 @@ class SourceConfig(Config):
     """Files, folders, globs or fsspec URLs, `hf://datasets/...` too; docs/sources.md lists what is read."""
     layout: Literal["auto", "arxiv", "gutenberg"] = "auto"
     """What an ending does not tell: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
+    reader: str | None = Field(default=None, pattern=IMPORT_PATH, exclude_if=lambda reader: reader is None)
+    """`package.module:function` that reads the files, whatever their endings (docs/sources.md)."""
     text_field: str = "text"
     """Column or key that holds the text (jsonl, json, csv, parquet, arrow); `a.b` is key b within a."""
     id_field: str = "id"
@@ -49,42 +44,53 @@ class SourceConfig(Config):
     def _check(self) -> Self:
         if self.later is not None and self.split is not None:
             raise ValueError(f"all documents go to {self.split}: leave out `split`, or `later`")
+        if self.reader is not None and self.layout != "auto":
+            raise ValueError("a reader of your own decides what a file holds: leave out `reader`, or `layout`")
         return self
 
+    def reads(self) -> list[str]:
+        """The files of a reader from outside, where they can be found: other code makes another corpus."""
+        return [] if self.reader is None else [str(path) for path in code_of(self.reader.partition(":")[0])]
 
-class Normalize(EditConfig):
+
+class NormalizeConfig(EditConfig):
     """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
 
     kind: Literal["normalize"] = "normalize"
+    step = "steps.basics:Normalize"
     form: Literal["NFC", "NFKC", "none"] = "NFC"
     """Unicode normalisation form."""
 
 
-class DropEmpty(DecisionConfig):
+class DropEmptyConfig(DecisionConfig):
     """Decision: drop documents without a visible character."""
 
     kind: Literal["drop_empty"] = "drop_empty"
+    step = "steps.basics:DropEmpty"
 
 
-class ExactDedup(DecisionConfig):
+class ExactDedupConfig(DecisionConfig):
     """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
+    step = "steps.basics:ExactDedup"
 
 
-class Exclude(DecisionConfig):
+class ExcludeConfig(DecisionConfig):
     """Decision: drop documents by name. `text.exclude` makes one, behind all others: duplicates of its own are gone."""
 
     kind: Literal["exclude"] = "exclude"
+    step = "steps.basics:Exclude"
     documents: list[str]
     """Ids or origins."""
 
 
-class PythonStep(EditConfig):
+class PythonStepConfig(EditConfig):
     """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
-    call: str = Field(pattern=r"^[\w.]+:\w+$")
+    step = "steps.python_step:PythonStep"
+    call: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
 
     def reads(self) -> list[str]:
@@ -92,38 +98,53 @@ class PythonStep(EditConfig):
         return [str(path) for path in code_of(self.call.partition(":")[0])]
 
 
+ORDER = (EditConfig, DecisionConfig, CutConfig)
+"""The order of steps in a recipe."""
+
+
+def _is_step(step: Any) -> Any:
+    """A class from outside the package is checked when it is used."""
+    if not isinstance(step, ORDER):
+        raise ValueError(f"{type(step).__name__} is no step: it must be an EditConfig, a DecisionConfig or a CutConfig")
+    return step
+
+
 AnyStep = Annotated[
-    Normalize
-    | PythonStep
-    | Repair
-    | Personal
-    | Boilerplate
-    | Swap
-    | WordEdits
-    | DropEmpty
-    | ExactDedup
-    | GopherQuality
-    | GopherRepetition
-    | C4Lines
-    | C4
-    | MC4
-    | FineWeb
-    | Classifier
-    | Perplexity
-    | Quantiles
-    | Vocabulary
-    | Harmful
-    | Language
-    | Code
-    | Mentions
-    | Rebalance
-    | NearDedup
-    | Decontaminate
-    | LineDedup
-    | ParagraphDedup
-    | SpanDedup,
+    NormalizeConfig
+    | PythonStepConfig
+    | content.RepairConfig
+    | content.PersonalConfig
+    | content.BoilerplateConfig
+    | content.SwapConfig
+    | content.WordEditsConfig
+    | DropEmptyConfig
+    | ExactDedupConfig
+    | rules.GopherQualityConfig
+    | rules.GopherRepetitionConfig
+    | rules.C4LinesConfig
+    | rules.C4Config
+    | rules.MC4Config
+    | rules.FineWebConfig
+    | scores.ClassifierConfig
+    | scores.PerplexityConfig
+    | scores.QuantilesConfig
+    | scores.VocabularyConfig
+    | content.HarmfulConfig
+    | content.LanguageConfig
+    | content.CodeConfig
+    | bias.MentionsConfig
+    | bias.RebalanceConfig
+    | duplicates.NearDedupConfig
+    | duplicates.DecontaminateConfig
+    | duplicates.LineDedupConfig
+    | duplicates.ParagraphDedupConfig
+    | duplicates.SpanDedupConfig,
     Field(discriminator="kind"),
+    *OPEN,
+    AfterValidator(_is_step),
 ]
+KINDS = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyStep)[0]))
+"""Kinds of steps that come with hornbook."""
 
 
 Objective = Literal["causal", "prefix", "fim", "masked", "infill", "span", "ul2"]
@@ -233,7 +254,9 @@ class TextConfig(Config):
     """Named sources; `hornbook prepare PATH...` makes one per path."""
     labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
-    steps: list[AnyStep] = Field(default_factory=lambda: [Normalize(), DropEmpty(), ExactDedup()], max_length=255)
+    steps: list[AnyStep] = Field(
+        default_factory=lambda: [NormalizeConfig(), DropEmptyConfig(), ExactDedupConfig()], max_length=255
+    )
     """Steps of cleaning, in this order: edits of the text first, then decisions on what to drop, then cuts."""
     exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
     """Ids or origins (`path:row`) of documents to leave out, with all that fall to them as duplicates."""
@@ -257,7 +280,7 @@ class TextConfig(Config):
         """The steps, and behind the last decision the one that leaves out what `exclude` names."""
         cuts = [step for step in self.steps if isinstance(step, CutConfig)]
         others = [step for step in self.steps if not isinstance(step, CutConfig)]
-        return [*others, *([Exclude(documents=self.exclude)] if self.exclude else []), *cuts]
+        return [*others, *([ExcludeConfig(documents=self.exclude)] if self.exclude else []), *cuts]
 
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:
@@ -270,19 +293,24 @@ class TextConfig(Config):
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
-        odd = [step.label for step in self.steps if not isinstance(step, Normalize | DropEmpty | ExactDedup)]
+        odd = [
+            step.label
+            for step in self.steps
+            if not isinstance(step, NormalizeConfig | DropEmptyConfig | ExactDedupConfig)
+        ]
         if self.labels is not None and odd:
             raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
-        named = [name for name, source in self.sources.items() if source.text_field != "text"]
+        named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
         if self.labels is not None and named:
-            raise ValueError(f"source {named[0]!r} has a text_field: with text.labels, that section names the fields")
+            raise ValueError(
+                f"source {named[0]!r} has a text_field or a reader: with text.labels, that section names the fields"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        stretches = (EditConfig, DecisionConfig, CutConfig)
-        places = [next(n for n, stretch in enumerate(stretches) if isinstance(step, stretch)) for step in self.steps]
-        for before, after, step in zip(places, places[1:], self.steps[1:], strict=False):
+        ranks = [next(rank for rank, kind in enumerate(ORDER) if isinstance(step, kind)) for step in self.steps]
+        for before, after, step in zip(ranks, ranks[1:], self.steps[1:], strict=False):
             if after < before:
                 raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
         labels = [step.label for step in self.steps]

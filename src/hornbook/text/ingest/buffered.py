@@ -1,11 +1,11 @@
-"""Reading a stream of bytes by lines, lengths and marks, with bounded memory."""
+"""Read a stream of bytes by length or up to a mark, with bounded memory."""
 
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.lines import CHUNK
 
 
 class Buffered:
-    """A stream with what was read ahead of it."""
+    """A stream with the bytes that were read ahead."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._buffer, self._start = stream, bytearray(), 0
@@ -19,7 +19,7 @@ class Buffered:
         return bool(chunk)
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, fewer at the end; they stay."""
+        """The next `size` bytes, fewer at the end; the position does not move."""
         while len(self._buffer) - self._start < size and self._fill():
             pass
         return bytes(self._buffer[self._start : self._start + size])
@@ -33,33 +33,33 @@ class Buffered:
         return data
 
     def take(self, size: int, limit: int) -> tuple[bytes | None, int]:
-        """(the next `size` bytes, how many there were); beyond `limit` they are passed over and not held."""
-        parts: list[bytes] = []
+        """(the next `size` bytes, how many there were); None instead of the bytes where `size` is beyond `limit`."""
+        chunks: list[bytes] = []
         done = 0
         while done < size and (data := self.read(min(size - done, CHUNK))):
             done += len(data)
             if size <= limit:
-                parts.append(data)
-        return (b"".join(parts) if size <= limit else None), done
+                chunks.append(data)
+        return (b"".join(chunks) if size <= limit else None), done
 
     def until(self, mark: bytes, limit: int) -> tuple[bytes, int, bool]:
-        """(the bytes through the next `mark`, how many there were, whether it came); at most about `limit` are held."""
-        parts: list[bytes] = []
+        """(the bytes up to the next `mark` and with it, their number, whether it was found); about `limit` are held."""
+        chunks: list[bytes] = []
         size = 0
 
         def pass_over(end: int) -> None:
             nonlocal size
             if size < limit:
-                parts.append(bytes(self._buffer[self._start : end]))
+                chunks.append(bytes(self._buffer[self._start : end]))
             size += end - self._start
             self._start = end
 
         while True:
-            place = self._buffer.find(mark, self._start)
-            if place >= 0:
-                pass_over(place + len(mark))
-                return b"".join(parts), size, True
+            index = self._buffer.find(mark, self._start)
+            if index >= 0:
+                pass_over(index + len(mark))
+                return b"".join(chunks), size, True
             pass_over(max(self._start, len(self._buffer) - len(mark) + 1))
             if not self._fill():
                 pass_over(len(self._buffer))
-                return b"".join(parts), size, False
+                return b"".join(chunks), size, False

@@ -1,7 +1,7 @@
-"""Streams of gzip, bz2, xz and zstd, decompressed with bounded memory; what stands before a damage is kept.
+"""Decompress streams of gzip, bz2, xz and zstd with bounded memory; the bytes before a damage are kept.
 
-A file is one member or several, one after the other. Zeros behind a member are padding (RFC 1952 says nothing of them,
-but tape blocks end so, and `gzip -d` passes over them; xz has them by its specification).
+A file is one member or several, one after the other. Zeros after a member are padding (RFC 1952 does not mention them,
+but tape blocks end so, and `gzip -d` skips them; the specification of xz has them).
 """
 
 import bz2
@@ -13,35 +13,23 @@ from typing import Protocol
 import zstandard
 
 _INPUT = {"zstd": 1 << 10}
-"""Bytes given to a decoder at once, else 32 KiB. That of zstd gives all that comes of them: at most 128 KiB for every
-4, and it keeps to itself what came before a damage in them."""
+"""Bytes given to a decoder at once; 32 KiB where none are named. The zstd decoder returns all output at once, at most
+128 KiB for every 4 bytes, and loses the output of an input that is damaged: so it gets little."""
 _PIECE = 1 << 16
 _XZ_MEMORY, _ZSTD_WINDOW = 2**28, 2**27
 _ERRORS = (lzma.LZMAError, zlib.error, zstandard.ZstdError, OSError, ValueError, EOFError)
 
 
 class DamagedStream(Exception):
-    """The compressed stream ends early or is not what its ending says."""
+    """A stream ends early, cannot be decoded, or expands to more than is allowed. The text is the reason."""
 
 
 class Stream(Protocol):
-    """Something to read bytes from."""
+    """A source of bytes."""
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end."""
         ...
-
-
-class _Decoder(Protocol):
-    """One member, as the decompressors of bz2 and lzma do it."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _Gzip:
@@ -50,7 +38,7 @@ class _Gzip:
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(31)
         self._full = False
-        """The last piece was as long as asked for, so the decoder may hold more."""
+        """The last output was as long as the limit, so the decoder may hold more."""
         self._error: zlib.error | None = None
         self._saved = memoryview(b"")
 
@@ -67,29 +55,29 @@ class _Gzip:
         return self._decoder.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """At most so many bytes. Raises zlib.error when all that comes before the damage was given."""
+        """At most `max_length` bytes. Raises zlib.error once all output before the damage has been returned."""
         if self._error is None:
             data, before = self._decoder.unconsumed_tail + data, self._decoder.copy()
             try:
-                found = self._decoder.decompress(data, max_length)
+                output = self._decoder.decompress(data, max_length)
             except zlib.error as error:
                 self._error, self._saved = error, memoryview(_until_damage(before, data))
             else:
-                self._full = len(found) == max_length
-                return found
+                self._full = len(output) == max_length
+                return output
         if not self._saved:
             raise self._error
-        found, self._saved = self._saved[:max_length], self._saved[max_length:]
-        return bytes(found)
+        output, self._saved = self._saved[:max_length], self._saved[max_length:]
+        return bytes(output)
 
 
 def _until_damage(decoder: "zlib._Decompress", data: bytes) -> bytes:
-    """What comes out before the byte at which the decoder fails."""
-    parts = []
+    """The output before the byte at which the decoder fails."""
+    chunks = []
     with suppress(zlib.error):
-        for place in range(len(data)):
-            parts.append(decoder.decompress(data[place : place + 1]))
-    return b"".join(parts)
+        for index in range(len(data)):
+            chunks.append(decoder.decompress(data[index : index + 1]))
+    return b"".join(chunks)
 
 
 class _Zstd:
@@ -112,11 +100,15 @@ class _Zstd:
         return self._decoder.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """At most so many bytes of what `data` became, or of what is left of it."""
+        """At most `max_length` bytes of the output of `data`, or of the output that is left."""
         if not self._waiting:
             self._waiting = memoryview(self._decoder.decompress(data))
         piece, self._waiting = self._waiting[:max_length], self._waiting[max_length:]
         return bytes(piece)
+
+
+_Decoder = _Gzip | _Zstd | bz2.BZ2Decompressor | lzma.LZMADecompressor
+"""One member; the interface is that of bz2 and lzma."""
 
 
 def _decoder(compression: str) -> _Decoder:
@@ -131,7 +123,7 @@ def _decoder(compression: str) -> _Decoder:
 
 
 class Members:
-    """A stream of members, as the plain bytes of all."""
+    """The decompressed bytes of all members of a stream."""
 
     def __init__(self, file: Stream, compression: str) -> None:
         self._file, self._rest, self._name = file, b"", compression
@@ -162,7 +154,7 @@ class Members:
         return bool(self._rest)
 
     def _begin(self) -> bool:
-        """Stand before a member; False at the end. Zeros behind a member are passed over."""
+        """Go to the start of the next member, past zeros after the last one; False at the end."""
         while self._rest or self._fill():
             if self._members:
                 self._rest = self._rest.lstrip(b"\0")
@@ -178,5 +170,5 @@ class Members:
 
 
 def decompressed(file: Stream, compression: str | None) -> Stream:
-    """The plain bytes of a file. Reading raises DamagedStream where a compressed stream is damaged."""
+    """The decompressed bytes of a file. Reading raises DamagedStream where the compressed stream is damaged."""
     return file if compression is None else Members(file, compression)

@@ -1,11 +1,24 @@
-"""What readers yield: documents, and rows that are none."""
+"""What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self, TypeVar
 
+import pyarrow as pa
+
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.compressions import DamagedStream, Stream
+from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 EXCERPT_BYTES = 160
+LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
+_ID_LIMIT = 512
+_FIELD_LIMIT = 2048
+DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
+"""What pyarrow raises on damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row (or, where `rows` is more than 1, a stretch of rows) that is not a document."""
+    """A row that is not a document; or several rows, where `rows` is more than 1."""
 
     path: str
     line: int
@@ -33,17 +46,198 @@ class Rejected:
     reason: str
     source: str
     excerpt: str = ""
-    """The first bytes of the row, for people."""
+    """The first bytes of the row, for messages."""
     bytes: int = 0
     """Length of the row as read, where it is known."""
     rows: int = 1
     damaged: bool = True
-    """False for rows that are empty by nature (blank lines): those are dropped, not quarantined."""
+    """False for rows that hold no document by design (blank lines): those are dropped, not quarantined."""
 
     @property
     def kind(self) -> str:
-        """The reason without its particulars: what the funnel counts."""
+        """The reason up to the first colon: what the funnel counts."""
         return self.reason.partition(":")[0]
+
+
+Row = Document | Rejected
+
+
+class UnfitRow(Exception):
+    """A row cannot become a document; the text is the reason. `dropped` where nothing is wrong with it."""
+
+    def __init__(self, reason: str = "", dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a reader needs besides the file; as in `SourceConfig`."""
+
+    text_field: str = "text"
+    id_field: str = "id"
+    max_bytes: int = 16 * 2**20
+    labels: LabelsConfig | None = None
+    """Rows have labels: `hornbook.text.ingest.labels.readers` reads them."""
+    reader: str | None = None
+    layout: str = "auto"
+    licence_field: str = "license"
+    url_field: str = "url"
+    date_field: str = "date"
+    licence: str = ""
+    date: str = ""
+
+    @classmethod
+    def of(cls, source: SourceConfig, max_bytes: int = 16 * 2**20, labels: LabelsConfig | None = None) -> Self:
+        """The options of a source."""
+        return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split", "later"}))
+
+    def to_json(self) -> dict[str, Any]:
+        """For keys; without a reader from outside they are those of versions that knew none."""
+        labels = None if self.labels is None else self.labels.model_dump()
+        options = asdict(self) | {"labels": labels}
+        return {name: value for name, value in options.items() if name != "reader" or value is not None}
+
+    @property
+    def fields(self) -> dict[str, tuple[str, str]]:
+        """Of licence, url and date: the field that holds it, and what holds where a document does not say."""
+        return {
+            "licence": (self.licence_field, self.licence),
+            "url": (self.url_field, ""),
+            "date": (self.date_field, self.date),
+        }
+
+
+Reader = Callable[[InputFile, HashingFile, ReadOptions], Iterator[Row]]
+
+
+def lookup(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; `a.b` is key b within a where there is no key of that whole name. None where absent."""
+    if name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    inner = row.get(first) if dot else None
+    return lookup(inner, rest) if isinstance(inner, Mapping) else None
+
+
+def reject(
+    file: InputFile,
+    line: int,
+    reason: str,
+    data: bytes = b"",
+    size: int | None = None,
+    *,
+    rows: int = 1,
+    damaged: bool = True,
+) -> Rejected:
+    """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
+    length = len(data) if size is None else size
+    return Rejected(file.name, line, reason, file.source, excerpt(data), length, rows, damaged)
+
+
+def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:
+    """The document of a row of fields; all but text and name are its metadata. `data`: the row as read."""
+    text = lookup(row, options.text_field)
+    if text is None and options.text_field not in row:
+        reason = f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})"
+        return reject(file, number, reason, data)
+    if not isinstance(text, str):
+        return reject(file, number, f"text is not a string: it is a JSON {json_name(text)}", data)
+    if not is_valid_unicode(text):
+        return reject(file, number, LONE_SURROGATE, data)
+    row.pop(options.text_field, None)
+    return fields_document(file, number, text, row, options)
+
+
+def fields_document(file: InputFile, number: int, text: str, fields: dict[str, Any], options: ReadOptions) -> Document:
+    """The document of a text and the other fields of its row, one of which may name it."""
+    origin = f"{file.name}:{number}"
+    name = identifier(lookup(fields, options.id_field), origin)
+    fields.pop(options.id_field, None)
+    return Document(text, name, file.source, fields, origin)
+
+
+class _Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+Numbered = TypeVar("Numbered", bound=_Numbered)
+
+
+def read_each(file: InputFile, items: Iterable[Numbered], read: Callable[[Numbered], Iterable[Row]]) -> Iterator[Row]:
+    """What `read` makes of each line or record; where the stream is damaged, a last row says so."""
+    number = 0
+    try:
+        for item in items:
+            number = item.number
+            yield from read(item)
+    except DamagedStream as error:
+        yield reject(file, number + 1, str(error))
+
+
+def read_at_once(file: InputFile, stream: Stream, options: ReadOptions, read: Callable[[bytes], Row]) -> Iterator[Row]:
+    """What `read` makes of all bytes of a file; a file over the limit, or a damaged one, is a rejected row."""
+    try:
+        data, size = read_whole(stream, options.max_bytes)
+    except DamagedStream as error:
+        yield reject(file, 0, str(error))
+    else:
+        yield too_long(file, 0, size, options) if data is None else read(data)
+
+
+def keep_provenance(document: Document, options: ReadOptions) -> None:
+    """Fill in licence, url and date: the field that the recipe maps, else what the reader knows, else the constant."""
+    metadata = document.metadata
+    for name, (mapped, constant) in options.fields.items():
+        value = _as_text(lookup(metadata, mapped)) or _as_text(metadata.get(name)) or constant
+        if value:
+            metadata[name] = value
+        else:
+            metadata.pop(name, None)
+
+
+def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, Mapping):
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(_as_text, value)))
+    text = str(value)[:_FIELD_LIMIT]
+    return text if is_valid_unicode(text) else ""
+
+
+def too_long(file: InputFile, number: int, size: int, options: ReadOptions, data: bytes = b"") -> Rejected:
+    """A row beyond the limit."""
+    reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
+    return reject(file, number, reason, data, size)
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def identifier(value: Any, origin: str) -> str:
+    """The row's own name where it is a usable one, else its origin."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return origin
+    name = str(value)
+    return name if 0 < len(name) <= _ID_LIMIT and is_valid_unicode(name) else origin
+
+
+def json_name(value: Any) -> str:
+    """What a value is called in JSON."""
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def short(error: Exception) -> str:
+    """The first line of an error, as ASCII."""
+    lines = str(error).splitlines()
+    return lines[0][:120].encode("ascii", "backslashreplace").decode() if lines else type(error).__name__
 
 
 def excerpt(data: bytes) -> str:

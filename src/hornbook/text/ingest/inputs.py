@@ -1,8 +1,9 @@
-"""From the paths of a source to a sorted list of input files.
+"""List the input files of a source, sorted by path.
 
 A path may be a file, a folder (walked in sorted order, hidden names left out), a glob or an fsspec URL.
 """
 
+import glob
 import os
 import stat
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig
 
 CODE = "c cc cpp cs go h hpp java jl js kt lua m php pl py r rb rs scala sh sql swift ts"
-"""Endings of source code, which is read as it is."""
+"""Endings of source code, which is read as plain text."""
 
 FORMATS = {
     **dict.fromkeys((".txt", ".md", ".rst", *(f".{ending}" for ending in CODE.split())), "text"),
@@ -36,11 +37,15 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
 AT_RANDOM = ("parquet", "arrow", "zip")
-"""Formats that are read at random places, so they cannot be compressed or lie in an archive."""
-NAMED_ONLY = ("json", "xml")
+"""Formats that are read at random offsets, so such files cannot be compressed or lie in an archive."""
+NAMED_ONLY = ("json", "xml", "conll")
 """Formats with many other uses: such files are read where a path or a glob names them, not found in folders."""
 ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
-"""With the layout "arxiv" an archive is a paper or many, and so is a `.gz` that says no more."""
+"""With the layout "arxiv" an archive holds one paper or many, and so does a `.gz` without another ending."""
+LABELLED = "labelled"
+"""The layout of labelled sets, which may also be sentences of words with tags (`.conll`)."""
+OUTSIDE = "outside"
+"""The layout of sources that a reader of the user's own reads, whatever the endings of their files."""
 SUPPORTED = (
     ".txt .md .rst, code, .html .tex .jsonl .json .csv .tsv .warc .wet .xml .tar (each also .gz .bz2 .xz .zst), "
     ".parquet .arrow .zip"
@@ -60,7 +65,7 @@ class InputFile:
     compression: str | None
     problem: str = ""
     part: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n parts of it is meant, from 0 on (`hornbook.text.ingest.parts`)."""
+    """(i, n): part i of n, counted from 0 (`hornbook.text.ingest.parts`)."""
     line: int = 1
     """The number of the first line of a part of lines."""
 
@@ -83,11 +88,13 @@ def format_of(path: str, layout: str = "auto") -> tuple[str, str | None] | None:
     compression = COMPRESSIONS.get(ending)
     if compression:
         ending = os.path.splitext(stem)[1]
-    kind = FORMATS.get(ending)
+    kind = FORMATS.get(ending) if layout != OUTSIDE else "outside"
     if layout == "arxiv" and (kind or compression == "gzip"):
         kind = ARXIV.get(kind, kind)
     elif layout == "gutenberg" and kind == "text":
         kind = "gutenberg"
+    elif layout == LABELLED and ending == ".conll":
+        kind = "conll"
     if kind is None or (compression and kind in AT_RANDOM):
         return None
     return kind, compression
@@ -98,18 +105,19 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def list_inputs(source: str, config: SourceConfig) -> list[InputFile]:
-    """All files of a source, sorted by path, each once.
+def list_inputs(source: str, config: SourceConfig, *, labelled: bool = False) -> list[InputFile]:
+    """All files of a source, sorted by path, each once. `labelled`: rows have labels.
 
     Raises UsageError where a path names nothing, or nothing that can be read.
     """
-    found: dict[str, InputFile] = {}
+    layout = LABELLED if labelled else config.layout if config.reader is None else OUTSIDE
+    by_path: dict[str, InputFile] = {}
     for path in config.paths:
-        files = list((_list_url if is_url(path) else _list_local)(source, path, config.layout))
+        files = list((_list_url if is_url(path) else _list_local)(source, path, layout))
         if not files:
             raise UsageError(f"source {source!r}: {path} holds no file that can be read ({SUPPORTED})")
-        found.update((file.path, file) for file in files)
-    return [found[path] for path in sorted(found)]
+        by_path.update((file.path, file) for file in files)
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
@@ -119,7 +127,7 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
         return
     if not any(char in expanded for char in "*?["):
         raise UsageError(f"source {source!r}: {path} does not exist")
-    matches = sorted(str(match) for match in _glob(expanded))
+    matches = sorted(glob.glob(expanded, recursive=True))
     if not matches:
         raise UsageError(f"source {source!r}: no file matches {path}")
     for match in matches:
@@ -129,14 +137,8 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
             yield _local_file(source, match, layout)
 
 
-def _glob(pattern: str) -> list[str]:
-    import glob
-
-    return glob.glob(pattern, recursive=True)
-
-
 def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:
-    """A path that a person named: anything wrong with it is an error, not a row."""
+    """A path that the user named: anything wrong with it is an error, not a rejected row."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):

@@ -1,6 +1,5 @@
-"""Bytes of an input file, decompressed and cut into lines or pieces, with bounded memory."""
+"""Bytes of an input file, hashed, and cut into lines or pieces with bounded memory."""
 
-import codecs
 import os
 import re
 import stat
@@ -12,19 +11,17 @@ from typing import IO
 import fsspec
 import xxhash
 
-from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
+from hornbook.text.ingest.charsets import BOM
+from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
 _BEGINNING = 512
 _EMPTY_LINES = re.compile(rb"\n+")
-BOM = b"\xef\xbb\xbf"
-_WIDE = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""Byte order marks of other encodings than UTF-8; those that begin with another stand before it."""
 
 
 class HashingFile:
-    """Passes reads through and keeps the xxh3_128 of all bytes, so that an input is read only once."""
+    """Passes reads through and hashes all bytes (xxh3_128), so that an input is read only once."""
 
     def __init__(self, file: Stream) -> None:
         self._file = file
@@ -44,7 +41,7 @@ class HashingFile:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Nothing: a decompressor may close what it reads, but the file belongs to who opened it."""
+        """Nothing: the file belongs to the caller that opened it."""
 
 
 @contextmanager
@@ -59,47 +56,6 @@ def open_input(file: InputFile) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(0, "not a regular file", file.path)
         yield handle
-
-
-def is_wide(beginning: bytes) -> bool:
-    """Whether a text that begins so is UTF-16 or UTF-32, whose line ends are more than a byte."""
-    return beginning.startswith(tuple(_WIDE))
-
-
-class _Utf8:
-    """A text as UTF-8: UTF-16 and UTF-32 that begin with a byte order mark are turned into it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._begun = stream, False
-        self._decoder: codecs.IncrementalDecoder | None = None
-        self._name, self._place = "", 0
-
-    def read(self, size: int, /) -> bytes:
-        data = self._stream.read(size)
-        if not self._begun:
-            self._begun = True
-            while len(data) < 4 and (more := self._stream.read(4)):
-                data += more
-            self._name = next((name for mark, name in _WIDE.items() if data.startswith(mark)), "")
-            self._decoder = codecs.getincrementaldecoder(self._name)() if self._name else None
-        return data if self._decoder is None else self._recode(data, size)
-
-    def _recode(self, data: bytes, size: int) -> bytes:
-        assert self._decoder is not None
-        while True:
-            try:
-                text = self._decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise DamagedStream(f"invalid {self._name}: near byte {self._place + error.start}") from error
-            self._place += len(data)
-            if text or not data:
-                return text.encode()
-            data = self._stream.read(size)
-
-
-def plain_text(file: Stream, compression: str | None) -> Stream:
-    """The text of a file as UTF-8, whatever it is stored as. Reading raises DamagedStream."""
-    return _Utf8(decompressed(file, compression))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +80,7 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
 
     A byte order mark at the start of line 1 is removed.
     """
-    parts, size = [], 0
+    kept, size = [], 0
     first = number == 1
     while chunk := stream.read(CHUNK):
         if first:
@@ -138,26 +94,26 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
                 number, start = number + run.end() - start, run.end()
                 continue
             size += end - start
-            _hold(parts, chunk[start:end], size, limit)
-            yield Line(number, b"".join(parts), size, True, overlong=size > limit)
-            number, parts, size, start = number + 1, [], 0, end + 1
+            _hold(kept, chunk[start:end], size, limit)
+            yield Line(number, b"".join(kept), size, True, overlong=size > limit)
+            number, kept, size, start = number + 1, [], 0, end + 1
         size += len(chunk) - start
-        _hold(parts, chunk[start:], size, limit)
+        _hold(kept, chunk[start:], size, limit)
     if size:
-        yield Line(number, b"".join(parts), size, False, overlong=size > limit)
+        yield Line(number, b"".join(kept), size, False, overlong=size > limit)
 
 
-def _hold(parts: list[bytes], part: bytes, size: int, limit: int) -> None:
-    """Keep a part of a line while the line is within the limit; of a longer line only the beginning stays."""
+def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
+    """Keep a piece of a line while the line is within the limit; of a longer line only the beginning stays."""
     if size <= limit:
-        parts.append(part)
+        kept.append(piece)
     else:
-        parts[:] = [b"".join([*parts, part[:_BEGINNING]])[:_BEGINNING]]
+        kept[:] = [b"".join([*kept, piece[:_BEGINNING]])[:_BEGINNING]]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a plain-text file."""
+    """A part of a plain-text file."""
 
     line: int
     data: bytes
@@ -188,18 +144,13 @@ def _cut(buffer: bytearray, limit: int) -> int:
     return end
 
 
-def why_not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
-    """The reason for people: which byte."""
-    return f"invalid UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
-
-
 def read_whole(stream: Stream, limit: int) -> tuple[bytes | None, int]:
     """(all bytes, their number) of a stream; of a longer one than `limit` only the number, and nothing is held."""
-    parts, size = [], 0
+    kept, size = [], 0
     while chunk := stream.read(CHUNK):
         size += len(chunk)
         if size <= limit:
-            parts.append(chunk)
+            kept.append(chunk)
         else:
-            parts.clear()
-    return (b"".join(parts), size) if size <= limit else (None, size)
+            kept.clear()
+    return (b"".join(kept), size) if size <= limit else (None, size)

@@ -1,8 +1,8 @@
-"""A large file cut into parts, so that several tasks read it at once: at line ends, or between row groups.
+"""Cut a large file into parts that several tasks read at once: at line ends, or between row groups.
 
-Of a file of lines, part i of n has the lines that begin in the i-th of n byte ranges of one size; where these are is
+Of a file of lines, part i of n has the lines that start in the i-th of n byte ranges of one size; where these are is
 known without reading. Lines are numbered from the beginning of the file, so the line feeds before a part are counted:
-each range once, but by tasks that begin at the same time, which count what the others have not written down yet.
+each range once, but by tasks that start at the same time, which count what the others have not written down yet.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,18 @@ import pyarrow.parquet as pq
 
 from hornbook.files.artifact import digest_of, read_json
 from hornbook.files.durable import write_atomic
+from hornbook.text.ingest.charsets import is_wide, plain_text
 from hornbook.text.ingest.compressions import Stream
+from hornbook.text.ingest.document import DAMAGE
 from hornbook.text.ingest.inputs import InputFile, is_url
-from hornbook.text.ingest.lines import CHUNK, Line, is_wide, open_input, plain_text, read_lines
-from hornbook.text.ingest.rows import DAMAGE
+from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
 
 LINES = ("jsonl", "tsv")
-"""Formats of which every line is a row. Cells of csv may hold line ends, so only the whole says where its rows are."""
+"""Formats in which every line is a row. Cells of csv may hold line ends, so its rows are known only from the start."""
 HEADED = ("tsv",)
-"""Those whose first line says what the others mean."""
+"""Those whose first line is a header."""
 _LEAST = 16
-"""Bytes of a part: more than a byte order mark, which is to be seen at once."""
+"""Least bytes of a part, more than a byte order mark has."""
 
 
 def cut(file: InputFile, size: int) -> list[InputFile]:
@@ -58,29 +59,29 @@ def numbered(file: InputFile, work: Path) -> InputFile:
 
 
 def _lines_before(file: InputFile, work: Path) -> int:
-    """Line feeds before the part, but for the one that may stand right before it: the part begins by looking for it."""
+    """Line feeds before the part, except one right before it: reading the part starts with the search for that one."""
     number, count = file.part
     name = digest_of([file.path, file.stamp, count])
 
-    def kept(part: int) -> Path:
+    def count_file(part: int) -> Path:
         return work / f"lines-{name}-{part}.json"
 
     known, lines = 0, 0
     for part in range(number, 0, -1):
-        if isinstance(found := read_json(kept(part)), int):
-            known, lines = part, found
+        if isinstance(stored := read_json(count_file(part)), int):
+            known, lines = part, stored
             break
     with open_input(file) as raw:
         for part in range(known, number):
-            begin, end = _begin(file, part), _begin(file, part + 1)
-            raw.seek(begin)
-            lines += _line_feeds(raw, end - begin)
-            write_atomic(kept(part + 1), str(lines), sync=False)
+            start, end = _search_start(file, part), _search_start(file, part + 1)
+            raw.seek(start)
+            lines += _line_feeds(raw, end - start)
+            write_atomic(count_file(part + 1), str(lines), sync=False)
     return lines
 
 
-def _begin(file: InputFile, part: int) -> int:
-    """Where the search for the first line of a part begins: at the byte before its range."""
+def _search_start(file: InputFile, part: int) -> int:
+    """Where the search for the first line of a part starts: at the byte before its range."""
     return max(0, file.size * part // file.part[1] - 1)
 
 
@@ -97,21 +98,21 @@ def input_lines(file: InputFile, raw: Stream, limit: int) -> Iterator[Line]:
     number, count = file.part
     if count == 1:
         return read_lines(plain_text(raw, file.compression), limit)
-    return _later_lines(file, limit) if number else read_lines(_Lines(raw, _begin(file, 1) + 1), limit)
+    return _later_lines(file, limit) if number else read_lines(_WholeLines(raw, _search_start(file, 1) + 1), limit)
 
 
 def _later_lines(file: InputFile, limit: int) -> Iterator[Line]:
     """Of a part that is not the first."""
     number, count = file.part
-    begin, size = _begin(file, number), _begin(file, number + 1) - _begin(file, number)
+    start, size = _search_start(file, number), _search_start(file, number + 1) - _search_start(file, number)
     left = size if number + 1 < count else None  # the last part goes on to the end, wherever that is by now
     with open_input(file) as raw:
         if file.format in HEADED:
             yield from islice(read_lines(raw, limit), 1)
-        raw.seek(begin)
+        raw.seek(start)
         if skipped := _skip_line(raw, left):
-            raw.seek(begin + skipped)
-            rest = raw if left is None else _Lines(raw, left + 1 - skipped)
+            raw.seek(start + skipped)
+            rest = raw if left is None else _WholeLines(raw, left + 1 - skipped)
             yield from read_lines(rest, limit, file.line)
 
 
@@ -119,14 +120,14 @@ def _skip_line(raw: Stream, size: int | None) -> int:
     """Bytes to the first line feed and with it; 0 where there is none in the next `size` bytes (None: to the end)."""
     skipped = 0
     while data := raw.read(CHUNK if size is None else min(CHUNK, size - skipped)):
-        if place := data.find(b"\n") + 1:
-            return skipped + place
+        if end := data.find(b"\n") + 1:
+            return skipped + end
         skipped += len(data)
     return 0
 
 
-class _Lines:
-    """A stream up to the end of the line that its byte `size` belongs to (counted from 1)."""
+class _WholeLines:
+    """A stream up to the end of the line that its byte `size` belongs to (count_file from 1)."""
 
     def __init__(self, stream: Stream, size: int) -> None:
         self._stream, self._left, self._ended = stream, size, False

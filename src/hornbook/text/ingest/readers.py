@@ -1,6 +1,6 @@
 """Readers: one generator per format, yielding `Document` or `Rejected` for every row, never losing one.
 
-A damaged row is yielded as `Rejected` with its place and reason; a damaged stream yields what came before
+A damaged row is yielded as `Rejected` with its number and reason; a damaged stream yields what came before
 the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a parquet page).
 """
 
@@ -11,22 +11,28 @@ from typing import Any
 
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
+from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, Line, open_input, plain_text, read_pieces, why_not_utf8
-from hornbook.text.ingest.parts import input_lines
-from hornbook.text.ingest.rows import (
+from hornbook.text.ingest.document import (
+    Document,
     Reader,
     ReadOptions,
+    Rejected,
     Row,
-    bad_line,
     json_name,
     keep_provenance,
+    read_each,
+    reject,
     row_document,
     short,
     too_long,
 )
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
+from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_pieces
+from hornbook.text.ingest.parts import input_lines
+
+_XML_HEAD = 4096
 
 READERS = {
     "text": "readers:read_text",
@@ -38,12 +44,13 @@ READERS = {
     "arrow": "formats.tables.arrow:read_arrow",
     "html": "formats.web.html:read",
     "warc": "formats.web.warc:read",
-    "xml": "formats.dumps.xml_dump:read",
-    "latex": "formats.latex.latex:read",
-    "arxiv": "formats.latex.arxiv:read",
+    "xml": "readers:read_xml",
+    "latex": "formats.latex.arxiv:read_latex",
+    "arxiv": "formats.latex.arxiv:read_arxiv",
     "gutenberg": "formats.dumps.gutenberg:read",
     "tar": "formats.archives.archives:read_tar",
     "zip": "formats.archives.archives:read_zip",
+    "outside": "outside:read",
 }
 """Format -> module of this room and function; imported when a file has it."""
 
@@ -60,13 +67,13 @@ def read_file(
     on_digest: Callable[[str], None] | None = None,
     readers: Mapping[str, Reader] | None = None,
 ) -> Iterator[Row]:
-    """Yield every row of a file or of its part. After the last row, but of the first part alone, `on_digest` gets the
-    xxh3_128 of all the file's bytes.
+    """Yield every row of a file or of its part. After the last row of the first part `on_digest` gets the xxh3_128
+    of all the file's bytes.
 
-    `readers`: by format, others than those of plain text.
+    `readers`: by format, instead of those of plain text.
     """
     if file.problem:
-        yield Rejected(file.name, 0, file.problem, file.source)
+        yield reject(file, 0, file.problem)
         return
     try:
         with open_input(file) as raw:
@@ -83,7 +90,7 @@ def read_file(
             if on_digest is not None:
                 on_digest(hashing.digest())
     except OSError as error:
-        yield Rejected(file.name, 0, f"cannot read: {error.strerror or error}", file.source)
+        yield reject(file, 0, f"cannot read: {error.strerror or error}")
     except MemoryError as error:
         raise DoesNotFitError(f"{file.name}: reading it takes more memory than there is") from error
 
@@ -94,7 +101,7 @@ def _reader(file: InputFile, readers: Mapping[str, Reader] | None) -> Reader:
 
 def _no_reader(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     del raw, options
-    yield Rejected(file.name, 0, f"no labels in this format: {file.format}", file.source)
+    yield reject(file, 0, f"no labels in this format: {file.format}")
 
 
 def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
@@ -111,31 +118,26 @@ def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterat
             yield _text_row(file, name, line, data)
             number += 1
     except DamagedStream as error:
-        yield Rejected(file.name, line, str(error), file.source)
+        yield reject(file, line, str(error))
 
 
 def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
     try:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
-        place = line + data.count(b"\n", 0, error.start)
-        return Rejected(file.name, place, why_not_utf8(data, error), file.source, excerpt(data), len(data))
+        number = line + data.count(b"\n", 0, error.start)
+        return reject(file, number, why_not_utf8(data, error), data)
 
 
 def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    number = 0
-    try:
-        for line in input_lines(file, raw, options.max_bytes):
-            number = line.number
-            yield json_row(file, line, options)
-    except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+    """One document per line."""
+    return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
 
 
-def json_row(file: InputFile, line: Line, options: ReadOptions) -> Row:
+def json_row(file: InputFile, line: Line, options: ReadOptions) -> list[Row]:
     """The document of a line of JSON."""
     row = json_object(file, line, options)
-    return row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)
+    return [row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)]
 
 
 def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, Any] | Rejected:
@@ -143,13 +145,13 @@ def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, 
     if line.overlong:
         return too_long(file, line.number, line.size, options, line.data)
     if not line.data.strip():
-        return Rejected(file.name, line.number, "blank line", file.source, "", line.size, line.count, damaged=False)
+        return reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)
     try:
         row = json.loads(line.data.decode(), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        return bad_line(file, line, _why_not_json(line, error))
+        return reject(file, line.number, _why_not_json(line, error), line.data, line.size)
     if not isinstance(row, dict):
-        return bad_line(file, line, f"not an object: the row is a JSON {json_name(row)}")
+        return reject(file, line.number, f"not an object: the row is a JSON {json_name(row)}", line.data, line.size)
     return row
 
 
@@ -163,3 +165,24 @@ def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
     if not line.ended:
         return "half-written last line: no line end and no valid JSON"
     return f"invalid JSON: {short(error)}"
+
+
+def read_xml(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """Dumps in XML: MediaWiki's pages-articles and StackExchange's Posts, told apart by their beginning."""
+    from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
+
+    stream = Buffered(plain_text(raw, file.compression))
+    try:
+        head, rows = stream.peek(_XML_HEAD), 0
+        if b"<mediawiki" in head or b"<posts" in head:
+            read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
+            for row in read_rows(file, stream, options):
+                rows += 1
+                yield row
+            if not rows:
+                yield reject(file, 0, "empty dump: it holds no page and no post", damaged=False)
+        else:
+            reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
+            yield reject(file, 0, reason, head, 0)
+    except DamagedStream as error:
+        yield reject(file, 0, str(error))

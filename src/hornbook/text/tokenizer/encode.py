@@ -13,10 +13,10 @@ from hornbook.errors import IntegrityError
 from hornbook.files.artifact import digest_file, digest_of, once
 from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.splits import PARTS, Part, Split
-from hornbook.text.store import read_batches
-from hornbook.text.tokenizer.bpe.dropout import Dropout
-from hornbook.text.tokenizer.label_tokens import Labelled, label_tokens
+from hornbook.text.splits import SUBSETS, Split, Subset
+from hornbook.text.store import batched, read_rows
+from hornbook.text.tokenizer.bpe.tables import Dropout
+from hornbook.text.tokenizer.label_tokens import LabelledTokens, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -61,23 +61,25 @@ class EncodeTask:
         """Changes when the result would."""
         labels = [] if self.labels is None else [self.labels.model_dump()]
         dropout = [] if self.dropout is None else [self.dropout.to_json()]
-        place = [self.source, self.number, self.digest]
-        return digest_of([VERSION, *place, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()])
+        documents = [self.source, self.number, self.digest]
+        return digest_of(
+            [VERSION, *documents, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()]
+        )
 
-    def place(self, part: Part) -> tuple[str, str, int]:
-        """Split, source and number of the shard of a part."""
-        split, ending = PARTS[part]
+    def destination(self, subset: Subset) -> tuple[str, str, int]:
+        """Split, source and number of the shard of a subset."""
+        split, ending = SUBSETS[subset]
         return split, self.source + ending, self.number
 
-    def shard(self, part: Part) -> Path:
+    def shard(self, subset: Subset) -> Path:
         """Where the tokens go, without ending."""
-        split, source, number = self.place(part)
+        split, source, number = self.destination(subset)
         return self.data / "tokens" / split / source / f"{number:05d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What a task made: at most one shard per part (none where the part has no documents)."""
+    """What a task made: at most one shard per subset (none where the subset has no documents)."""
 
     shards: list[ShardInfo]
     unknown: int
@@ -95,13 +97,13 @@ def _load(path: Path, digest: str) -> Tokenizer:
 def encode(task: EncodeTask) -> Encoded:
     """Write the token shards of the task unless they are there and whole."""
     done = once(task, lambda: _encode(task), lambda done: _intact(task, done["parts"]))
-    return Encoded([describe_shard(task.data, *task.place(part)) for part in done["parts"]], done["unknown"])
+    return Encoded([describe_shard(task.data, *task.destination(subset)) for subset in done["parts"]], done["unknown"])
 
 
-def _intact(task: EncodeTask, parts: list[Part]) -> bool:
+def _intact(task: EncodeTask, subsets: list[Subset]) -> bool:
     try:
-        for part in parts:
-            verify_shard(task.shard(part))
+        for subset in subsets:
+            verify_shard(task.shard(subset))
     except IntegrityError:
         return False
     return True
@@ -119,48 +121,34 @@ def _encode(task: EncodeTask) -> dict[str, Any]:
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
     unknown = 0
     with ExitStack() as stack:
-        writers: dict[Part, ShardWriter] = {}
-        for batch in _batches(path, [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]):
-            parts: list[Part] = [task.split.part(row) for row in batch]
-            for row, part, each in zip(batch, parts, _encoded(task, tokenizer, batch, parts), strict=True):
-                if part not in writers:
-                    writers[part] = stack.enter_context(_writing(task, part))
-                writers[part].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
+        writers: dict[Subset, ShardWriter] = {}
+        columns = [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]
+        for batch in batched(read_rows(path, columns), lambda row: row["bytes"], _BATCH_BYTES):
+            subsets: list[Subset] = [task.split.subset(row) for row in batch]
+            for row, subset, each in zip(batch, subsets, _encoded(task, tokenizer, batch, subsets), strict=True):
+                if subset not in writers:
+                    writers[subset] = stack.enter_context(_writing(task, subset))
+                writers[subset].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
                     unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
-    return {"parts": [part for part in PARTS if part in writers], "unknown": unknown}
+    return {"parts": [subset for subset in SUBSETS if subset in writers], "unknown": unknown}
 
 
-def _writing(task: EncodeTask, part: Part) -> AbstractContextManager[ShardWriter]:
+def _writing(task: EncodeTask, subset: Subset) -> AbstractContextManager[ShardWriter]:
     outputs = 0 if task.labels is None else outputs_of(task.labels)
     answered = task.labels is not None and has_answers(task.labels)
-    return writing_shard(task.shard(part), task.dtype, outputs, answered=answered)
+    return writing_shard(task.shard(subset), task.dtype, outputs, answered=answered)
 
 
 def _encoded(
-    task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]], parts: list[Part]
-) -> Iterator[Labelled]:
+    task: EncodeTask, tokenizer: Tokenizer, rows: list[dict[str, Any]], subsets: list[Subset]
+) -> Iterator[LabelledTokens]:
     """The tokens of documents, with their labels if they have some."""
     if task.labels is None:
         texts = [row["text"] for row in rows]
-        trains = [part == "train" for part in parts]
+        trains = [subset == "train" for subset in subsets]
         draws = None if task.dropout is None else task.dropout.draws(task.source, texts, trains)
-        yield from (Labelled(ids) for ids in tokenizer.encode_arrays(texts, draws))
+        yield from (LabelledTokens(ids) for ids in tokenizer.encode_arrays(texts, draws))
         return
     for row in rows:
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))
-
-
-def _batches(path: Path, columns: list[str]) -> Iterator[list[dict[str, Any]]]:
-    """Rows of a document shard, about 1 MiB of text at a time."""
-    batch: list[dict[str, Any]] = []
-    filled = 0
-    for rows in read_batches(path, columns):
-        for row in rows.to_pylist():
-            batch.append(row)
-            filled += row["bytes"]
-            if filled >= _BATCH_BYTES:
-                yield batch
-                batch, filled = [], 0
-    if batch:
-        yield batch

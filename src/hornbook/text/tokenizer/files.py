@@ -1,11 +1,15 @@
 """The files of a tokenizer in a folder: tokenizer.json, and what transformers' AutoTokenizer wants beside it."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hornbook.files.artifact import write_json
+from hornbook.errors import IntegrityError
 from hornbook.files.durable import write_atomic
-from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.files.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -14,7 +18,18 @@ _SETTINGS = {
 }
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any] | None = None) -> None:
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
+    try:
+        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{folder / 'tokenizer_config.json'} cannot be read: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def save_tokenizer(tokenizer: "Tokenizer", folder: Path, settings: dict[str, Any] | None = None) -> None:
     """Write tokenizer.json, and the two files by which transformers' AutoTokenizer knows its special tokens.
 
     `settings`: the tokenizer_config.json it came with; its delimiters are set to those in use.
@@ -25,12 +40,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any] 
         names["bos_token"] = tokenizer.begin
     if not settings:
         names |= name_special_tokens(tokenizer)
-    write_json(folder / "special_tokens_map.json", names)
-    write_json(folder / "tokenizer_config.json", {**(settings or _SETTINGS), **names})
+    for name, content in (("special_tokens_map", names), ("tokenizer_config", {**(settings or _SETTINGS), **names})):
+        write_atomic(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
     write_atomic(folder / "tokenizer.json", tokenizer.definition)
 
 
-def name_special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+def name_special_tokens(tokenizer: "Tokenizer") -> dict[str, Any]:
     """What tokenizer_config.json calls the special tokens, the delimiters aside: each role that there is."""
     special = tokenizer.special
     roles = {

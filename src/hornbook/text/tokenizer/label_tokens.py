@@ -1,4 +1,4 @@
-"""From labelled texts to labelled tokens: what the shards of a labelled set hold.
+"""From labelled texts to labelled tokens, which the shards of a labelled set hold.
 
 Texts become tokens by `hornbook.text.tokenizer.prompt_encoding`, as they do for predictions. A label of a whole
 text stands at the document's first token, whichever token will carry it in training.
@@ -14,15 +14,15 @@ from jaxtyping import Float32
 
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, TagLabels, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.tokenizer.prompt_encoding import ask_question, ask_text, ask_words
+from hornbook.text.tokenizer.prompt_encoding import encode_question, encode_text, encode_words
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 START, END, CHOOSABLE = 1, 2, 4
-"""Bits of a token's label where answers are places: it begins, it ends, it might do so."""
+"""Bits of a token's label where answers are spans: an answer starts here, ends here, or might."""
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledTokens:
     """A document as stored."""
 
     tokens: np.ndarray
@@ -31,8 +31,8 @@ class Labelled:
     """More columns about it."""
 
 
-def label_tokens(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    """Tokens of a labelled text, a label or NaN for each, and what is to be known of the document."""
+def label_tokens(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
+    """Tokens of a labelled text, a label or NaN for each, and further columns of the document."""
     return _KINDS[config.kind](tokenizer, config, text, labels)
 
 
@@ -40,20 +40,20 @@ def _unlabelled(tokens: list[int], outputs: int = 1) -> Float32[np.ndarray, "tok
     return np.full((len(tokens), outputs), math.nan, np.float32)
 
 
-def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    first, *second = (text[begin:end] for begin, end in labels.parts)
-    tokens = ask_text(tokenizer, first, second[0] if second else None).tokens
-    found = _unlabelled(tokens, outputs_of(config))
-    found[0] = _values(config, labels)
+def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
+    first, *second = (text[start:end] for start, end in labels.parts)
+    tokens = encode_text(tokenizer, first, second[0] if second else None).tokens
+    values = _unlabelled(tokens, outputs_of(config))
+    values[0] = _values(config, labels)
     facts = ()
     if has_answers(config):
-        ((begin, end, _),) = labels.stretches
-        facts = (text[begin:end], labels.answers)
-    return Labelled(np.array(tokens, np.uint32), found, facts)
+        ((start, end, _),) = labels.spans
+        facts = (text[start:end], labels.answers)
+    return LabelledTokens(np.array(tokens, np.uint32), values, facts)
 
 
 def _values(config: LabelsConfig, labels: Labelling) -> list[float]:
-    """The numbers of a text, of the labels that stand there by name too."""
+    """The numbers of a text's labels, which may be given by name."""
     names = [value for value in labels.values if isinstance(value, str)]
     if isinstance(config, ClassLabels) and config.multiple and len(names) == len(labels.values):
         return [float(name in names) for name in config.labels]
@@ -67,47 +67,52 @@ def _number(config: LabelsConfig, value: float | str) -> float:
     return float(config.labels.index(value))
 
 
-def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    (window,) = ask_words(tokenizer, [text[begin:end] for begin, end, _ in labels.stretches])
-    found = _unlabelled(window.tokens)
-    for word, place in window.places.items():
-        found[place] = _number(config, labels.stretches[word][2])
-    return Labelled(np.array(window.tokens, np.uint32), found)
+def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
+    (window,) = encode_words(tokenizer, [text[start:end] for start, end, _ in labels.spans])
+    values = _unlabelled(window.tokens)
+    for word, position in window.positions.items():
+        values[position] = _number(config, labels.spans[word][2])
+    return LabelledTokens(np.array(window.tokens, np.uint32), values)
 
 
-def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    """Choosable are the context's tokens, and the first of all, which is where an answer is that is not there."""
+def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
+    """Choosable are the context's tokens, and the first of all, which marks a question without an answer."""
     del config
-    question, context = (text[begin:end] for begin, end in labels.parts)
-    (window,) = ask_question(tokenizer, question, context)
+    question, context = (text[start:end] for start, end in labels.parts)
+    (window,) = encode_question(tokenizer, question, context)
     first = labels.parts[1][0]
     marks = np.array([0 if span is None else CHOOSABLE for span in window.spans])
     marks[0] = CHOOSABLE
-    places = [(begin - first, end - first) for begin, end, _ in labels.stretches]
+    positions = [(start - first, end - first) for start, end, _ in labels.spans]
     touched = [
-        number for begin, end in places for number, span in enumerate(window.spans) if span and _meet(span, begin, end)
+        number
+        for start, end in positions
+        for number, span in enumerate(window.spans)
+        if span and _overlap(span, start, end)
     ] or [0]
     marks[touched[0]] |= START
     marks[touched[-1]] |= END
-    return Labelled(np.array(window.tokens, np.uint32), marks[:, None].astype(np.float32), (context, labels.answers))
+    return LabelledTokens(
+        np.array(window.tokens, np.uint32), marks[:, None].astype(np.float32), (context, labels.answers)
+    )
 
 
-def _meet(span: tuple[int, int], begin: int, end: int) -> bool:
-    return span[0] < end and begin < span[1]
+def _overlap(span: tuple[int, int], start: int, end: int) -> bool:
+    return span[0] < end and start < span[1]
 
 
-def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> Labelled:
-    """The prompt and its answer, one behind the other; what is to be written, the end too, is labelled 1."""
+def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
+    """The prompt, then its answer; tokens that the model is to write, the end token too, are labelled 1."""
     del config
-    prompt, answer = (tokenizer.encode(text[begin:end]) for begin, end in labels.parts)
+    prompt, answer = (tokenizer.encode(text[start:end]) for start, end in labels.parts)
     last = [] if tokenizer.end_id == tokenizer.delimiter_id else [tokenizer.end_id]
     tokens = [tokenizer.delimiter_id, *prompt, *answer, *last]
-    found = _unlabelled(tokens)
-    found[1 + len(prompt) :] = 1.0
-    return Labelled(np.array(tokens, np.uint32), found)
+    values = _unlabelled(tokens)
+    values[1 + len(prompt) :] = 1.0
+    return LabelledTokens(np.array(tokens, np.uint32), values)
 
 
-_KINDS: dict[str, Callable[[Tokenizer, LabelsConfig, str, Labelling], Labelled]] = {
+_KINDS: dict[str, Callable[[Tokenizer, LabelsConfig, str, Labelling], LabelledTokens]] = {
     "classification": _whole,
     "regression": _whole,
     "token_classification": _words,

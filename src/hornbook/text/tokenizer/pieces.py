@@ -1,8 +1,8 @@
-"""Cut a long text where the tokens on both sides do not notice, so that encoding it takes little memory.
+"""Cut a long text where the tokens on both sides stay the same, so that encoding it takes little memory.
 
 The tokenizers library keeps some 200 bytes per token while it encodes, and is slow on long texts. A cut at the end
 of a word is exact when the tokenizer's own splitting puts a border there and gives the same pieces on either side
-alone; that is asked of it, on a window around the place.
+alone; this is checked on a window around the cut.
 """
 
 import re
@@ -14,17 +14,17 @@ from typing import Any
 import tokenizers
 
 PIECE = 1 << 16
-"""Characters after which a cut is looked for."""
+"""Characters after which a cut is searched for."""
 
 _WINDOW = 256
 _TRIES = 64
-_PLACE = re.compile(r"(?<=\w)(?=[\s!-/:-@\[-`{-~\u3000-\u303f\uff00-\uff0f])")
-"""After a letter or digit, before a blank or a mark (never before an accent, which normalisation might join)."""
+_CANDIDATE = re.compile(r"(?<=\w)(?=[\s!-/:-@\[-`{-~\u3000-\u303f\uff00-\uff0f])")
+"""After a letter or digit, before whitespace or punctuation (not before an accent, which normalisation might join)."""
 _LOCAL_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 
 
 def can_cut(definition: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json treats text locally: nothing done to whole texts, no token that takes blanks along."""
+    """Whether a tokenizer.json treats text locally: nothing done to whole texts, no token that strips whitespace."""
     normalizer = definition.get("normalizer") or {"type": "Sequence", "normalizers": []}
     parts = normalizer.get("normalizers", [normalizer])
     if definition.get("pre_tokenizer") is None or any(part["type"] not in _LOCAL_NORMALIZERS for part in parts):
@@ -51,14 +51,16 @@ class Cutter:
             start = end
         yield text[start:]
 
-    def _find(self, text: str, begin: int) -> int | None:
-        places = (match.start() for match in islice(_PLACE.finditer(text, begin), _TRIES))
-        return next((place for place in places if self._is_exact(text, place)), None)
+    def _find(self, text: str, start: int) -> int | None:
+        positions = (match.start() for match in islice(_CANDIDATE.finditer(text, start), _TRIES))
+        return next((position for position in positions if self._is_exact(text, position)), None)
 
-    def _is_exact(self, text: str, place: int) -> bool:
-        if any(text.find(token, max(0, place - len(token) + 1), place + len(token) - 1) >= 0 for token in self.added):
+    def _is_exact(self, text: str, position: int) -> bool:
+        if any(
+            text.find(token, max(0, position - len(token) + 1), position + len(token) - 1) >= 0 for token in self.added
+        ):
             return False
-        left, right = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
+        left, right = text[max(0, position - _WINDOW) : position], text[position : position + _WINDOW]
         whole, first, second = (
             [piece for piece, _ in self.splitter.pre_tokenize_str(part)] for part in (left + right, left, right)
         )

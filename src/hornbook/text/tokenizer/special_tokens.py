@@ -1,54 +1,27 @@
-"""Which token of a tokenizer plays which part: mask, sentinels, fill-in-the-middle, modes, padding, delimiters.
+"""Which token of a tokenizer plays which role: mask, sentinels, fill-in-the-middle, modes, padding, delimiters.
 
-One table holds the spellings that published tokenizers use for each role, the first known spelling of a role being
-the one that counts. tokenizer.json alone is enough; tokenizer_config.json, where it names a token, goes first.
-
-Sources of the spellings: BERT (arXiv:1810.04805), RoBERTa, T5 (arXiv:1910.10683), UL2 (arXiv:2205.05131) and its
-released checkpoints, fill-in-the-middle of StarCoder, CodeLlama, DeepSeek-Coder and Codestral.
+tokenizer.json alone is enough; tokenizer_config.json, where it names a token, goes before the table of spellings.
 """
 
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hornbook.text.config.text import Trained
 
-SPELLINGS: dict[str, tuple[str, ...]] = {
-    "end": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eos|>", "<|im_end|>", "[SEP]"),
-    "begin": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|bos|>", "[CLS]"),
-    "pad": ("<|pad|>", "[PAD]", "<pad>", "<|padding|>", "<|finetune_right_pad_id|>"),
-    "cls": ("[CLS]", "<cls>", "<|cls|>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "<|sep|>", "</s>"),
-    "mask": ("<|mask|>", "[MASK]", "<mask>"),
-    "prefix": (
-        *("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "\u2581<PRE>", "<PRE>", "[PREFIX]"),
-        "<\uff5cfim\u2581begin\uff5c>",
-    ),
-    "suffix": (
-        *("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "\u2581<SUF>", "<SUF>", "[SUFFIX]"),
-        "<\uff5cfim\u2581hole\uff5c>",
-    ),
-    "middle": (
-        *("<|fim_middle|>", "<fim_middle>", "<fim-middle>", "\u2581<MID>", "<MID>", "[MIDDLE]"),
-        "<\uff5cfim\u2581end\uff5c>",
-    ),
-    "R": ("<|R|>", "[R]", "[NLU]"),
-    "S": ("<|S|>", "[S]", "[S2S]"),
-    "X": ("<|X|>", "[X]", "[NLG]"),
-}
-"""Role -> spellings. R, S and X are UL2's modes: regular, sequential and extreme denoising."""
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SPELLINGS: dict[str, list[str]] = _TABLE["spellings"]
+"""Role -> spellings that published tokenizers use, of which the first known one counts."""
+OURS: dict[str, dict[str, str]] = _TABLE["ours"]
+"""Kind of tokenizer -> role -> spelling in those we train; elsewhere the first of the table."""
 
 SENTINELS = tuple(re.compile(p) for p in (r"<extra_id_(\d+)>", r"<\|sentinel_(\d+)\|>", r"<sentinel_(\d+)>"))
 """Numbered spellings, one family after the other; the number says in which order sentinels are used."""
-
-OURS = {
-    "wordpiece": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    "unigram": {"pad": "<pad>", "unk": "<unk>", "end": "</s>", "mask": "<mask>"},
-}
-"""Kind of tokenizer -> role -> spelling in those we train, as in BERT and T5; elsewhere the first of the table."""
 
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
@@ -105,13 +78,13 @@ def require_form(data: Any) -> None:
     added = data.get("added_tokens") or []
     if not isinstance(added, list):
         raise ValueError("added_tokens is not a list")
-    for place, token in enumerate(added):
+    for index, token in enumerate(added):
         given = token if isinstance(token, dict) else {}
         content, number, special = (given.get(name) for name in ("content", "id", "special"))
         if not isinstance(content, str) or type(number) is not int or number < 0 or type(special) is not bool:
-            raise ValueError(f"added_tokens.{place} lacks a content, an id or `special`")
+            raise ValueError(f"added_tokens.{index} lacks a content, an id or `special`")
         if any("\ud800" <= character <= "\udfff" for character in content):
-            raise ValueError(f"added_tokens.{place}: its content is not valid Unicode: {content[:40]!a}")
+            raise ValueError(f"added_tokens.{index}: its content is not valid Unicode: {content[:40]!a}")
 
 
 def find_special_tokens(
@@ -163,7 +136,7 @@ def _find_sentinels(known: Mapping[str, int]) -> tuple[int, ...]:
         numbered = {int(match[1]): number for match, number in matches if match}
         if 0 in numbered:
             without_gap = itertools.takewhile(numbered.__contains__, itertools.count())
-            return tuple(numbered[place] for place in without_gap)
+            return tuple(numbered[index] for index in without_gap)
     return ()
 
 

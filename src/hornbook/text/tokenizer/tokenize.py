@@ -15,26 +15,24 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.progress import Progress, silent
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
-from hornbook.text.plan_splits import LaterCounts, plan_splits
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
-from hornbook.text.splits import PARTS, Split
+from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
 from hornbook.text.tokenizer.bpe.choice import compile_for
-from hornbook.text.tokenizer.bpe.dropout import Dropout
+from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.tokenizer.files import save_tokenizer
-from hornbook.text.tokenizer.sample import TrainingTexts
+from hornbook.text.tokenizer.files import read_settings, save_tokenizer
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
-from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
 _SMALL_BYTES = 2 * 2**20
 SPLITS = ("train", "validation")
 
 
 @dataclass(slots=True)
-class Share:
+class SplitCounts:
     """Counts of one source in one split."""
 
     documents: int = 0
@@ -65,16 +63,16 @@ class TokenReport:
     """Token ids of the tokenizer."""
     trained: bool
     """Whether the tokenizer was trained here."""
-    shares: dict[tuple[str, str], Share] = field(default_factory=dict)
+    shares: dict[tuple[str, str], SplitCounts] = field(default_factory=dict)
     """(source, split) -> counts."""
     notes: list[str] = field(default_factory=list)
     """What a person should know: an empty split, a vocabulary smaller than asked, unknown tokens."""
     seconds: float = 0.0
 
-    def total(self, split: str | None = None) -> Share:
+    def total(self, split: str | None = None) -> SplitCounts:
         """The sum over the sources, of one split or of both."""
         parts = [share for (_, name), share in self.shares.items() if split in (None, name)]
-        return Share(sum(p.documents for p in parts), sum(p.tokens for p in parts), sum(p.bytes for p in parts))
+        return SplitCounts(sum(p.documents for p in parts), sum(p.tokens for p in parts), sum(p.bytes for p in parts))
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -131,7 +129,7 @@ def _documents(data: Path) -> dict[str, str]:
 
 
 def _size_of_documents(data: Path) -> int:
-    """Bytes of all shards that are there; one that is missing is told where it is read."""
+    """Bytes of all shards that exist; a missing one is an error where it is read."""
     return sum(path.stat().st_size for path in map(data.joinpath, _documents(data)) if path.exists())
 
 
@@ -155,7 +153,7 @@ def _dropout(config: TextConfig) -> Dropout | None:
 
 
 def _check_dropout(data: Path, config: TextConfig) -> None:
-    """Refuse what a given tokenizer or the folder cannot do before anything is written."""
+    """Refuse BPE-dropout that the tokenizer or the folder does not allow, before anything is written."""
     labels = read_text_config(data).labels
     if config.bpe_dropout and labels is not None:
         raise UsageError(f"text.bpe_dropout: {data} is a labelled set, whose labels stand at tokens; leave it out")
@@ -177,8 +175,8 @@ def _tokenize(
     tasks = []
     for path, digest in _documents(data).items():
         source, number = Path(path).parent.name, int(Path(path).stem)
-        place = data, source, number, path, digest
-        tasks.append(EncodeTask(*place, tokenizer.digest, dtype, splits[source], labels, dropout))
+        shard = data, source, number, path, digest
+        tasks.append(EncodeTask(*shard, tokenizer.digest, dtype, splits[source], labels, dropout))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for result in results for shard in result.shards]
     _remove_others(data, {shard.name for shard in shards})
@@ -271,9 +269,9 @@ def _report(config: TextConfig, index: dict[str, Any], sources: dict[str, Source
     trained = isinstance(config.tokenizer, Trained)
     report = TokenReport(index["vocab_size"], trained)
     for name, source in sources.items():
-        for split, ending in PARTS.values():
+        for split, ending in SUBSETS.values():
             if not ending or source.later is not None:
-                report.shares[name + ending, split] = Share()
+                report.shares[name + ending, split] = SplitCounts()
     for entry in index["shards"]:
         report.shares[entry["source"], entry["split"]].add(ShardInfo(**entry))
     for (name, split), share in report.shares.items():

@@ -3,7 +3,7 @@
 Any `tokenizer.json` of the tokenizers library is read. Encoding uses a clone in which every special token
 has another spelling, one that no text has: so `<|endoftext|>` in a document is ordinary characters whether the
 library would match it in the text (added tokens) or reach it through the model's own vocabulary. Decoding
-uses the tokenizer as it is.
+uses the original.
 """
 
 import json
@@ -22,6 +22,7 @@ import xxhash
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.strict_json import parse_json
 from hornbook.text.tokenizer.bpe.tables import Merges, find_merges
+from hornbook.text.tokenizer.files import read_settings
 from hornbook.text.tokenizer.pieces import Cutter, can_cut
 from hornbook.text.tokenizer.special_tokens import (
     UNSPELLABLE,
@@ -32,8 +33,8 @@ from hornbook.text.tokenizer.special_tokens import (
 )
 
 if TYPE_CHECKING:
-    from hornbook.text.tokenizer.bpe.dropout import Draws
     from hornbook.text.tokenizer.bpe.encode import Encoder
+    from hornbook.text.tokenizer.bpe.tables import Draws
 
 _BATCH = 1 << 20
 _UNUSED_IDS = 1 << 16
@@ -148,7 +149,7 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(self._plain))
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The same of several texts, and of each token its first character and the one behind its last."""
+        """(token ids, span in characters of each token) of several texts."""
         found = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(each.ids, each.offsets) for each in found]
 
@@ -316,17 +317,6 @@ def _spelling_bytes(token: str, blank: str | None) -> int:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len((token.replace(blank, " ") if blank else token).encode())
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
-    try:
-        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"{folder / 'tokenizer_config.json'} cannot be read: {error}") from error
-    return settings if isinstance(settings, dict) else {}
 
 
 def choose_delimiters(

@@ -12,15 +12,15 @@ from torch import Tensor
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
-from hornbook.model.config.position import LearnedPositions
-from hornbook.model.config.surgery import Bottleneck, Dora, Lora, Nf4, Prompt, SurgeryStep
+from hornbook.model.config.position import LearnedPositionsConfig
+from hornbook.model.config.surgery import BottleneckConfig, Dora, Lora, Nf4, PromptConfig, SurgeryStep
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import AdapterSpec, is_adapter, tensors_digest, write_adapter
-from hornbook.model.surgery.build import build_operated, fill
 from hornbook.model.surgery.folders import read_merged
+from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
@@ -61,7 +61,7 @@ def assert_close_to(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, Bottleneck(width=4), Prompt(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=4), PromptConfig(length=3)])
 @torch.no_grad()
 def test_an_adapter_comes_back_to_the_bit(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -85,7 +85,7 @@ def test_qlora_comes_back_with_its_codes(tmp_path: Path, bases: dict[str, Path],
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, Prompt(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, PromptConfig(length=3)])
 @torch.no_grad()
 def test_peft_computes_the_same(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -93,7 +93,7 @@ def test_peft_computes_the_same(
     model = spoil(operated(base, step), size=0.05)
     theirs = loaded_by_peft(written(tmp_path / "adapter", bases[base], model, step), bases[base])
     found = theirs(input_ids=ids()).logits
-    assert_close_to(logits(model, ids()), found[:, 3:] if isinstance(step, Prompt) else found)
+    assert_close_to(logits(model, ids()), found[:, 3:] if isinstance(step, PromptConfig) else found)
 
 
 @pytest.mark.parametrize("base", CONFIGS)
@@ -200,7 +200,7 @@ def test_dora_on_a_part_of_a_fused_matrix_is_refused(
 
 
 BERT_LIKE = bert_like(length=64)
-ROBERTA_POSITIONS = LearnedPositions(length=62, offset=2)
+ROBERTA_POSITIONS = LearnedPositionsConfig(length=62, offset=2)
 HEADS = {
     "gpt2": ("AutoModelForSequenceClassification", ClassificationHead(labels=["a", "b", "c"], bias=False)),
     "llama": ("AutoModelForTokenClassification", TokenClassificationHead(labels=["a", "b", "c"])),

@@ -5,7 +5,7 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.surgery import Bottleneck, Dora, Freeze, Lora
+from hornbook.model.config.surgery import BottleneckConfig, Dora, Freeze, Lora
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.surgery.adapters.merge import merge, merged_tensors, unmerge
 from hornbook.model.surgery.operate import operate
@@ -21,7 +21,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, Bottleneck(width=8)])
+@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=8)])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_first_step_computes_what_the_base_computes_bit_for_bit(
     operated: Operated, base: str, step: Lora, rows: int
@@ -60,11 +60,11 @@ def test_unmerge_gives_the_weights_back(operated: Operated) -> None:
 
 def test_a_bottleneck_cannot_be_merged(operated: Operated) -> None:
     with pytest.raises(UsageError, match=r"blocks\.0\.attention\.out\.adapter \(Bottleneck\) cannot be merged"):
-        merge(operated("llama", Bottleneck(width=8)).requires_grad_(False))
+        merge(operated("llama", BottleneckConfig(width=8)).requires_grad_(False))
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [Lora(rank=4), Dora(rank=4), Bottleneck(width=8)])
+@pytest.mark.parametrize("step", [Lora(rank=4), Dora(rank=4), BottleneckConfig(width=8)])
 def test_every_adapted_layer_takes_part(operated: Operated, base: str, step: Lora) -> None:
     """No kernel may read a weight past its adapter: each adapter alone changes the output, and gets a gradient."""
     tokens = ids()
@@ -129,7 +129,7 @@ def test_the_fused_product_equals_layer_by_layer(operated: Operated) -> None:
 
 
 def test_bfloat16_stays_bfloat16(operated: Operated) -> None:
-    for step in (Lora(), Dora(), Bottleneck(width=8)):
+    for step in (Lora(), Dora(), BottleneckConfig(width=8)):
         model = spoil(operated("llama", step))
         model.compute_dtype = torch.bfloat16
         assert model(ids())[0].dtype == torch.bfloat16
@@ -149,7 +149,7 @@ def test_freezing_by_glob(operated: Operated) -> None:
         (Lora(targets=["*.q_proj"]), r"'\*\.q_proj' matches no linear layer; near are blocks"),
         (Lora(targets=["embedding"]), "matches no linear layer"),
         (Lora(rank=33), r"rank: blocks\.0\.attention\.query is 32 x 32, so a rank of at most 32 .* found 33"),
-        (Bottleneck(width=40), "gives 32 values, found 40"),
+        (BottleneckConfig(width=40), "gives 32 values, found 40"),
         (Freeze(names=["block.*"]), "matches no parameter; near are blocks"),
     ],
 )

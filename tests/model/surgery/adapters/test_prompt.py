@@ -5,13 +5,12 @@ import torch
 
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import LearnedPositions, PositionConfig, Rope
-from hornbook.model.config.surgery import Prompt
+from hornbook.model.config.position import LearnedPositionsConfig, PositionConfig, RopeConfig
+from hornbook.model.config.surgery import PromptConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.adapters.prompt import prompt_length
-from hornbook.model.surgery.build import fill
-from hornbook.model.surgery.operate import operate
+from hornbook.model.surgery.operate import fill, operate
 from hornbook.model.transformer import Transformer
 
 VOCAB, POSITIONS, LENGTH = 32, 16, 4
@@ -21,11 +20,11 @@ def prompted(position: PositionConfig, length: int = LENGTH) -> Transformer:
     config = ModelConfig(layers=1, width=16, heads=2, position=position)
     model = build_model(config, VOCAB, "meta")
     if length:
-        operate(model, [Prompt(length=length)])
+        operate(model, [PromptConfig(length=length)])
     return fill(model, initial_values(build_model(config, VOCAB, "meta"), config, 1), None)
 
 
-@pytest.mark.parametrize("position", [LearnedPositions(length=POSITIONS), Rope(length=POSITIONS)])
+@pytest.mark.parametrize("position", [LearnedPositionsConfig(length=POSITIONS), RopeConfig(length=POSITIONS)])
 @pytest.mark.parametrize("given", [POSITIONS - LENGTH, POSITIONS - LENGTH + 1, POSITIONS])
 def test_a_long_text_goes_on_from_what_fits_behind_the_prompt(position: PositionConfig, given: int) -> None:
     model, tokens = prompted(position), list(range(1, given + 1))
@@ -43,7 +42,7 @@ def test_a_long_text_goes_on_from_what_fits_behind_the_prompt(position: Position
 
 
 def test_a_text_grows_past_the_positions() -> None:
-    model, seen = prompted(LearnedPositions(length=POSITIONS)), []
+    model, seen = prompted(LearnedPositionsConfig(length=POSITIONS)), []
     for block in model.blocks.values():
         block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     assert len(list(generate(model, [1, 2, 3], max_tokens=30, greedy=True))) == 30
@@ -53,4 +52,4 @@ def test_a_text_grows_past_the_positions() -> None:
 
 
 def test_its_length_is_known() -> None:
-    assert [prompt_length(prompted(Rope(length=8), length)) for length in (0, 5)] == [0, 5]
+    assert [prompt_length(prompted(RopeConfig(length=8), length)) for length in (0, 5)] == [0, 5]

@@ -15,7 +15,7 @@ import pytest
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.corpora import fetch as module
-from hornbook.text.ingest.corpora.corpora import CORPORA, Corpus, corpus_of, filled, source_section
+from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, filled, source_section
 from hornbook.text.ingest.corpora.fetch import RECORD, Remote, fetch, plan
 from hornbook.text.ingest.inputs import format_of
 
@@ -180,7 +180,7 @@ def test_published_digests_are_checked(site: Site, tmp_path: Path, algorithm: st
 
 def test_a_list_names_the_files(site: Site):
     site.files = {"/wet.paths.gz": gzip.compress(b"x/1.wet.gz\ny/1.wet.gz\ny/2.wet.gz\n"), "/x/1.wet.gz": b"12345"}
-    corpus = Corpus(
+    corpus = PublicCorpus(
         "c",
         "",
         "",
@@ -198,7 +198,7 @@ def test_a_list_names_the_files(site: Site):
 def test_digests_are_found_by_name_whatever_the_date(site: Site):
     name = "enwiki-20240101-pages.xml.bz2"
     site.files = {"/enwiki-latest-pages.xml.bz2": DATA, "/sums": f"{'a' * 40}  {name}\nnoise\n".encode()}
-    corpus = Corpus(
+    corpus = PublicCorpus(
         "c", "", "", "", "", urls=(f"{site.address}/enwiki-latest-pages.xml.bz2",), checksums=f"{site.address}/sums"
     )
     ((found,), total) = plan(corpus, {}, None)
@@ -218,7 +218,7 @@ def test_other_file_systems_are_listed_and_resumed(tmp_path: Path, monkeypatch: 
         nonlocal reads
         reads += 1
         if reads == 3:
-            raise module.Broken("gone")
+            raise module.TransferError("gone")
         return real(body)
 
     monkeypatch.setattr(module, "_read", once)
@@ -249,7 +249,7 @@ def test_variables_are_names(given: dict[str, str]):
 
 
 @pytest.mark.parametrize("corpus", CORPORA.values(), ids=CORPORA)
-def test_every_corpus_of_the_table_is_whole(corpus: Corpus):
+def test_every_corpus_of_the_table_is_whole(corpus: PublicCorpus):
     assert all((corpus.what, corpus.size, corpus.licence, corpus.cites))
     assert corpus.urls or corpus.listing
     for pattern in (*corpus.urls, corpus.listing, corpus.checksums):

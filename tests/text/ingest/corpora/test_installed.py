@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.text import ExactDedup, SourceConfig, TextConfig
+from hornbook.text.config.text import ExactDedupConfig, SourceConfig, TextConfig
 from hornbook.text.ingest.corpora import installed
 from hornbook.text.ingest.corpora.installed import SOURCES, Planted, join_docstrings, score, write_installed_corpus
 from hornbook.text.refinery.pipeline.prepare import prepare
@@ -79,7 +79,7 @@ def test_the_refinery_is_scored_against_the_truth(corpus: tuple[Path, Planted], 
 
 def test_a_worse_refinery_gets_a_worse_score(corpus: tuple[Path, Planted], tmp_path: Path):
     folder, planted = corpus
-    config = config_of(folder).model_copy(update={"steps": [ExactDedup()]})
+    config = config_of(folder).model_copy(update={"steps": [ExactDedupConfig()]})
     prepare(config, tmp_path / "data")
     precision, recall = score(tmp_path / "data", planted)
     assert precision < 1.0  # blank documents are no duplicates, yet without drop_empty they are removed as such

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
 
 Rows = list[Document | Rejected]
 ReadBytes = Callable[..., Rows]

@@ -17,7 +17,7 @@ import json, resource, sys
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
+from hornbook.text.ingest.document import ReadOptions
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 (file,) = list_inputs("s", SourceConfig(paths=[sys.argv[1]]))

@@ -10,10 +10,10 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
+from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
-from hornbook.text.ingest.rows import ReadOptions
+from hornbook.text.ingest.labels.readers import read_labelled
 
 CLASSES = ClassLabels(labels=["neg", "pos"])
 PAIRS = ClassLabels(labels=["no", "yes"], text="a", pair="b")
@@ -21,7 +21,7 @@ TAGS = TagLabels(labels=["O", "B-PER", "I-PER"])
 
 
 def read(path: Path, config: LabelsConfig) -> list[Document | Rejected]:
-    (file,) = list_labelled("s", SourceConfig(paths=[str(path)]))
+    (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
     return list(read_labelled(file, ReadOptions(labels=config)))
 
 
@@ -114,5 +114,5 @@ def test_plain_text_has_no_labels(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*gone\.tsv"):
-        list_labelled("s", SourceConfig(paths=[str(tmp_path / "gone.tsv")]))
+    with pytest.raises(UsageError, match=r"gone\.tsv does not exist"):
+        list_inputs("s", SourceConfig(paths=[str(tmp_path / "gone.tsv")]), labelled=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
-from hornbook.text.config.text import Normalize
+from hornbook.text.config.text import NormalizeConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.ingest.labels.labelling import Labelling, edited
 from hornbook.text.ingest.labels.rows import UnfitRow, label_row, names_of, with_names
@@ -43,7 +43,7 @@ def test_several_labels_become_zeros_and_ones() -> None:
 
 def test_words_keep_their_tags() -> None:
     text, labels = label_row(TAGS, {"tokens": ["Ada", "Love lace", "wrote"], "tags": ["B-PER", 2, "O"]})
-    found = [(text[begin:end], value) for begin, end, value in labels.stretches]
+    found = [(text[begin:end], value) for begin, end, value in labels.spans]
     assert text == "Ada Love lace wrote"
     assert found == [("Ada", 1.0), ("Love lace", 2.0), ("wrote", 0.0)]
 
@@ -59,7 +59,7 @@ def test_without_a_list_labels_stand_by_name(label: object, name: str) -> None:
     several = label_row(ClassLabels(multiple=True), {"text": "t", "label": [label, "a", label]})[1]
     assert several.values == tuple(sorted({name, "a"}))
     tags = label_row(TagLabels(), {"tokens": ["x", "y"], "tags": ["O", label]})[1]
-    assert [value for _, _, value in tags.stretches] == ["O", name]
+    assert [value for _, _, value in tags.spans] == ["O", name]
 
 
 @pytest.mark.parametrize("label", ["", "  ", None, float("nan"), 1.5, {"a": 1}, ["a"], "long" * 100])
@@ -96,13 +96,13 @@ def test_layouts_of_right_and_wrong_name_both() -> None:
 def test_an_answer_is_found_in_both_forms(answers: object) -> None:
     row = {"question": "Where?", "context": "in Bern.", "answers": answers}
     text, labels = label_row(SpanLabels(), row)
-    ((begin, end, _),) = labels.stretches
+    ((begin, end, _),) = labels.spans
     assert (text[begin:end], labels.answers) == ("Bern", ("Bern",))
 
 
 def test_a_question_may_have_no_answer() -> None:
     _, labels = label_row(SpanLabels(), {"question": "q", "context": "c", "answers": {"text": [], "answer_start": []}})
-    assert labels.stretches == labels.answers == ()
+    assert labels.spans == labels.answers == ()
 
 
 def test_a_template_stands_around_the_prompt() -> None:
@@ -158,10 +158,10 @@ def test_labels_follow_an_edit(letters: list[str], data: st.DataObject) -> None:
     end = data.draw(st.integers(begin + 1, len(text)))
 
     def edit(text: str) -> str:
-        return basics.Normalize(Normalize()).edit(Document(text, "", ""))[0]
+        return basics.Normalize(NormalizeConfig()).edit(Document(text, "", ""))[0]
 
     after, labels = edited(text, Labelling(((0, len(text)),), ((begin, end, 1.0),)), edit)
-    ((first, last, _),) = labels.stretches
+    ((first, last, _),) = labels.spans
     assert labels.parts == ((0, len(after)),)
     unchanged = edit(text) == text
     assert after[first:last] == (text[begin:end] if unchanged else edit(text[begin:end]))

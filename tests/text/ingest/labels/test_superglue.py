@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.labels.readers import list_labelled, read_labelled
-from hornbook.text.ingest.rows import ReadOptions
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
+from hornbook.text.ingest.inputs import list_inputs
+from hornbook.text.ingest.labels.readers import read_labelled
 
 COPA: dict[str, Any] = {
     "premise": "The ice melted.",
@@ -75,7 +75,7 @@ RECORD: dict[str, Any] = {
 
 
 def read(path: Path, layout: Any) -> list[Document | Rejected]:
-    (file,) = list_labelled("s", SourceConfig(paths=[str(path)]))
+    (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
     return list(
         read_labelled(file, ReadOptions(id_field="idx", labels=ClassLabels(labels=["no", "yes"], layout=layout)))
     )
@@ -88,7 +88,7 @@ def pairs(rows: list[Document | Rejected]) -> list[tuple[str, str, str, tuple[fl
         assert isinstance(row, Document), row
         assert row.labels is not None
         first, second = (row.text[begin:end] for begin, end in row.labels.parts)
-        candidate = "".join(row.text[begin:end] for begin, end, _ in row.labels.stretches)
+        candidate = "".join(row.text[begin:end] for begin, end, _ in row.labels.spans)
         found.append((first, second, candidate, row.labels.values, row.labels.answers))
     return found
 
@@ -208,7 +208,7 @@ def without(row: dict[str, Any], key: str) -> dict[str, Any]:
         (
             "record",
             RECORD | {"passage": {"text": "short", "entities": [{"start": 3, "end": 5}]}},
-            "(3, 5) is not within the 5 letters of the passage",
+            "(3, 5) is not within the 5 characters of the passage",
         ),
     ],
 )

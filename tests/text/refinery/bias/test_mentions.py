@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import SHIPPED, Mentions, Rebalance
-from hornbook.text.refinery.bias.associations import Counts, associations
-from hornbook.text.refinery.bias.mention_terms import read_terms
+from hornbook.text.config.bias import SHIPPED, MentionsConfig, RebalanceConfig
+from hornbook.text.refinery.bias.associations import MentionSums, associations
+from hornbook.text.refinery.bias.mentions import read_terms
 from tests.text.refinery.running import columns_of
 
 TERMS = {
@@ -63,7 +63,7 @@ def random_texts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("window", [1, 3, 10, 1000, "sentence"])
 def test_counts_are_those_of_a_plain_count(tmp_path: Path, window: int | str):
-    config = Mentions(terms=written(tmp_path / "t.json"), window=window, words="unicode")
+    config = MentionsConfig(terms=written(tmp_path / "t.json"), window=window, words="unicode")
     texts = [re.sub(r"(?<=\w)\.(?=\w)", ",", text) for text in random_texts(200)]  # `a.b` is one word
     found = columns_of(config, texts)
     assert len(found) == 8
@@ -74,7 +74,7 @@ def test_counts_are_those_of_a_plain_count(tmp_path: Path, window: int | str):
 
 
 def test_what_a_mention_is(tmp_path: Path):
-    config = Mentions(terms=written(tmp_path / "t.json"), window="sentence")
+    config = MentionsConfig(terms=written(tmp_path / "t.json"), window="sentence")
     text = 'The nurse said: "SHE is kind." (He left?) Her mother-in-law, a nurse\u2019s friend\nand nurse\n\nhe'
     found = {name: int(column[0]) for name, column in columns_of(config, [text]).items() if column[0]}
     women = {"mentions.women": 2, "mentions.women.nurse": 2, "mentions.women.kind": 1}
@@ -83,13 +83,13 @@ def test_what_a_mention_is(tmp_path: Path):
 
 def test_the_window_is_of_words(tmp_path: Path):
     texts = ["he a b nurse", "nurse a b he", "he a b c nurse"]
-    config = Mentions(terms=written(tmp_path / "t.json"), window=3)
+    config = MentionsConfig(terms=written(tmp_path / "t.json"), window=3)
     assert columns_of(config, texts)["mentions.men.nurse"].tolist() == [1, 1, 0]
 
 
 def test_chinese_terms_stand_anywhere(tmp_path: Path):
     terms = {"groups": {"women": ["\u5979"], "men": ["\u4ed6"]}, "attributes": {"nurse": ["\u62a4\u58eb"]}}
-    config = Mentions(terms=written(tmp_path / "t.json", terms))
+    config = MentionsConfig(terms=written(tmp_path / "t.json", terms))
     found = columns_of(config, ["\u5979\u662f\u62a4\u58eb\u3002"])
     assert (found["mentions.women"].tolist(), found["mentions.women.nurse"].tolist()) == ([1], [1])
 
@@ -99,24 +99,24 @@ def test_ours_can_be_told_apart(language: str):
     terms = read_terms(SHIPPED[language])
     assert (len(terms.groups), len(terms.attributes) > 20) == (2, True)
     for definition in ("cjk", "unicode", "whitespace"):
-        assert len(columns_of(Mentions(terms=language, words=definition), ["x"])) == 2 + 2 * len(terms.attributes)
+        assert len(columns_of(MentionsConfig(terms=language, words=definition), ["x"])) == 2 + 2 * len(terms.attributes)
 
 
 GROUPS = {"a": ["x"], "b": ["y"]}
 WRONG = [
     ({"groups": GROUPS, "attributes": {"c": ["X"]}}, "'X' is in groups.a and in attributes.c: leave it in one"),
     ({"groups": {"a": ["x y"], "b": ["X-y"]}, "attributes": {"c": ["z"]}}, "'X-y' is in groups.a and in groups.b"),
-    ({"groups": GROUPS, "attributes": {"c": []}}, "attributes.c is empty: write a list"),
-    ({"groups": GROUPS, "attributes": {"c": "nurse"}}, "attributes.c is a str: write a list"),
-    ({"groups": GROUPS, "attributes": {"c": ["z", 3]}}, "attributes.c holds 3: terms are strings"),
+    ({"groups": GROUPS, "attributes": {"c": []}}, "attributes.c: List should have at least 1 item"),
+    ({"groups": GROUPS, "attributes": {"c": "nurse"}}, "attributes.c: Input should be a valid list"),
+    ({"groups": GROUPS, "attributes": {"c": ["z", 3]}}, "attributes.c.1: Input should be a valid string, found 3"),
     ({"groups": GROUPS, "attributes": {"c": ["z", "--"]}}, "attributes.c: '--' has no word"),
-    ({"groups": GROUPS, "attributes": {"c.d": ["z"]}}, "attributes.c.d: names are of letters"),
-    ({"groups": {"a": ["x"]}, "attributes": {"c": ["z"]}}, "groups has one entry"),
-    ({"groups": GROUPS}, "attributes is missing"),
-    ({"groups": [], "attributes": {}}, "groups is a list"),
-    ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "'atributes' is not known"),
+    ({"groups": GROUPS, "attributes": {"c.d": ["z"]}}, "attributes.c.d.[key]: String should match pattern"),
+    ({"groups": {"a": ["x"]}, "attributes": {"c": ["z"]}}, "groups: Dictionary should have at least 2 items"),
+    ({"groups": GROUPS}, "attributes: Field required"),
+    ({"groups": [], "attributes": {}}, "groups: Input should be a valid dictionary"),
+    ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "atributes: Extra inputs are not permitted"),
     ({"groups": GROUPS, "attributes": {f"n{n}": [f"z{n}"] for n in range(250)}}, "are 502 counts a document: 500 is"),
-    ([], "holds a list"),
+    ([], "Input should be a valid dictionary"),
 ]
 
 
@@ -124,7 +124,7 @@ WRONG = [
 def test_a_wrong_file_is_refused_by_its_key(tmp_path: Path, terms: object, said: str):
     path = written(tmp_path / "t.json", terms)
     with pytest.raises(UsageError, match=re.escape(said)) as error:
-        columns_of(Mentions(terms=path), ["x"])
+        columns_of(MentionsConfig(terms=path), ["x"])
     assert str(error.value).startswith(path)
 
 
@@ -137,12 +137,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, data: bytes | None, said: st
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(UsageError, match=re.escape(said)):
-        columns_of(Mentions(terms=str(path)), ["x"])
+        columns_of(MentionsConfig(terms=str(path)), ["x"])
 
 
-@pytest.mark.parametrize("step", [Mentions, Rebalance])
-def test_a_mistyped_language_is_told_which_there_are(step: type[Mentions | Rebalance]):
-    with pytest.raises(ValueError, match=r"'eng' is none of ours \(de, en, es, fr\): name one, or a .toml or .json"):
+@pytest.mark.parametrize("step", [MentionsConfig, RebalanceConfig])
+def test_a_mistyped_language_is_told_which_there_are(step: type[MentionsConfig | RebalanceConfig]):
+    with pytest.raises(ValueError, match=r"'eng' is not one of de, en, es, fr: name one, or a .toml"):
         step(terms="eng")
     assert step(terms="eng.toml").path == Path("eng.toml")
     assert step(terms="./eng").path == Path("eng")
@@ -162,13 +162,13 @@ def drawn_rows(documents: int, chances: Sequence[Sequence[float]]) -> np.ndarray
 
 def test_pmi_is_what_the_formula_says():
     rows = np.array([[30, 0, 20, 3, 0, 0], [0, 60, 0, 0, 40, 10]])
-    found = {(each.group, each.attribute): each for each in associations(Counts.of(rows), "wm", "ab")}
+    found = {(each.group, each.attribute): each for each in associations(MentionSums.of(rows), "wm", "ab")}
     assert set(found) == {("w", "a"), ("m", "a")}  # b is expected 13 * 30 / 90 = 4.3 times with w
     for each, together, share in ((found["w", "a"], 20, 30 / 90), (found["m", "a"], 40, 60 / 90)):
         assert each.expected == pytest.approx(60 * share)
         assert each.pmi == pytest.approx(log2(together / 90 / (60 / 90 * share)), abs=1e-12)
     rows = np.array([[40, 0, 0, 0, 0, 0], [0, 40, 0, 0, 40, 0]])
-    never, always = sorted(associations(Counts.of(rows), "wm", "ab"), key=lambda each: each.pmi)
+    never, always = sorted(associations(MentionSums.of(rows), "wm", "ab"), key=lambda each: each.pmi)
     assert (never.pmi, never.npmi, never.high) == (-np.inf, -1, pytest.approx(log2(3 / 20)))
     assert (always.pmi, always.npmi) == (pytest.approx(1), pytest.approx(1))
 
@@ -176,11 +176,11 @@ def test_pmi_is_what_the_formula_says():
 def test_intervals_are_those_of_resampled_documents():
     rows = drawn_rows(1500, [[0.5, 0.1], [0.3, 0.12]])
     draw = np.random.default_rng(7)
-    found = associations(Counts.of(rows), "wm", "ab")
+    found = associations(MentionSums.of(rows), "wm", "ab")
     assert len(found) == 4
     tried: dict[tuple[str, str], list[float]] = {}
     for _ in range(1500):
-        for each in associations(Counts.of(rows[draw.integers(len(rows), size=len(rows))]), "wm", "ab"):
+        for each in associations(MentionSums.of(rows[draw.integers(len(rows), size=len(rows))]), "wm", "ab"):
             tried.setdefault((each.group, each.attribute), []).append(each.pmi)
     for each in found:
         deviation = np.std(tried[each.group, each.attribute])
@@ -189,8 +189,8 @@ def test_intervals_are_those_of_resampled_documents():
 
 def test_counts_of_parts_add_up():
     rows = drawn_rows(300, [[0.5, 0.2], [0.3, 0.25]])
-    parts = [Counts.of(part) for part in np.array_split(rows, [7, 100])]
-    whole, joined = Counts.of(rows), parts[0] + parts[1] + parts[2]
+    parts = [MentionSums.of(part) for part in np.array_split(rows, [7, 100])]
+    whole, joined = MentionSums.of(rows), parts[0] + parts[1] + parts[2]
     assert whole.documents == joined.documents
     for one, other in itertools.pairwise([associations(each, "wm", "ab") for each in (whole, joined)]):
         assert one == other

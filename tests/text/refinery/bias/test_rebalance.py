@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import Mentions, Rebalance
-from hornbook.text.config.content import Swap
-from hornbook.text.config.text import DropEmpty, ExactDedup, SourceConfig, TextConfig
+from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
+from hornbook.text.config.content import SwapConfig
+from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.bias.associations import Association
 from hornbook.text.refinery.bias.bias import ALL, MentionReport, read_bias, standing_out
 from hornbook.text.refinery.bias.rebalance import REASON, Sparse, find_chances
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.decide import KEPT
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.refinery.report.report import card, page, read_receipt
-from hornbook.text.refinery.table import build
 from tests.text.refinery.running import judge
 
 NURSES, SHE = 1000, 900
@@ -62,7 +62,7 @@ def kept_texts(data: Path) -> list[str]:
     return sorted(text for table in tables for text in table["text"].to_pylist())
 
 
-def left(config: Rebalance, texts: list[str]) -> list[str]:
+def left(config: RebalanceConfig, texts: list[str]) -> list[str]:
     """What the step keeps."""
     return [text for text, reason in zip(texts, judge([config], texts)[0], strict=True) if reason == KEPT]
 
@@ -73,11 +73,11 @@ def count(texts: list[str], words: str) -> int:
 
 @pytest.fixture(scope="module")
 def thinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("thinned"), [Rebalance()], {"s": [planted()]})
+    return run(tmp_path_factory.mktemp("thinned"), [RebalanceConfig()], {"s": [planted()]})
 
 
 def test_the_report_says_what_was_planted(tmp_path: Path):
-    steps = [DropEmpty(), Mentions()]
+    steps = [DropEmptyConfig(), MentionsConfig()]
     even = [f"{who} is a nurse, says note {n}" for n in range(100) for who in ("She", "He")]
     report = read_bias(run(tmp_path, steps, {"odd": [planted()], "even": [even]}), steps)[0]
     assert [each.name for each in report.sources] == ["even", "odd", ALL]
@@ -94,7 +94,7 @@ def test_the_report_says_what_was_planted(tmp_path: Path):
 
 
 def test_thinning_evens_out(thinned: Path):
-    report = read_bias(thinned, [Rebalance()])[0]
+    report = read_bias(thinned, [RebalanceConfig()])[0]
     for attribute, planted_pmi in (("nurse", PMI), ("engineer", log2((NURSES - SHE) / NURSES / 0.5))):
         now, before = pair(report, attribute)
         assert before.pmi == pytest.approx(planted_pmi)
@@ -117,24 +117,24 @@ def test_page_and_card_tell_it(thinned: Path):
 
 
 def test_a_floor_keeps_its_share():
-    texts = left(Rebalance(floor=0.5, attributes=["nurse"]), planted())
+    texts = left(RebalanceConfig(floor=0.5, attributes=["nurse"]), planted())
     assert count(texts, "She is a nurse") == pytest.approx(SHE / 2, abs=60)
     assert count(texts, "engineer") == NURSES
     assert count(texts, "He is a nurse") == NURSES - SHE
     with pytest.raises(UsageError, match=r"en.toml has no attribute 'pilot': it has nurse, doctor"):
-        build([Rebalance(attributes=["pilot"])])
+        build([RebalanceConfig(attributes=["pilot"])])
 
 
 def test_the_draw_is_the_texts_own():
     texts = planted()
-    once = left(Rebalance(), texts)
-    assert sorted(once) == sorted(left(Rebalance(), texts[::-1]))
-    assert len(set(once) - set(left(Rebalance(seed=1), texts))) > 50
-    assert len(set(once) - set(left(Rebalance(name="other"), texts))) > 50
+    once = left(RebalanceConfig(), texts)
+    assert sorted(once) == sorted(left(RebalanceConfig(), texts[::-1]))
+    assert len(set(once) - set(left(RebalanceConfig(seed=1), texts))) > 50
+    assert len(set(once) - set(left(RebalanceConfig(name="other"), texts))) > 50
 
 
 def test_swapping_evens_out_too(tmp_path: Path):
-    steps = [Swap(), Mentions()]
+    steps = [SwapConfig(), MentionsConfig()]
     data = run(tmp_path, steps, {"s": [planted()]})
     now, _ = pair(read_bias(data, steps)[0])
     assert abs(now.pmi) < 0.1
@@ -145,7 +145,7 @@ def test_swapping_evens_out_too(tmp_path: Path):
 @pytest.mark.slow
 def test_what_stays_depends_on_nothing_but_the_texts(tmp_path: Path):
     texts = planted()
-    steps = [ExactDedup(), Rebalance()]
+    steps = [ExactDedupConfig(), RebalanceConfig()]
     one = run(tmp_path / "1", steps, {"a": [texts[:500] * 2], "b": [texts[500:]]})
     other = run(tmp_path / "2", steps, {"b": [texts[900:], texts[500:900]], "a": [texts[:500]]}, workers=2)
     assert len(kept_texts(one)) < NURSES
@@ -196,7 +196,7 @@ def test_counts_are_the_same_on_disk(tmp_path: Path):
 
 
 def test_two_steps_have_reasons_of_their_own(tmp_path: Path):
-    steps = [Rebalance(floor=0.5), Rebalance(name="again", window="sentence")]
+    steps = [RebalanceConfig(floor=0.5), RebalanceConfig(name="again", window="sentence")]
     data = run(tmp_path, steps, {"s": [planted()]})
     reasons = pq.read_table(data / "signals" / "00000.parquet")["reason"].to_pylist()
     assert set(reasons) == {"kept", REASON, f"again: {REASON}"}

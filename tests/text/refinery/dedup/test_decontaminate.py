@@ -1,7 +1,6 @@
 import gzip
 import json
 import string
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.config.duplicates import DecontaminateConfig
 from hornbook.text.refinery.dedup.decontaminate import Decontaminate
 from tests.text.refinery.duplicates import documents_of
+from tests.text.refinery.running import least_seconds
 
 STOCKS = {
     "en": [f"word{number}" for number in range(400)],
@@ -59,7 +59,7 @@ def write_items(path: Path, items: list[Any]) -> Path:
 
 
 def step_of(*paths: Path, **settings: Any) -> Decontaminate:
-    return Decontaminate(Config(paths=[str(path) for path in paths], **settings))
+    return Decontaminate(DecontaminateConfig(paths=[str(path) for path in paths], **settings))
 
 
 def measured(step: Decontaminate, texts: list[str]) -> dict[str, np.ndarray]:
@@ -167,12 +167,7 @@ def test_time_is_linear(repeat: str, tmp_path: Path) -> None:
     piece = {"item": items[0] + " ", "word": "one ", "mark": "!", "letter": "a"}[repeat]
 
     def seconds(size: int) -> float:
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            measured(step, [piece * (size // len(piece))])
-            times.append(time.process_time() - begin)
-        return min(times)
+        return least_seconds(lambda: measured(step, [piece * (size // len(piece))]))
 
     seconds(1000)
     small, large = seconds(250_000), seconds(2_000_000)

@@ -1,14 +1,13 @@
 import re
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hornbook.text.config.duplicates import LineDedup as LineConfig
-from hornbook.text.config.duplicates import ParagraphDedup as ParagraphConfig
+from hornbook.text.config.duplicates import LineDedupConfig, ParagraphDedupConfig
 from hornbook.text.refinery.dedup.lines import LineDedup, ParagraphDedup
 from tests.text.refinery.duplicates import applied, corpus_of, documents_of
+from tests.text.refinery.running import least_seconds
 
 BLANKS = "".join(map(chr, range(33)))
 
@@ -69,7 +68,10 @@ def made_texts(seed: int, count: int = 300) -> list[str]:
     return texts
 
 
-STEPS = {"lines": (LineDedup, LineConfig, slow_lines), "paragraphs": (ParagraphDedup, ParagraphConfig, slow_paragraphs)}
+STEPS = {
+    "lines": (LineDedup, LineDedupConfig, slow_lines),
+    "paragraphs": (ParagraphDedup, ParagraphDedupConfig, slow_paragraphs),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -96,13 +98,13 @@ def test_tasks_batches_and_memory_change_nothing(name: str, tmp_path: Path) -> N
 
 def test_dropped_documents_are_no_first(tmp_path: Path) -> None:
     line = "a line that is long enough to be compared\n"
-    step = LineDedup(LineConfig())
+    step = LineDedup(LineDedupConfig())
     corpus = corpus_of(step, [line, line, line], tmp_path, alive=np.array([False, True, True]))
     assert [part.tolist() for part in step.cuts(corpus)] == [[2], [0], [len(line)]]
 
 
 def test_nothing_to_compare(tmp_path: Path) -> None:
-    step = LineDedup(LineConfig())
+    step = LineDedup(LineDedupConfig())
     assert [part.tolist() for part in step.cuts(corpus_of(step, ["", "\n\n", "short"], tmp_path))] == [[], [], []]
 
 
@@ -116,12 +118,7 @@ def test_time_is_linear(name: str, pattern: str) -> None:
 
     def seconds(size: int) -> float:
         documents = documents_of([pattern * (size // len(pattern))])
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            step.sketch(documents, 0)
-            times.append(time.process_time() - begin)
-        return min(times)
+        return least_seconds(lambda: step.sketch(documents, 0))
 
     seconds(1000)
     small, large = seconds(1_000_000), seconds(8_000_000)

@@ -1,4 +1,3 @@
-import time
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -10,10 +9,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config.duplicates import NearDedup as NearConfig
+from hornbook.text.config.duplicates import NearDedupConfig
 from hornbook.text.refinery.dedup.near_dedup import NearDedup
-from hornbook.text.refinery.step import Corpus
+from hornbook.text.refinery.step import CorpusView
 from tests.text.refinery.duplicates import corpus_of, documents_of
+from tests.text.refinery.running import least_seconds
 
 VOCABULARY = np.array([f"w{number}" for number in range(5000)])
 BANDS = [(0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.0)]
@@ -32,7 +32,7 @@ def planted_pairs(count: int, seed: int = 0) -> tuple[list[str], list[str], np.n
 def test_pairs_meet_as_often_as_theory_says() -> None:
     """1 - (1 - s^8)^14 in each band of similarity, within 0.02; each pair alone, so that clusters play no part."""
     originals, edited, similar = planted_pairs(25_000)
-    step = NearDedup(NearConfig())
+    step = NearDedup(NearDedupConfig())
     first, second = step.sketch(documents_of(originals), 0), step.sketch(documents_of(edited), 0)
     met = (first == second).any(axis=1)
     theory = 1 - (1 - similar**8) ** 14
@@ -74,7 +74,7 @@ def made_texts() -> list[str]:
 @pytest.mark.parametrize("keep", ["first", "longest"])
 def test_one_of_each_cluster_stays(keep: str, tmp_path: Path) -> None:
     texts = made_texts()
-    step = NearDedup(NearConfig(keep=keep))
+    step = NearDedup(NearDedupConfig(keep=keep))
     alive = np.random.default_rng(2).random(len(texts)) < 0.9
     corpus = corpus_of(step, texts, tmp_path, tasks=3, alive=alive)
     clusters = slow_clusters(np.concatenate(corpus.sketches), alive)
@@ -90,7 +90,7 @@ def test_one_of_each_cluster_stays(keep: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["int64", "float64", "bool"])
 def test_the_best_of_each_cluster_by_a_column_stays(dtype: str, lowest: bool, tmp_path: Path) -> None:
     texts, rng = made_texts(), np.random.default_rng(3)
-    step = NearDedup(NearConfig(keep="score.value", lowest=lowest))
+    step = NearDedup(NearDedupConfig(keep="score.value", lowest=lowest))
     values = rng.integers(0, 3, len(texts)).astype(dtype)
     if dtype == "float64":
         values[rng.random(len(texts)) < 0.3] = np.nan
@@ -103,19 +103,19 @@ def test_the_best_of_each_cluster_by_a_column_stays(dtype: str, lowest: bool, tm
 
 
 def test_a_column_to_keep_by_is_a_number_that_is_measured() -> None:
-    step = NearDedup(NearConfig(keep="classifier.score"))
+    step = NearDedup(NearDedupConfig(keep="classifier.score"))
     step.check({"classifier.score": "float64"})
     for columns in ({"classifier.other": "float64"}, {"classifier.score": "str"}):
         with pytest.raises(UsageError, match=r"keep = 'classifier.score' is neither `longest` nor"):
             step.check(columns)
     with pytest.raises(ValidationError, match="lowest goes with a column"):
-        NearConfig(lowest=True)
+        NearDedupConfig(lowest=True)
 
 
 def test_tasks_batches_and_memory_change_nothing(tmp_path: Path) -> None:
     texts, found = made_texts(), []
     for number, (tasks, batch, budget) in enumerate([(1, 1000, 2**30), (9, 4, 2**30), (40, 1, 6000), (2, 50, 20_000)]):
-        step = NearDedup(NearConfig())
+        step = NearDedup(NearDedupConfig())
         step.budget = budget
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -128,7 +128,7 @@ def test_long_documents_are_compared_in_tiles() -> None:
     """Least values over all tiles are those of the whole: the same words in another order of halves share shingles."""
     rng = np.random.default_rng(0)
     words = [f"w{number}" for number in rng.integers(0, 10**9, 9000)]
-    step = NearDedup(NearConfig(shingle=1))
+    step = NearDedup(NearDedupConfig(shingle=1))
     texts = [" ".join(words), " ".join(words[4500:] + words[:4500]), " ".join(words[:4500])]
     keys = step.sketch(documents_of(texts), 0)
     assert np.array_equal(keys[0], keys[1])
@@ -139,24 +139,21 @@ def test_chinese_is_compared_by_its_characters() -> None:
     """There are no blanks, yet one changed character leaves most shingles as they were."""
     rng = np.random.default_rng(0)
     text = "".join(map(chr, rng.integers(0x4E00, 0x9FA5, 400)))
-    keys = NearDedup(NearConfig(words="cjk")).sketch(documents_of([text, text[:200] + "新" + text[201:]]), 0)
+    keys = NearDedup(NearDedupConfig(words="cjk")).sketch(documents_of([text, text[:200] + "新" + text[201:]]), 0)
     assert (keys[0] == keys[1]).sum() >= 3
-    keys = NearDedup(NearConfig(words="whitespace")).sketch(documents_of([text, text[:200] + "新" + text[201:]]), 0)
+    keys = NearDedup(NearDedupConfig(words="whitespace")).sketch(
+        documents_of([text, text[:200] + "新" + text[201:]]), 0
+    )
     assert not (keys[0] == keys[1]).any()
 
 
 @pytest.mark.parametrize("pattern", ["a", "a ", "\u0301", " ", "\U0001f600", "字"], ids=ascii)
 def test_time_is_linear(pattern: str) -> None:
-    step = NearDedup(NearConfig())
+    step = NearDedup(NearDedupConfig())
 
     def seconds(size: int) -> float:
         documents = documents_of([pattern * (size // len(pattern.encode()))])
-        times = []
-        for _ in range(3):
-            begin = time.process_time()
-            step.sketch(documents, 0)
-            times.append(time.process_time() - begin)
-        return min(times)
+        return least_seconds(lambda: step.sketch(documents, 0))
 
     seconds(1000)
     small, large = seconds(500_000), seconds(4_000_000)
@@ -170,13 +167,15 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     keys = rng.integers(1, 2**63, (rows, bands), dtype=np.uint64)
     keys[rows // 2 :, 3] = keys[: rows // 2, 7]
     np.save(tmp_path / "keys.npy", keys)
-    step = NearDedup(NearConfig())
+    step = NearDedup(NearDedupConfig())
     alive = np.ones(rows, bool)
     del keys
 
     def clusters(budget: int) -> tuple[np.ndarray, int]:
         step.budget = budget
-        corpus = Corpus(alive, {}, [np.load(tmp_path / "keys.npy", mmap_mode="r")], [0], tmp_path, lambda _: iter(()))
+        corpus = CorpusView(
+            alive, {}, [np.load(tmp_path / "keys.npy", mmap_mode="r")], [0], tmp_path, lambda _: iter(())
+        )
         tracemalloc.start()
         found = step.clusters(corpus)
         peak = tracemalloc.get_traced_memory()[1]

@@ -18,8 +18,8 @@ import pytest
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
-from hornbook.text.config.bias import Mentions
-from hornbook.text.config.text import DropEmpty, ExactDedup, Normalize, SourceConfig, TextConfig
+from hornbook.text.config.bias import MentionsConfig
+from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline import prepare as room
 from hornbook.text.refinery.pipeline.folder import read_text_config
@@ -254,7 +254,7 @@ def test_a_second_prepare_of_the_same_gives_the_same_funnel_and_touches_nothing(
 def test_another_configuration_is_refused_until_overwritten(tmp_path: Path, corpus: TextConfig):
     data = tmp_path / "data"
     prepare(corpus, data)
-    other = corpus.model_copy(update={"steps": [Normalize(), DropEmpty()]})
+    other = corpus.model_copy(update={"steps": [NormalizeConfig(), DropEmptyConfig()]})
     with pytest.raises(UsageError, match="--overwrite"):
         prepare(other, data)
     (data / "mine.txt").write_text("not hornbook's")
@@ -266,7 +266,7 @@ def test_another_configuration_is_refused_until_overwritten(tmp_path: Path, corp
 def test_an_unfinished_folder_of_other_settings_is_refused(tmp_path: Path, corpus: TextConfig):
     data = tmp_path / "data"
     prepare_share(corpus, data, "measure", Share(0, 2))
-    other = corpus.model_copy(update={"steps": [DropEmpty()]})
+    other = corpus.model_copy(update={"steps": [DropEmptyConfig()]})
     for begin in (lambda: prepare(other, data), lambda: prepare_share(other, data, "measure")):
         with pytest.raises(UsageError, match="was made with other settings"):
             begin()
@@ -278,7 +278,7 @@ def test_an_unfinished_folder_of_other_settings_is_refused(tmp_path: Path, corpu
 
 def test_a_step_that_cannot_be_made_leaves_what_was_there(tmp_path: Path, corpus: TextConfig, read_tree: Tree):
     terms, data = tmp_path / "terms.toml", tmp_path / "data"
-    steps = [DropEmpty(), Mentions(terms=str(terms))]
+    steps = [DropEmptyConfig(), MentionsConfig(terms=str(terms))]
     config = corpus.model_copy(update={"steps": steps})
     sound = '[groups]\nyoung = ["youth"]\nold = ["pensioner"]\n[attributes]\ncrime = ["thief"]\n'
     terms.write_text(sound.replace("pensioner", "youth"))
@@ -429,8 +429,8 @@ def test_the_order_of_steps_decides_which_one_is_blamed(tmp_path: Path, write_ro
     path = write_rows(tmp_path / "a.jsonl", [{"text": " "}, {"text": " "}, {"text": "x"}])
     for number, (steps, expected) in enumerate(
         [
-            ([DropEmpty(), ExactDedup()], {"empty": 2}),
-            ([ExactDedup(), DropEmpty()], {"exact duplicate": 1, "empty": 1}),
+            ([DropEmptyConfig(), ExactDedupConfig()], {"empty": 2}),
+            ([ExactDedupConfig(), DropEmptyConfig()], {"exact duplicate": 1, "empty": 1}),
         ]
     ):
         funnel = prepare(config_of(s=path, steps=steps), tmp_path / f"data{number}")
@@ -460,7 +460,7 @@ def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfi
 def test_shares_that_begin_at_once_agree_on_the_settings(tmp_path: Path, write_rows: Write):
     """Threads stand for jobs on hosts that share a file system, and whose process ids are the same."""
     path = write_rows(tmp_path / "a.jsonl", [{"text": "x"}])
-    configs = [config_of(s=path), config_of(s=path, steps=[DropEmpty()])]
+    configs = [config_of(s=path), config_of(s=path, steps=[DropEmptyConfig()])]
     for repeat in range(5):
         data, together = tmp_path / f"data{repeat}", Barrier(8)
 

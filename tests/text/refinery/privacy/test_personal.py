@@ -1,15 +1,14 @@
 """Personal data: planted truth in six languages, check digits one digit off, and text made to be slow."""
 
-import time
-
 import pytest
 
 from benchmarks.planted_personal import MAKERS, planted, scores
 from hornbook.errors import HornbookError
-from hornbook.text.config.content import Personal as PersonalConfig
+from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.personal import Finder, Personal
+from hornbook.text.refinery.privacy.personal import Personal
+from tests.text.refinery.running import least_seconds
 
 FLOORS = dict.fromkeys(MAKERS, (1.0, 1.0)) | {"phone": (0.97, 0.97), "address": (0.97, 0.95)}
 """Least precision and recall. Where no check digit decides, forms of numbers may meet."""
@@ -109,16 +108,11 @@ def test_private_keys_go_whole():
      "password=", "ghp_a", "1 Main ", "Via A ", "A B C D ", "12 rue A ", "x" * 50 + "@", "4111 1111 "],
 )  # fmt: skip
 def test_time_is_linear(piece: str):
-    finder = Finder()
+    finder = Personal(PersonalConfig())
     finder.find(b"warm 1")
 
     def seconds(size: int) -> float:
         data = (piece * (size // len(piece) + 1))[:size].encode()
-        best = float("inf")
-        for _ in range(3):
-            begin = time.process_time()
-            finder.find(data)
-            best = min(best, time.process_time() - begin)
-        return best
+        return least_seconds(lambda: finder.find(data))
 
     assert seconds(160_000) < 64 * seconds(10_000) + 0.02  # linear: 16 times, quadratic: 256

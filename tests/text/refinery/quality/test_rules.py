@@ -1,7 +1,6 @@
 """Rules against their slow spelling, on drawn documents and under drawn thresholds: the same reason for every one."""
 
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,13 +11,13 @@ from hypothesis import strategies as st
 
 from hornbook.text.config import rules as configs
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality import quality_rules
-from hornbook.text.refinery.quality.c4_lines import C4Lines
+from hornbook.text.refinery.quality.c4 import C4Lines
 from hornbook.text.refinery.quality.rules import Rules
 from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.words import characters
 from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
+from tests.text.refinery.running import least_seconds
 
 SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()
 SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" javascript { [1] [edit] \u2026 \u2022
@@ -26,26 +25,9 @@ SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" j
 LONG = ("lorem ipsum", "Lorem Ipsum", "cookie policy", "coo\u212aie policy", "w" * 31, "v" * 1001)
 PIECES = (*SHORT.split(), *LONG)
 GAPS = (
-    *(
-        " ",
-        " ",
-        " ",
-        " ",
-        "  ",
-        "\t",
-        "\n",
-        "\n",
-        "\n\n",
-        "\n\n\n",
-        " \n",
-        "\n ",
-        "\n \n",
-        "\r\n",
-        "\r",
-        "\x0b",
-        "\x0c",
-    ),
-    *("\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029", "\u3000", "\u00a0", ". ", ".\n", "! ", "? "),
+    *(" ", " ", " ", " ", "  ", "\t", "\n", "\n", "\n\n", "\n\n\n", " \n", "\n ", "\n \n", "\r\n", "\r"),
+    *("\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029", "\u3000", "\u00a0"),
+    *(". ", ".\n", "! ", "? "),
 )
 
 
@@ -81,13 +63,13 @@ def keys_of(step: Rules, texts: list[str]) -> list[str]:
     return [("", *(rule.key for rule in step.rules))[number] for number in decide(step, texts)]
 
 
-def thresholds(seed: int, config: type[Any], step: type[Rules]) -> Iterator[Any]:
+def thresholds(seed: int, config: type[Any]) -> Iterator[Any]:
     """The published ones, and sets in which some are moved and some are off."""
     yield config()
     draw = random.Random(seed)
     for _ in range(6):
         moved: dict[str, Any] = {}
-        for rule in step.rules:
+        for rule in config().build().rules:
             default = config.model_fields[rule.key].default
             if draw.random() < 0.7:
                 value = default * draw.choice((0.05, 0.3, 0.9, 2)) if isinstance(default, float) else draw.randint(0, 4)
@@ -100,9 +82,9 @@ def test_gopher_quality(definition: str) -> None:
     texts, languages = make_texts(1, 250), {"en": list(configs.STOP_WORDS), "de": ["und", "die", "be"]}
     split = split_as(definition)
     rows = [plain.quality(text, split, list(languages.values()), SYMBOLS, TERMINALS) for text in texts]
-    for moved in thresholds(2, configs.GopherQuality, quality_rules.GopherQuality):
+    for moved in thresholds(2, configs.GopherQualityConfig):
         config = moved.model_copy(update={"words": definition, "stop_words": languages})
-        step = quality_rules.GopherQuality(config)
+        step = config.build()
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
 
 
@@ -110,8 +92,8 @@ def test_gopher_quality(definition: str) -> None:
 def test_gopher_repetition(definition: str) -> None:
     texts = make_texts(3, 250)
     rows = [plain.repetition(text, split_as(definition)) for text in texts]
-    for config in thresholds(4, configs.GopherRepetition, quality_rules.GopherRepetition):
-        step = quality_rules.GopherRepetition(config.model_copy(update={"words": definition}))
+    for config in thresholds(4, configs.GopherRepetitionConfig):
+        step = config.model_copy(update={"words": definition}).build()
         assert keys_of(step, texts) == [plain.first_broken(row, config) for row in rows]
 
 
@@ -119,14 +101,14 @@ def test_gopher_repetition(definition: str) -> None:
 def test_fineweb(terminals: str) -> None:
     texts = make_texts(5, 250)
     rows = [plain.fineweb(text, str.split, terminals or TERMINALS, 7) for text in texts]
-    for moved in thresholds(6, configs.FineWeb, quality_rules.FineWeb):
+    for moved in thresholds(6, configs.FineWebConfig):
         config = moved.model_copy(update={"terminals": terminals, "short_line": 7})
-        assert keys_of(quality_rules.FineWeb(config), texts) == [plain.first_broken(row, config) for row in rows]
+        assert keys_of(config.build(), texts) == [plain.first_broken(row, config) for row in rows]
 
 
 def test_c4_lines_then_documents() -> None:
     texts = make_texts(7, 600)
-    edit, step = C4Lines(configs.C4Lines()), quality_rules.C4(configs.C4())
+    edit, step = C4Lines(configs.C4LinesConfig()), configs.C4Config().build()
     edited = [edit.edit(Document(text, "", "s"))[0] for text in texts]
     found = [("", "lorem_ipsum", "curly_bracket", "min_sentences")[number] for number in decide(step, edited)]
     expected = [plain.c4(text, TERMINALS) for text in texts]
@@ -145,7 +127,9 @@ def test_c4_counts_what_it_removes() -> None:
         "Needs Javascript to run.",
         "We use cookies here.",
     ]
-    text, counts = C4Lines(configs.C4Lines()).edit(Document("\n".join([*lines, "v" * 1001 + " is a word."]), "", "s"))
+    text, counts = C4Lines(configs.C4LinesConfig()).edit(
+        Document("\n".join([*lines, "v" * 1001 + " is a word."]), "", "s")
+    )
     assert text == "A line that stays ."
     assert dict(zip(C4Lines.counters, counts, strict=True)) == {
         "citations": 1,
@@ -161,7 +145,7 @@ def test_mc4() -> None:
     texts = [
         "\n".join("x" * length for length in lengths) for lengths in ([200, 199, 201, 7], [201, 200, 3, 200], [900])
     ]
-    assert decide(quality_rules.MC4(configs.MC4()), texts).tolist() == [1, 0, 1]
+    assert decide(configs.MC4Config().build(), texts).tolist() == [1, 0, 1]
 
 
 @given(
@@ -204,27 +188,14 @@ def test_settings_that_differ_have_columns_of_their_own() -> None:
     ]
     assert names[:3] == ["statistics", "statistics_unicode", "statistics_cjk"]
     assert len(set(names)) == len(names)
-    repetition = quality_rules.GopherRepetition(configs.GopherRepetition())
-    assert repetition.measurers[0].name == quality_rules.GopherQuality(configs.GopherQuality()).measurers[0].name
+    repetition = configs.GopherRepetitionConfig().build()
+    assert repetition.measurers[0].name == configs.GopherQualityConfig().build().measurers[0].name
 
 
-UNITS = [
-    "a",
-    "a ",
-    "a\n",
-    "\n",
-    "\u0301",
-    ". ",
-    "\u3002",
-    "the be ",
-    "l",
-    "{",
-    "-\n",
-    "...\n",
-    "\u2028",
-    " ",
-    "x y\n\n",
-]
+UNITS = (
+    *("a", "a ", "a\n", "\n", "\u0301", ". ", "\u3002", "the be ", "l"),
+    *("{", "-\n", "...\n", "\u2028", " ", "x y\n\n"),
+)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -232,12 +203,7 @@ def test_time_is_linear(unit: str) -> None:
     measurer = Statistics(Settings())
 
     def seconds(size: int) -> float:
-        best = 1e9
-        for _ in range(3):
-            begin = time.process_time()
-            measurer.measure([Document(unit * size, "", "s")])
-            best = min(best, time.process_time() - begin)
-        return best
+        return least_seconds(lambda: measurer.measure([Document(unit * size, "", "s")]))
 
     seconds(10)
     assert seconds(80_000) < 24 * seconds(10_000) + 0.02

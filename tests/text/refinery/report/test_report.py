@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.classifier import Classifier
-from hornbook.text.config.rules import GopherQuality
-from hornbook.text.config.text import DropEmpty, ExactDedup
+from hornbook.text.config.rules import GopherQualityConfig
+from hornbook.text.config.scores import ClassifierConfig
+from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig
 from hornbook.text.refinery.pipeline.folder import clear
 from hornbook.text.refinery.report.report import card, page, read_receipt
 from hornbook.text.refinery.report.reviews import Precision, judge, judged, precisions, read_examples
@@ -25,7 +25,7 @@ TEXTS = [f"document {number} <script>alert(1)</script>" for number in range(30)]
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     rows = [{"text": text, "licence": "MIT" if number % 3 else None} for number, text in enumerate(TEXTS * 2 + [""])]
-    prepare(tmp_path, [DropEmpty(), ExactDedup()], rows)
+    prepare(tmp_path, [DropEmptyConfig(), ExactDedupConfig()], rows)
     return tmp_path / "data"
 
 
@@ -112,13 +112,15 @@ def test_a_curve_is_what_prepare_would_keep(tmp_path: Path):
     bad = [f"buy cheap pills {number} now now" for number in range(40)]
     train(good, bad, "whitespace")[0].save(tmp_path / "quality")
     texts = [*good[:10], *bad[:10], *good[:5]]
-    step = Classifier(model=str(tmp_path / "quality"), threshold=0.5)
-    prepare(tmp_path, [ExactDedup(), step], texts)
-    decision, signals = read_signals(tmp_path / "data", [ExactDedup(), step], "classifier")
+    step = ClassifierConfig(model=str(tmp_path / "quality"), threshold=0.5)
+    prepare(tmp_path, [ExactDedupConfig(), step], texts)
+    decision, signals = read_signals(tmp_path / "data", [ExactDedupConfig(), step], "classifier")
     values = [0.0, 0.02, 0.5, 0.95]
     points = curve(decision, signals, "threshold", values)
     for number, (value, point) in enumerate(zip(values, points, strict=True)):
-        kept, _ = prepare(tmp_path / str(number), [ExactDedup(), step.model_copy(update={"threshold": value})], texts)
+        kept, _ = prepare(
+            tmp_path / str(number), [ExactDedupConfig(), step.model_copy(update={"threshold": value})], texts
+        )
         assert point.documents == len(kept)
         assert point.bytes == sum(map(len, kept))
         assert point.groups == {"source s": pytest.approx(len(kept) / 20)}
@@ -126,9 +128,9 @@ def test_a_curve_is_what_prepare_would_keep(tmp_path: Path):
     with pytest.raises(UsageError, match="has no threshold 'nothing': it has threshold"):
         curve(decision, signals, "nothing", values)
     with pytest.raises(UsageError, match=r"has no step exact_dedup with a threshold: there are: classifier"):
-        read_signals(tmp_path / "data", [ExactDedup(), step], "exact_dedup")
+        read_signals(tmp_path / "data", [ExactDedupConfig(), step], "exact_dedup")
     with pytest.raises(UsageError, match=r"has no step gopher_quality .*: add it to text.steps and prepare again"):
-        read_signals(tmp_path / "data", [ExactDedup(), step], "gopher_quality")
+        read_signals(tmp_path / "data", [ExactDedupConfig(), step], "gopher_quality")
 
 
 def test_judgements_outlive_the_folder(data: Path):
@@ -156,7 +158,7 @@ def dropped_below(root: Path, least: int) -> Path:
     shutil.rmtree(root / "raw", ignore_errors=True)
     if (root / "data").exists():
         clear(root / "data")
-    prepare(root, [GopherQuality(min_words=least, min_stop_words=0, min_alphabetic_words=0)], LENGTHS)
+    prepare(root, [GopherQualityConfig(min_words=least, min_stop_words=0, min_alphabetic_words=0)], LENGTHS)
     return root / "data"
 
 
@@ -194,7 +196,7 @@ def test_a_judgement_is_about_the_text_it_was_made_of(tmp_path: Path):
     data = dropped_below(tmp_path, 10)
     judge_all(data, least=10)
     clear(data)
-    prepare(tmp_path, [GopherQuality(min_words=12, min_stop_words=0)], [f"{text} more" for text in LENGTHS])
+    prepare(tmp_path, [GopherQualityConfig(min_words=12, min_stop_words=0)], [f"{text} more" for text in LENGTHS])
     assert all(right is None for _, right in judged(data))
 
 

@@ -8,16 +8,15 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config import rules as configs
 from hornbook.text.config.step import DecisionConfig
-from hornbook.text.refinery.quality import quality_rules
 from hornbook.text.refinery.quality.rules import Rules
 from hornbook.text.refinery.scores.curve import Groups, Signals, curve
 
-STEPS = (
-    (quality_rules.GopherQuality, configs.GopherQuality()),
-    (quality_rules.GopherRepetition, configs.GopherRepetition()),
-    (quality_rules.FineWeb, configs.FineWeb()),
-    (quality_rules.C4, configs.C4()),
-    (quality_rules.MC4, configs.MC4()),
+CONFIGS = (
+    configs.GopherQualityConfig(),
+    configs.GopherRepetitionConfig(),
+    configs.FineWebConfig(),
+    configs.C4Config(),
+    configs.MC4Config(),
 )
 
 
@@ -30,31 +29,31 @@ def make_columns(step: Rules, rows: int) -> tuple[dict[str, np.ndarray], np.ndar
     return columns, draw.integers(1, 10_000, rows)
 
 
-@pytest.mark.parametrize(("kind", "config"), STEPS)
-def test_equal_to_deciding_again(kind: type[Rules], config: DecisionConfig) -> None:
-    step = kind(config)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
+def test_equal_to_deciding_again(config: DecisionConfig) -> None:
+    step = config.build()
     columns, sizes = make_columns(step, 5000)
     for rule in step.rules:
         values = [0, 0.01, 0.2, 0.7, 1, 2, 5, 100, 250]
         for found, value in zip(curve(step, Signals(columns, sizes), rule.key, values), values, strict=True):
-            kept = kind(config.model_copy(update={rule.key: value})).decide(columns) == 0
+            kept = config.model_copy(update={rule.key: value}).build().decide(columns) == 0
             assert (found.value, found.documents, found.bytes) == (value, kept.sum(), sizes[kept].sum())
 
 
 def test_an_unknown_threshold_is_refused() -> None:
-    step = quality_rules.MC4(configs.MC4())
+    step = configs.MC4Config().build()
     with pytest.raises(UsageError, match="min_line_length"):
         curve(step, Signals(*make_columns(step, 3)), "min_words", [1])
 
 
 def test_what_was_measured_is_no_threshold() -> None:
-    step = quality_rules.FineWeb(configs.FineWeb())
+    step = configs.FineWebConfig().build()
     with pytest.raises(UsageError, match=r"fineweb\.short_line is part of what was measured"):
         curve(step, Signals(*make_columns(step, 3)), "short_line", [20])
 
 
 def test_a_threshold_that_is_off_can_be_moved() -> None:
-    step, off = (quality_rules.MC4(configs.MC4(min_line_length=length)) for length in (200, None))
+    step, off = (configs.MC4Config(min_line_length=length).build() for length in (200, None))
     signals = Signals(*make_columns(step, 1000))
     assert curve(off, signals, "min_line_length", [50]) == curve(step, signals, "min_line_length", [50])
 
@@ -65,7 +64,7 @@ def test_shares_of_groups() -> None:
 
 
 def test_many_thresholds_cost_little_more_than_one() -> None:
-    step = quality_rules.FineWeb(configs.FineWeb())
+    step = configs.FineWebConfig().build()
     columns, sizes = make_columns(step, 200_000)
 
     def seconds(count: int) -> float:

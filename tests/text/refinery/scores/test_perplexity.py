@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.config.perplexity import Perplexity
-from hornbook.text.refinery.scores.classifier import Trained
+from hornbook.text.config.scores import PerplexityConfig
+from hornbook.text.refinery.scores.classifier import TrainedClassifier
 from hornbook.text.refinery.scores.perplexity_counts import NgramCounter
 from hornbook.text.refinery.scores.perplexity_model import LanguageModel
 from hornbook.text.refinery.scores.perplexity_train import Sample, estimate, train
@@ -26,7 +26,7 @@ TEXTS = [
     "a",
 ]
 SUBJECTS = ["the kernel", "a process", "this module", "every driver", "the scheduler", "each thread"]
-VERBS = ["reads", "writes", "maps", "frees", "locks", "returns"]
+COMMANDS = ["reads", "writes", "maps", "frees", "locks", "returns"]
 OBJECTS = ["a page of memory", "the buffer", "its own stack", "an error code", "the inode table", "two pointers"]
 
 
@@ -34,7 +34,7 @@ def sentences(count: int, seed: int) -> list[str]:
     """Documents of a small language."""
     draw = random.Random(seed)
     return [
-        "\n".join(f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)}." for _ in range(12))
+        "\n".join(f"{draw.choice(SUBJECTS)} {draw.choice(COMMANDS)} {draw.choice(OBJECTS)}." for _ in range(12))
         for _ in range(count)
     ]
 
@@ -193,10 +193,10 @@ def test_bad_requests_and_files_are_named(tmp_path: Path):
     whole = (tmp_path / "good").read_bytes()
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "noise").write_bytes(b"x" * 100)
-    Trained(np.zeros(4, np.float32), 0.0, "cjk").save(tmp_path / "classifier")
+    TrainedClassifier(np.zeros(4, np.float32), 0.0, "cjk").save(tmp_path / "classifier")
     for name in ("cut", "noise", "classifier"):
         with pytest.raises(IntegrityError, match=f"{name} is not a language model"):
-            judge([Perplexity(model=str(tmp_path / name))], TEXTS)
+            judge([PerplexityConfig(model=str(tmp_path / name))], TEXTS)
     (tmp_path / "later").write_bytes(whole.replace(b'version\\": 1', b'version\\": 2'))
     with pytest.raises(IntegrityError, match="later is of version 2, and this hornbook reads version 1"):
         LanguageModel.load(tmp_path / "later")
@@ -232,7 +232,7 @@ def test_as_a_step(tmp_path: Path):
     scores = model.bits_per_byte([*own, *strange, *boilerplate])
     config = {"model": str(tmp_path / "lm.safetensors"), "maximum": 2.0, "minimum": scores[:5].min()}
     assert scores[-1] < scores[:5].min()
-    kept, signals = prepare(tmp_path, [Perplexity.model_validate(config)], [*own, *strange, *boilerplate])
+    kept, signals = prepare(tmp_path, [PerplexityConfig.model_validate(config)], [*own, *strange, *boilerplate])
     assert kept == own
     high, low = "perplexity of lm too high", "perplexity of lm too low"
     assert signals["reason"].to_pylist() == ["kept"] * 5 + [high] * 2 + [low]
@@ -241,7 +241,7 @@ def test_as_a_step(tmp_path: Path):
 
 def test_any_spread_over_tasks_gives_the_same(tmp_path: Path):
     counted(sentences(50, 8), 4).save(tmp_path / "lm")
-    step = Perplexity(model=str(tmp_path / "lm"), maximum=1.2)
+    step = PerplexityConfig(model=str(tmp_path / "lm"), maximum=1.2)
     texts = [*sentences(30, 21), *TEXTS]
     assert judge([step], texts)[0] == judge([step], texts[:7], texts[7:20], texts[20:])[0]
     assert len(set(judge([step], texts)[0])) == 2
@@ -251,5 +251,5 @@ def test_any_spread_over_tasks_gives_the_same(tmp_path: Path):
 def test_without_thresholds_only_noise_goes(tmp_path: Path):
     counted(sentences(50, 8), 4).save(tmp_path / "lm")
     noise = "".join(chr(code) for code in random.Random(1).sample(range(0x4E00, 0x9FFF), 300))
-    reasons, _ = judge([Perplexity(model=str(tmp_path / "lm"))], [*sentences(3, 1), "", noise])
+    reasons, _ = judge([PerplexityConfig(model=str(tmp_path / "lm"))], [*sentences(3, 1), "", noise])
     assert reasons == [*["kept"] * 4, "perplexity of lm too high"]

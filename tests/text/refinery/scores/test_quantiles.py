@@ -7,12 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import Mentions
-from hornbook.text.config.content import Language
-from hornbook.text.config.quantiles import Quantiles
-from hornbook.text.config.text import DropEmpty
-from hornbook.text.config.vocabulary import Vocabulary
-from hornbook.text.refinery.table import build
+from hornbook.text.config.bias import MentionsConfig
+from hornbook.text.config.content import LanguageConfig
+from hornbook.text.config.scores import QuantilesConfig, VocabularyConfig
+from hornbook.text.config.text import DropEmptyConfig
+from hornbook.text.refinery.build import build
 from tests.text.refinery.running import judge
 
 LENGTHS = random.Random(1).sample(range(1, 400), 100)
@@ -22,7 +21,7 @@ LOW, HIGH = "low vocabulary.words", "high vocabulary.words"
 
 
 def words(**settings: Any) -> list[Any]:
-    return [Vocabulary(), Quantiles.model_validate({"column": "vocabulary.words"} | settings)]
+    return [VocabularyConfig(), QuantilesConfig.model_validate({"column": "vocabulary.words"} | settings)]
 
 
 def test_what_lies_between_stays() -> None:
@@ -39,7 +38,7 @@ def test_equal_values_stay_together() -> None:
 
 
 def test_each_language_has_its_own() -> None:
-    script = Language(detector="script", min_confidence=0)
+    script = LanguageConfig(detector="script", min_confidence=0)
     steps = [script, *words(high=0.33, by="language.language")]
     reasons, _ = judge(steps, [*LATIN, *CYRILLIC])
     assert reasons[:100] == reasons[100:]
@@ -49,25 +48,25 @@ def test_each_language_has_its_own() -> None:
 
 
 def test_what_an_earlier_step_drops_has_no_rank() -> None:
-    steps = [DropEmpty(), *words(low=0.5)]
+    steps = [DropEmptyConfig(), *words(low=0.5)]
     assert judge(steps, [""] * 50 + ["a", "a b"])[0] == ["empty"] * 50 + [LOW, "kept"]
     assert judge(steps, ["", ""])[0] == ["empty"] * 2
 
 
 def test_any_spread_over_tasks_gives_the_same() -> None:
-    steps = [Language(detector="script"), *words(low=0.1, high=0.5, by="language.script")]
+    steps = [LanguageConfig(detector="script"), *words(low=0.1, high=0.5, by="language.script")]
     texts = [*LATIN, *CYRILLIC]
     assert judge(steps, texts)[0] == judge(steps, texts[:9], [], texts[9:150], texts[150:])[0]
 
 
 def test_the_column_may_be_a_pair_of_mentions() -> None:
-    steps = [Mentions(), Quantiles(column="mentions.women.nurse", high=0.5)]
+    steps = [MentionsConfig(), QuantilesConfig(column="mentions.women.nurse", high=0.5)]
     texts = ["She is a nurse.", "She is here.", "A nurse is here."]
     assert judge(steps, texts)[0] == ["high mentions.women.nurse", "kept", "kept"]
 
 
 def test_the_text_that_tells_groups_apart_is_read_task_by_task() -> None:
-    steps = [Language(detector="script"), *words(by="language.language")]
+    steps = [LanguageConfig(detector="script"), *words(by="language.language")]
     assert build(steps).decisions[-1].needs == ("vocabulary.words",)
 
 
@@ -79,7 +78,7 @@ def test_bad_settings_are_named_before_anything_is_read() -> None:
     with pytest.raises(UsageError, match=r"no step measures the column 'language\.language'"):
         build(words(by="language.language"))
     with pytest.raises(UsageError, match=r"language\.language is str: quantiles are of numbers"):
-        build([Language(detector="script"), Quantiles(column="language.language")])
+        build([LanguageConfig(detector="script"), QuantilesConfig(column="language.language")])
     with pytest.raises(ValidationError, match="nothing lies between them"):
         words(low=0.5, high=0.5)
     with pytest.raises(ValidationError, match="column"):

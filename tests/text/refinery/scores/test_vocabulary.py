@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.content import Language
-from hornbook.text.config.rules import GopherQuality
-from hornbook.text.config.text import DropEmpty
-from hornbook.text.config.vocabulary import Vocabulary
+from hornbook.text.config.content import LanguageConfig
+from hornbook.text.config.rules import GopherQualityConfig
+from hornbook.text.config.scores import VocabularyConfig
+from hornbook.text.config.text import DropEmptyConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.scores.curve import curve, read_signals
-from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, WordSample
+from hornbook.text.refinery.scores.vocabulary import Coverage, SampledWords, Vocabulary
 from tests.text.refinery.running import judge, prepare
 
 
@@ -31,10 +31,10 @@ def documents(count: int, seed: int, vocabulary: int = 3000) -> list[list[str]]:
     return [draw.choices(words, cum_weights=weights, k=draw.randrange(5, 150)) for _ in range(count)]
 
 
-def enough_words(least: int) -> GopherQuality:
+def enough_words(least: int) -> GopherQualityConfig:
     """One rule alone."""
-    others = set(GopherQuality.model_fields) - {"kind", "name", "words", "stop_words"}
-    return GopherQuality.model_validate(dict.fromkeys(others) | {"min_words": least})
+    others = set(GopherQualityConfig.model_fields) - {"kind", "name", "words", "stop_words"}
+    return GopherQualityConfig.model_validate(dict.fromkeys(others) | {"min_words": least})
 
 
 def exact(texts: Sequence[Sequence[str]], kept: np.ndarray) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def exact(texts: Sequence[Sequence[str]], kept: np.ndarray) -> tuple[float, floa
 
 
 def sampled(texts: Sequence[Sequence[str]], one_in: int, most: int = 1 << 24) -> SampledWords:
-    measurer, found = WordSample("v", "whitespace", one_in), SampledWords(one_in, most)
+    measurer, found = Vocabulary(VocabularyConfig(words="whitespace", one_in=one_in)), SampledWords(one_in, most)
     for first in range(0, len(texts), 100):  # batches and tasks are joined
         columns = measurer.measure([Document(" ".join(text), "id", "s") for text in texts[first : first + 100]])
         lists: Any = columns["word_sample"]
@@ -88,7 +88,7 @@ def test_a_larger_sample_is_more_exact() -> None:
 
 def test_the_same_words_are_in_the_sample_of_every_document() -> None:
     texts = documents(50, 4)
-    measurer = WordSample("v", "cjk", 4)
+    measurer = Vocabulary(VocabularyConfig(words="cjk", one_in=4))
     lists: Any = measurer.measure([Document(" ".join(text), "id", "s") for text in texts])["word_sample"]
     alone: Any = [measurer.measure([Document(" ".join(text), "id", "s")])["word_sample"] for text in texts]
     assert lists.to_pylist() == [each.to_pylist()[0] for each in alone]
@@ -99,7 +99,7 @@ def test_the_same_words_are_in_the_sample_of_every_document() -> None:
 
 def test_capitals_and_marks_do_not_make_words() -> None:
     texts = ["Model, model: MODEL", "(model)", "", "?"]
-    measurer = WordSample("v", "whitespace", 1)
+    measurer = Vocabulary(VocabularyConfig(words="whitespace", one_in=1))
     columns = measurer.measure([Document(text, "id", "s") for text in texts])
     lists: Any = columns["word_sample"]
     assert columns["words"].tolist() == [3, 1, 0, 0]
@@ -109,9 +109,9 @@ def test_capitals_and_marks_do_not_make_words() -> None:
 def test_it_takes_under_two_percent_of_the_text() -> None:
     """As it is stored, of short documents of many different words."""
     texts = documents(2000, 5, 50_000)
-    lists = WordSample("v", "cjk", Vocabulary().one_in).measure(
-        [Document(" ".join(text), "id", "s") for text in texts]
-    )["word_sample"]
+    lists = Vocabulary(VocabularyConfig()).measure([Document(" ".join(text), "id", "s") for text in texts])[
+        "word_sample"
+    ]
     file = pa.BufferOutputStream()
     pq.write_table(pa.table({"v.word_sample": lists}), file, compression="zstd", write_statistics=False)
     assert file.tell() < 0.02 * sum(len(" ".join(text)) for text in texts)
@@ -119,7 +119,7 @@ def test_it_takes_under_two_percent_of_the_text() -> None:
 
 def test_as_a_step_it_keeps_all_and_the_curve_says_what_is_lost(tmp_path: Path) -> None:
     texts = documents(200, 6)
-    steps = [Vocabulary(one_in=1), DropEmpty(), enough_words(20)]
+    steps = [VocabularyConfig(one_in=1), DropEmptyConfig(), enough_words(20)]
     kept, signals = prepare(tmp_path, steps, [*(" ".join(text) for text in texts), ""])
     assert len(kept) < 200
     assert signals["reason"].to_pylist().count("vocabulary") == 0
@@ -128,7 +128,7 @@ def test_as_a_step_it_keeps_all_and_the_curve_says_what_is_lost(tmp_path: Path) 
         stays = np.array([len(text) >= point.value for text in texts])
         assert point.words is not None
         assert (point.words.vocabulary, point.words.running) == pytest.approx(exact(texts, stays), abs=1e-12)
-    assert judge([Vocabulary()], ["a", ""], ["b"])[0] == ["kept"] * 3
+    assert judge([VocabularyConfig()], ["a", ""], ["b"])[0] == ["kept"] * 3
 
 
 def test_without_the_step_the_curve_has_none(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_none_and_all_are_known_for_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "key"), [(Vocabulary(), "vocabulary.one_in"), (Language(detector="script"), "language.sample")]
+    ("step", "key"), [(VocabularyConfig(), "vocabulary.one_in"), (LanguageConfig(detector="script"), "language.sample")]
 )
 def test_what_was_measured_is_no_threshold(tmp_path: Path, step: Any, key: str) -> None:
     prepare(tmp_path, [step], ["one text", "another text"])

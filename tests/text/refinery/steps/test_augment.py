@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.text.config.content import Swap, WordEdits
-from hornbook.text.config.text import PythonStep
+from hornbook.text.config.content import SwapConfig, WordEditsConfig
+from hornbook.text.config.text import PythonStepConfig
 from hornbook.text.ingest.document import Document
+from hornbook.text.refinery.build import build
 from hornbook.text.refinery.steps.augment import PAIRS
-from hornbook.text.refinery.table import build
 from tests.text.refinery.running import edited
 
 
@@ -24,27 +24,27 @@ from tests.text.refinery.running import edited
     ],
 )
 def test_counterparts(text: str, swapped: str):
-    assert edited(Swap(share=1), text) == swapped
-    assert edited(Swap(share=0), text) == text
+    assert edited(SwapConfig(share=1), text) == swapped
+    assert edited(SwapConfig(share=0), text) == text
 
 
 def test_swapping_twice_gives_the_text_back():
     text = " ".join(word for pair in PAIRS for word in pair)
-    assert edited(Swap(share=1), edited(Swap(share=1), text)) == text
+    assert edited(SwapConfig(share=1), edited(SwapConfig(share=1), text)) == text
 
 
 def test_pairs_of_ones_own():
-    config = Swap(share=1, pairs=[("ami", "amie"), ("\u043e\u043d", "\u043e\u043d\u0430")])
+    config = SwapConfig(share=1, pairs=[("ami", "amie"), ("\u043e\u043d", "\u043e\u043d\u0430")])
     assert (
         edited(config, "Ami et AMIE, he \u043e\u043d\u0430 \u041e\u043d")
         == "Amie et AMI, he \u043e\u043d \u041e\u043d\u0430"
     )
     with pytest.raises(ValueError, match="each in one pair: look at a"):
-        Swap(pairs=[("a", "b"), ("a", "c")])
+        SwapConfig(pairs=[("a", "b"), ("a", "c")])
 
 
-@pytest.mark.parametrize("config", [Swap(share=0.3), WordEdits(share=0.3, rate=0.5)])
-def test_a_share_of_the_documents_by_their_text(config: Swap | WordEdits):
+@pytest.mark.parametrize("config", [SwapConfig(share=0.3), WordEditsConfig(share=0.3, rate=0.5)])
+def test_a_share_of_the_documents_by_their_text(config: SwapConfig | WordEditsConfig):
     texts = [f"he said that number {number} was right and went away" for number in range(2000)]
     changed = [edited(config, text) != text for text in texts]
     assert 500 < sum(changed) < 700
@@ -55,7 +55,7 @@ def test_a_share_of_the_documents_by_their_text(config: Swap | WordEdits):
 def test_word_edits_touch_what_they_count():
     words = [f"w{number}" for number in range(5000)]
     text = "\n".join(" ".join(words[at : at + 10]) for at in range(0, 5000, 10))
-    step = build([WordEdits(share=1, rate=0.1)]).edits[0]
+    step = build([WordEditsConfig(share=1, rate=0.1)]).edits[0]
     found, (left_out, repeated, exchanged) = step.edit(Document(text, "1", "s"))
     assert found is not None
     assert len(found.split("\n")) == 500
@@ -71,7 +71,7 @@ def test_the_back_translation_of_the_page(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "my_steps.py").write_text(code)
     (tmp_path / "my_models.py").write_text("def translate(text, language):\n    return f'{language}({text})'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    step = build([PythonStep(call="my_steps:back_translate")]).edits[0]
+    step = build([PythonStepConfig(call="my_steps:back_translate")]).edits[0]
     texts = [f"line {number}\n\nanother" for number in range(2000)]
     found = [step.edit(Document(text, "1", "web"))[0] for text in texts]
     changed = [(text, new) for text, new in zip(texts, found, strict=True) if new != text]

@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.text.config.text import AnyStep, DropEmpty, ExactDedup, Normalize
+from hornbook.text.config.text import AnyStep, DropEmptyConfig, ExactDedupConfig, NormalizeConfig
 from hornbook.text.refinery.steps.basics import content_hash
 from tests.text.refinery.running import edited, judge
 
@@ -30,7 +30,7 @@ def slow_normalize(text: str, form: str) -> str:
 
 @given(TEXT, st.sampled_from(["NFC", "NFKC", "none"]))
 def test_normalize_is_what_it_says(text: str, form: str):
-    config = Normalize(form=form)  # type: ignore[arg-type]
+    config = NormalizeConfig(form=form)  # type: ignore[arg-type]
     assert edited(config, text) == slow_normalize(text, form)
     assert edited(config, edited(config, text)) == edited(config, text)
 
@@ -46,7 +46,7 @@ def test_normalize_is_what_it_says(text: str, form: str):
     ],
 )
 def test_normalize_examples(text: str, expected: str):
-    assert edited(Normalize(), text) == expected
+    assert edited(NormalizeConfig(), text) == expected
 
 
 def slow_decide(steps: list[AnyStep], texts: list[str]) -> list[str]:
@@ -68,11 +68,11 @@ def slow_decide(steps: list[AnyStep], texts: list[str]) -> list[str]:
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(["", " ", "\n", "a", "b", "c", "ab"]), max_size=40),
-    st.permutations([DropEmpty(), ExactDedup()]),
+    st.permutations([DropEmptyConfig(), ExactDedupConfig()]),
     st.integers(0, 40),
 )
 def test_decisions_equal_the_slow_reference_however_tasks_are_cut(texts: list[str], steps: list[AnyStep], cut: int):
-    found, _ = judge([Normalize(form="none"), *steps], texts[:cut], texts[cut:])
+    found, _ = judge([NormalizeConfig(form="none"), *steps], texts[:cut], texts[cut:])
     assert found == slow_decide(steps, texts)
 
 
@@ -80,7 +80,7 @@ def test_decisions_equal_the_slow_reference_however_tasks_are_cut(texts: list[st
     "text", ["\u200b", "\ufeff", "\u2028", "\u00a0", "\u3000", "\u2060 \u180e".replace("\u180e", "")]
 )
 def test_invisible_characters_make_no_document(text: str):
-    assert judge([DropEmpty()], [text, "a"])[0] == ["empty", "kept"]
+    assert judge([DropEmptyConfig()], [text, "a"])[0] == ["empty", "kept"]
 
 
 def test_the_hash_is_xxh3_128():

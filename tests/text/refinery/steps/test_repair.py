@@ -1,13 +1,13 @@
 """Damage that is undone, damage that is counted, and good text that must stay as it is."""
 
 import html
-import time
 
 import pytest
 
-from hornbook.text.config.content import Repair as RepairConfig
+from hornbook.text.config.content import RepairConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.steps.repair import Repair
+from tests.text.refinery.running import least_seconds
 
 GOOD = [
     "Der Gr\u00f6\u00dfe nach: \u00c4pfel, \u00d6l, \u00dcbermut"
@@ -83,11 +83,6 @@ def test_what_nobody_sees_goes_and_is_counted():
 def test_time_is_linear(piece: str):
     def seconds(count: int) -> float:
         text = piece * count
-        best = float("inf")
-        for _ in range(3):
-            begin = time.process_time()
-            repaired(text)
-            best = min(best, time.process_time() - begin)
-        return best
+        return least_seconds(lambda: repaired(text))
 
     assert seconds(80_000) < 64 * seconds(5_000) + 0.02  # linear: 16 times, quadratic: 256

@@ -8,8 +8,8 @@ import pytest
 from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer import tokenizer as tokenizer_module
-from hornbook.text.tokenizer.bpe import bpe
 from hornbook.text.tokenizer.bpe import choice as bpe_choice
+from hornbook.text.tokenizer.bpe import train as bpe_train
 from hornbook.text.tokenizer.tokenize import tokenize
 
 TEXTS = [
@@ -20,7 +20,7 @@ TEXTS = [
 
 def write(folder: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> dict[str, bytes]:
     """Every file of a small folder, tokenized by the kernels or by the library."""
-    monkeypatch.setattr(bpe, "training_is_compiled", lambda: compiled)
+    monkeypatch.setattr(bpe_train, "training_is_compiled", lambda: compiled)
     monkeypatch.setattr(bpe_choice, "encoding_is_compiled", lambda: compiled)
     source = folder.parent / "texts.jsonl"
     rows = [{"text": f"{number} {text}" * (number % 7 + 1)} for number, text in enumerate(TEXTS)]

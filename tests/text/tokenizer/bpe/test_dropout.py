@@ -13,12 +13,10 @@ from tokenizers import Tokenizer
 
 from hornbook.errors import UsageError
 from hornbook.text.config.text import WordPiece
-from hornbook.text.tokenizer.bpe.dropout import Draws, Dropout
 from hornbook.text.tokenizer.bpe.encode import Encoder
-from hornbook.text.tokenizer.bpe.styles import STYLES
-from hornbook.text.tokenizer.bpe.tables import Merges, byte_letters, find_merges
+from hornbook.text.tokenizer.bpe.tables import STYLES, Draws, Dropout, Merges, byte_characters, find_merges
 from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
-from hornbook.text.tokenizer.train.wordpiece import train_wordpiece
+from hornbook.text.tokenizer.train import train_wordpiece
 from tests.text.tokenizer.bpe.test_encode import RAWS, TEXT, TEXTS
 
 RAW = RAWS[next(iter(STYLES))]
@@ -66,7 +64,7 @@ def split_word(word: list[int], ranks: Ranks, key: int, limit: int) -> list[int]
 def words_of(raw: Tokenizer, merges: Merges, text: str) -> tuple[Ranks, list[list[int]]]:
     """Rank and merge of each pair, and the words of a text as tokens of bytes."""
     ranks = {(left, right): (rank, merged) for rank, (left, right, merged) in enumerate(merges.triples)}
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    byte_of = {letter: byte for byte, letter in enumerate(byte_characters())}
     assert raw.pre_tokenizer is not None
     words = [letters for letters, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
     return ranks, [[merges.byte_ids[byte_of[letter]] for letter in letters] for letters in words]
@@ -197,7 +195,7 @@ def test_the_share_of_words_cut_is_the_probability():
     """A word of one merge is cut with probability p, drawn anew at each place."""
     pair = b"zq"
     first = merges_of(RAW)
-    merges = Merges(first.style, first.byte_ids, [(first.byte_ids[pair[0]], first.byte_ids[pair[1]], 599)])
+    merges = Merges(first.digits, first.byte_ids, [(first.byte_ids[pair[0]], first.byte_ids[pair[1]], 599)])
     text = " zq" * 40_000
     for probability in (0.1, 0.5, 0.9):
         ids = Encoder(merges).encode([text], draws=Dropout(probability).draws("web", [text], [True]))[0]

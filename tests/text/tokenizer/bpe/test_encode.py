@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hornbook.text.tokenizer.bpe.encode import Encoder
-from hornbook.text.tokenizer.bpe.styles import STYLES
-from hornbook.text.tokenizer.bpe.tables import byte_letters, find_merges, pair_table
+from hornbook.text.tokenizer.bpe.heap import pair_table
+from hornbook.text.tokenizer.bpe.tables import STYLES, byte_characters, find_merges
 from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
 
 TEXTS = [
@@ -96,7 +96,7 @@ def test_every_code_point_is_encoded_as_the_library_does():
 
 def test_later_ranks_may_come_first():
     """Merges in an order that no training gives: a merge of merges ranks before its parts, one stands twice."""
-    letters = byte_letters()
+    letters = byte_characters()
     tokens = [*letters, "ab", "abab", "ba", "aa", "aaa", "aab"]
     vocab = {token: len(tokens) - 1 - number for number, token in enumerate(tokens)}
     pairs = [("ab", "ab"), ("b", "a"), ("a", "ab"), ("a", "b"), ("aa", "a"), ("a", "a"), ("b", "a")]

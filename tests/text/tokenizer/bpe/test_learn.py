@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hornbook.text.config.text import BPE
-from hornbook.text.tokenizer.bpe.bpe import train_bpe
 from hornbook.text.tokenizer.bpe.count import WordCounts
 from hornbook.text.tokenizer.bpe.learn import learn_merges
-from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 
 

@@ -11,10 +11,9 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig, Unigram, WordPiece
 from hornbook.text.refinery.pipeline.prepare import prepare
-from hornbook.text.tokenizer.compare.compare import Figures, compare
-from hornbook.text.tokenizer.compare.text_samples import TextSample, sample_path, sample_prepared
+from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics, compare, sample_path, sample_prepared
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from hornbook.text.tokenizer.train.train import train_tokenizer
+from hornbook.text.tokenizer.train import train_tokenizer
 
 TRAINING = ["the model reads a page and says it again; the page says so"] * 20
 SAMPLES = [
@@ -73,7 +72,7 @@ def test_the_figures_are_those_counted_by_hand(tokenizers: dict[str, Tokenizer])
 
 
 def test_what_is_lost_and_unknown_shows(tokenizers: dict[str, Tokenizer]):
-    found: dict[tuple[str, str], Figures] = {
+    found: dict[tuple[str, str], TokenizerMetrics] = {
         (each.tokenizer, each.corpus): each for each in compare(tokenizers, SAMPLES)
     }
     assert found["wordpiece", "other"].unknown > 0

@@ -14,7 +14,6 @@ from hornbook.model.config.head import (
     LabelHeadConfig,
     RegressionHead,
     TokenClassificationHead,
-    num_outputs,
 )
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.tables.encoders import BERT, MODERNBERT, ROBERTA
@@ -39,7 +38,7 @@ def _read_names(keys: Json) -> list[str]:
 
 def _write_names(head: LabelHeadConfig) -> Json:
     named = isinstance(head, ClassificationHead | TokenClassificationHead)
-    names = head.labels if named else [f"LABEL_{i}" for i in range(num_outputs(head))]
+    names = head.labels if named else [f"LABEL_{i}" for i in range(head.outputs)]
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

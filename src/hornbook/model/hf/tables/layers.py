@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config.mlp import Experts
-from hornbook.model.config.model import FullAttention, ModelConfig
-from hornbook.model.config.position import Rope
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.mlp import ExpertsConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.tables.rope import read_scaling, write_scaling
 from hornbook.model.hf.tables.vocabulary import Codec, Json
 
@@ -51,7 +52,7 @@ def _types(keys: Json, layers: int, listed: Listed) -> list[str]:
 
 
 def _window(part: Any) -> int | None:
-    return part.window if isinstance(part, FullAttention) else None
+    return part.window if isinstance(part, FullAttentionConfig) else None
 
 
 def _written_types(config: ModelConfig) -> tuple[list[str], int | None]:
@@ -81,8 +82,8 @@ def windows(listed: Listed, size: int, *, switch: bool) -> Codec:
         types, window = _written_types(config)
         if not switch:
             return {"layer_types": types, "sliding_window": window or size}
-        turned = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": types}
-        return turned | {"max_window_layers": types.index(SLIDING) if window else config.layers}
+        switches = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": types}
+        return switches | {"max_window_layers": types.index(SLIDING) if window else config.layers}
 
     names = ("layer_types", "sliding_window")
     return Codec((*names, "use_sliding_window", "max_window_layers") if switch else names, read, write)
@@ -126,7 +127,7 @@ def dense(names: tuple[str, ...], which: Callable[[Json, int], bool], write: Cal
 
     def write_all(config: ModelConfig) -> Json:
         own = [config.layer(i) for i in range(config.layers)]
-        flags = [not isinstance(each.mlp, Experts) for each in own]
+        flags = [not isinstance(each.mlp, ExpertsConfig) for each in own]
         sizes = [each.hidden for each, flag in zip(own, flags, strict=True) if flag]
         return {"intermediate_size": max(sizes, default=config.hidden), **write(flags)}
 
@@ -182,7 +183,7 @@ def _write_alternation(config: ModelConfig) -> Json:
     positions = {}
     for i, kind in enumerate(types):
         position = config.layer(i).position
-        assert isinstance(position, Rope)
+        assert isinstance(position, RopeConfig)
         positions.setdefault(kind, position)
     parameters = {kind: {"rope_theta": p.theta, **write_scaling(p.scaling)} for kind, p in positions.items()}
     other = {kind: {"rope_theta": _THETA[kind][1], "rope_type": "default"} for kind in (FULL, SLIDING)}

@@ -4,7 +4,7 @@ from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import Rope, RopeScaling
+from hornbook.model.config.position import RopeConfig, RopeScaling
 from hornbook.model.hf.tables.vocabulary import Codec, Json
 
 _FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
@@ -55,7 +55,7 @@ def rope(theta: float = 10_000.0, fraction: float | None = None) -> Codec:
 
     def write(config: ModelConfig) -> Json:
         position = config.position
-        assert isinstance(position, Rope)
+        assert isinstance(position, RopeConfig)
         parameters = {"rope_theta": position.theta, **write_scaling(position.scaling)}
         found: Json = {"rope_theta": position.theta, "rope_parameters": parameters}
         if fraction is not None:
@@ -111,20 +111,20 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _read_turned(keys: Json, tree: Json) -> None:
+def _read_rotary_dim(keys: Json, tree: Json) -> None:
     width, heads = tree["width"], tree["heads"]
-    turned = _or(keys.get("rotary_dim"), 64)
-    if not all(type(each) is int and each > 0 for each in (width, heads, turned)) or turned * heads > width:
+    rotary_dim = _or(keys.get("rotary_dim"), 64)
+    if not all(type(each) is int and each > 0 for each in (width, heads, rotary_dim)) or rotary_dim * heads > width:
         raise IntegrityError(
-            f"config.json: rotary_dim {turned!r} does not fit {heads!r} heads of width {width!r} in all"
+            f"config.json: rotary_dim {rotary_dim!r} does not fit {heads!r} heads of width {width!r} in all"
         )
-    tree.setdefault("position", {})["fraction"] = turned / (width // heads)
+    tree.setdefault("position", {})["fraction"] = rotary_dim / (width // heads)
 
 
-def _write_turned(config: ModelConfig) -> Json:
-    assert isinstance(config.position, Rope)
+def _write_rotary_dim(config: ModelConfig) -> Json:
+    assert isinstance(config.position, RopeConfig)
     return {"rotary_dim": int(config.head_dim * config.position.fraction)}
 
 
-ROTARY_DIM = Codec(("rotary_dim",), _read_turned, _write_turned)
+ROTARY_DIM = Codec(("rotary_dim",), _read_rotary_dim, _write_rotary_dim)
 """How many dims of a head turn (GPT-J)."""

@@ -1,9 +1,10 @@
 """Single values that config.json says in another way than ours: scales by width, shifted lengths, T5's feed-forward."""
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
-from hornbook.model.config.model import FullAttention, ModelConfig
-from hornbook.model.config.position import LearnedPositions
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Codec, Json
 
 # ---- Scales that follow from the width
@@ -55,7 +56,7 @@ def _read_scalar(keys: Json, tree: Json) -> None:
 
 
 def _write_scalar(config: ModelConfig) -> Json:
-    assert isinstance(config.attention, FullAttention)
+    assert isinstance(config.attention, FullAttentionConfig)
     square = (config.attention.scale or config.head_dim**-0.5) ** -2
     return {"query_pre_attn_scalar": round(square) if abs(square - round(square)) < 1e-6 * square else square}
 
@@ -79,7 +80,7 @@ def _read_shifted(keys: Json, tree: Json) -> None:
 
 
 def _write_shifted(config: ModelConfig) -> Json:
-    assert isinstance(config.position, LearnedPositions)
+    assert isinstance(config.position, LearnedPositionsConfig)
     offset, length = config.position.offset, config.position.length
     return {"pad_token_id": offset - 1, "max_position_embeddings": offset + length}
 

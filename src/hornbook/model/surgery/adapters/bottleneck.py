@@ -1,4 +1,4 @@
-"""Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751): y + up(gelu(down(y))) behind a frozen projection.
+"""Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751): y + up(gelu(down(y))) after a frozen projection.
 
 `up` begins at zero, so the first step computes what the base computes.
 """
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.config import surgery as config
 from hornbook.model.layers.linear import Linear
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.draws import keyed_uniform
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
 
 
 class Bottleneck(Added):
@@ -37,8 +35,8 @@ class Bottleneck(Added):
         yield from ((each, torch.zeros(self.get_parameter(each).shape)) for each in rest)
 
 
-def add_bottleneck(model: nn.Module, step: config.Bottleneck) -> None:
-    """Hang an adapter behind each layer the step names. UsageError for one wider than what it is behind."""
+def add_bottleneck(model: nn.Module, step: config.BottleneckConfig) -> None:
+    """Hang an adapter on each layer the step names. UsageError for one wider than that layer's output."""
     for name, layer in matching_linears(model, step.targets, "surgery bottleneck targets").items():
         width = layer.weight.shape[0]
         if step.width > width:

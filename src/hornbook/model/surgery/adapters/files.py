@@ -35,7 +35,7 @@ from hornbook.model.surgery.adapters.lora_layout import (
     short_names,
     their_modules,
 )
-from hornbook.model.surgery.build import added_shapes
+from hornbook.model.surgery.operate import added_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "hornbook"
@@ -82,7 +82,7 @@ def places(spec: AdapterSpec) -> dict[str, Place]:
     if isinstance(step, surgery.Lora):
         head = head_places(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
         return lora_places(_modules(spec, step, shapes), step) | head
-    names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.Prompt) else {}
+    names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.PromptConfig) else {}
     return {
         name: Place(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape)) for name, shape in shapes.items()
     }
@@ -120,7 +120,7 @@ def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
     step, common = spec.adapter, {"base_model_name_or_path": spec.base, "inference_mode": True}
     if isinstance(step, surgery.Lora):
         return common | _lora_config(spec, step)
-    if isinstance(step, surgery.Prompt):
+    if isinstance(step, surgery.PromptConfig):
         return common | {
             "peft_type": "PROMPT_TUNING",
             "task_type": LABEL_TASKS.get(spec.config.head.kind, "CAUSAL_LM"),

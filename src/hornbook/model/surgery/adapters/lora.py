@@ -19,9 +19,7 @@ from hornbook.errors import UsageError
 from hornbook.model.config.surgery import Dora, Lora
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.products import linear
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.draws import keyed_uniform
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
 
 
 class LowRank(Added):

@@ -14,7 +14,7 @@ from hornbook.model.surgery.added import Added
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, float32 tensor) of every parameter of the plain model that computes what `model` does.
 
-    Rounded and 4-bit weights become the values they stand for, LoRA and DoRA are added. UsageError, at once, where the
+    Rounded and 4-bit weights become the values they encode, LoRA and DoRA are added. UsageError, at once, where the
     model has parts that no plain model has (bottlenecks, soft prompts).
     """
     _refuse_others(model)
@@ -51,7 +51,7 @@ def _refuse_others(model: nn.Module) -> None:
 def merge(model: nn.Module) -> dict[str, LowRank]:
     """Merge LoRA and DoRA into the weights in place; returns what was taken off, for `unmerge`.
 
-    UsageError where codes stand for the weights: `merged_tensors` gives the merged ones.
+    UsageError where codes replace the weights: `merged_tensors` gives the merged ones.
     """
     _refuse_others(model)
     taken = {}

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
 from hornbook.model.config import surgery as config
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.draws import keyed_normal
+from hornbook.model.surgery.added import Added, keyed_normal
 
 STD = 0.02
 """Of first values: the size of embeddings as GPT-2 begins."""
@@ -67,7 +66,7 @@ def put_prompts(time: int, lengths: Lengths | None, length: int) -> Prompted:
     return Prompted(table, places, None if lengths is None else new_lengths)
 
 
-def add_prompt(model: nn.Module, step: config.Prompt) -> None:
+def add_prompt(model: nn.Module, step: config.PromptConfig) -> None:
     """Give a decoder a soft prompt of `step.length` vectors."""
     embedding = model.get_submodule("embedding")
     weight = embedding.get_parameter("weight")

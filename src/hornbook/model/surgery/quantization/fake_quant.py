@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from hornbook.model.config.surgery import FakeQuant, Grid
 from hornbook.model.layers.linear import Linear
-from hornbook.model.surgery.added import Added
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import Added, matching_linears
 from hornbook.model.surgery.quantization.integers import (
     IntegerCode,
     Quantized,
@@ -124,14 +123,14 @@ def add_fake_quant(model: nn.Module, step: FakeQuant) -> None:
 
 
 def convert(model: nn.Module) -> None:
-    """Replace fake quantization by the codes it stands for: the weights are gone, the outputs stay."""
+    """Replace fake quantization by its codes: the weights are gone, the outputs stay."""
     for layer in model.modules():
         if isinstance(layer, Linear) and isinstance(layer.code, RangeQuant):
             put_code(layer, layer.code.quantized(layer.weight), layer.code.grid)
 
 
 def put_code(layer: Linear, quantized: Quantized, grid: Grid) -> None:
-    """Let these codes stand for the layer's weight."""
+    """Replace the layer's weight by these codes."""
     with torch.device(quantized.codes.device):
         code = IntegerCode((quantized.codes.shape[0], quantized.codes.shape[1]), grid)
     code.take(quantized)

@@ -28,7 +28,7 @@ class Quantized:
     """The code of 0.0, where the range is not symmetric."""
 
     def restored(self) -> Float[Tensor, "outputs inputs"]:
-        """The matrix that the codes stand for."""
+        """The matrix that the codes encode."""
         codes = self.codes.view(self.scale.shape[0], -1).float()
         return ((codes if self.zero is None else codes - self.zero) * self.scale).view(self.codes.shape)
 
@@ -81,13 +81,13 @@ def _nonzero(scale: Tensor) -> Tensor:
 
 
 def num_shares(shape: tuple[int, int], grid: Grid) -> int:
-    """How many scales a matrix of this shape has."""
+    """Number of scales of a matrix of this shape."""
     outputs, inputs = shape
     return {"tensor": 1, "channel": outputs, "group": outputs * inputs // grid.group}[grid.per]
 
 
 class IntegerCode(nn.Module):
-    """Codes that stand for a layer's frozen weight: `codes` (two to a byte up to 4 bits), `scale`, `zero`."""
+    """Codes in place of a layer's frozen weight: `codes` (two to a byte up to 4 bits), `scale`, `zero`."""
 
     def __init__(self, shape: tuple[int, int], grid: Grid) -> None:
         super().__init__()

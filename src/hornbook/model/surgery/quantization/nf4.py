@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from hornbook.model.config.surgery import Nf4
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.fake_quant import drop_weight
 from hornbook.model.surgery.quantization.integers import check_group, pack, unpack
 
@@ -53,7 +53,7 @@ def nearest(x: Float[Tensor, "*shape"], table: Float[Tensor, " levels"]) -> UInt
 
 
 class Nf4Code(nn.Module):
-    """4-bit codes that stand for a layer's frozen weight."""
+    """4-bit codes in place of a layer's frozen weight."""
 
     def __init__(self, shape: tuple[int, int], block: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Nf4Code(nn.Module):
         self.scale_mean.copy_(mean)
 
     def scales(self) -> Float[Tensor, " blocks"]:
-        """The scales of the blocks, as they are restored."""
+        """The restored scales of the blocks."""
         ranges = self.scale_range.repeat_interleave(SCALES_PER_BLOCK)[: len(self.scale_codes)]
         return scale_levels().to(ranges.device)[self.scale_codes.long()] * ranges + self.scale_mean
 
@@ -98,7 +98,7 @@ class Nf4Code(nn.Module):
 
 
 def add_nf4(model: nn.Module, step: Nf4) -> None:
-    """Let codes stand for the weights of the layers the step names; the values come with the base's.
+    """Replace the weights of the layers the step names by codes; the values come with the base's.
 
     UsageError for blocks that do not divide a row.
     """

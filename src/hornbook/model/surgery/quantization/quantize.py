@@ -1,6 +1,6 @@
 """Post-training quantization: linear layers of a trained model as codes, and folders that hold them.
 
-Embeddings, head and norms stay as they are. Products are computed in floating point with the values that the codes
+Embeddings, head and norms are not quantized. Products are computed in floating point with the values that the codes
 stand for, so a model takes less memory and computes no faster. A folder has config.json with our configuration, and
 quantized.safetensors with codes and all that is not quantized, under our names.
 """
@@ -23,7 +23,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Grid, Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
 from hornbook.model.storage.safetensors_folder import Reader, named, read_json, write_json
-from hornbook.model.surgery.names import matching_linears
+from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.fake_quant import drop_weight, put_code
 from hornbook.model.surgery.quantization.integers import IntegerCode, quantize
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
@@ -95,7 +95,7 @@ def _check_rows(rows: Mapping[str, int], step: Integers | Nf4) -> None:
 
 @torch.no_grad()
 def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
-    """Let codes stand for the weights of the layers the step names, in place. UsageError for shares that do not fit."""
+    """Replace the weights of the layers the step names by codes, in place. UsageError for shares that do not fit."""
     layers = matching_linears(model, step.targets, "--quantize targets")
     _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
     before = after = 0

@@ -1,4 +1,4 @@
-"""Fetching files of a corpus: what would be fetched is listed first; a broken transfer goes on where it stopped.
+"""Fetch the files of a corpus: they are listed first, and a broken transfer resumes where it stopped.
 
 http(s) goes through the standard library, everything else (hf://, s3://, file://) through fsspec. A file appears
 under its name only when it is whole and has the published digest; until then it is hidden from `prepare`.
@@ -20,8 +20,17 @@ import fsspec
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
-from hornbook.text.ingest.corpora.corpora import Corpus, filled
-from hornbook.text.ingest.corpora.remote import AGENT, Broken, NoSuchPart, Part, http_answer, is_http, opened, patient
+from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
+from hornbook.text.ingest.corpora.remote import (
+    AGENT,
+    RangeError,
+    RemoteBody,
+    TransferError,
+    http_answer,
+    is_http,
+    open_remote,
+    retry,
+)
 
 RECORD = "fetched.json"
 _CHUNK = 2**20
@@ -45,24 +54,24 @@ class Remote:
     options: Mapping[str, Any] | None = None
 
 
-def plan(corpus: Corpus, given: Mapping[str, str], most: int | None = None) -> tuple[list[Remote], int]:
+def plan(corpus: PublicCorpus, given: Mapping[str, str], most: int | None = None) -> tuple[list[Remote], int]:
     """(the first `most` files of a corpus, how many it has in all). Reads lists, sizes and digests, nothing else.
 
     Raises UsageError (no such file, no access, an extra that is missing).
     """
     values = filled(corpus, given)
-    urls = [found for url in corpus.urls for found in _expanded(url.format(**values), corpus.options)]
+    urls = [each for url in corpus.urls for each in _expanded(url.format(**values), corpus.options)]
     if corpus.listing:
         lines = _small(corpus.listing.format(**values)).decode("utf-8", "replace").split()
         urls += [corpus.base + line for line in lines]
     digests = _digests(corpus.checksums.format(**values)) if corpus.checksums else {}
     names = _names(urls)
     chosen = list(zip(urls, names, strict=True))[:most]
-    found = [
+    remotes = [
         Remote(url, name, _size(url, corpus.options), digests.get(_undated(_last(url)), ""), corpus.options)
         for url, name in chosen
     ]
-    return found, len(urls)
+    return remotes, len(urls)
 
 
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
@@ -70,12 +79,12 @@ def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
         return [url]
     try:
         system, pattern = fsspec.core.url_to_fs(url, **options)
-        found = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
+        matches = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"cannot list {url}: {error}") from error
-    if not found:
+    if not matches:
         raise UsageError(f"{url} matches nothing, or may not be listed without an account")
-    return found
+    return matches
 
 
 def _last(url: str) -> str:
@@ -109,11 +118,11 @@ def _small(url: str) -> bytes:
     """A whole small file. Raises UsageError."""
 
     def read() -> bytes:
-        with opened(url, 0, "", {}) as part:
+        with open_remote(url, 0, "", {}) as part:
             data = part.body.read(_MOST_LISTING)
         return gzip.decompress(data) if url.endswith(".gz") else data
 
-    return patient(read, url, attempts=3, pause=1.0)
+    return retry(read, url, attempts=3, pause=1.0)
 
 
 def _size(url: str, options: Mapping[str, Any]) -> int | None:
@@ -130,7 +139,7 @@ def _size(url: str, options: Mapping[str, Any]) -> int | None:
             length = answer.headers.get("Content-Length")
             return int(length) if length and length.isdigit() else None
 
-    return patient(ask, url, attempts=3, pause=1.0)
+    return retry(ask, url, attempts=3, pause=1.0)
 
 
 def fetch(
@@ -172,64 +181,64 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Callable[[int], None]) -> dict[str, Any]:
-    part, tag = (path.with_name(f"{TEMPORARY}{path.name}.{ending}") for ending in ("part", "tag"))
-    size = patient(lambda: _transfer(remote, part, tag, show), remote.url, attempts=attempts, pause=pause)
+    partial, tag = (path.with_name(f"{TEMPORARY}{path.name}.{ending}") for ending in ("part", "tag"))
+    size = retry(lambda: _transfer(remote, partial, tag, show), remote.url, attempts=attempts, pause=pause)
     algorithm = _ALGORITHMS.get(len(remote.digest), "sha256")
-    digests = _hashed(part, {algorithm, "sha256"})
+    digests = _hashed(partial, {algorithm, "sha256"})
     if remote.digest and digests[algorithm] != remote.digest:
-        part.unlink()
+        partial.unlink()
         raise IntegrityError(
             f"{remote.url}: its {algorithm} is {digests[algorithm]}, published is {remote.digest}; fetch it again"
         )
     with storage_errors(path):
-        publish_file(part, path)
+        publish_file(partial, path)
         tag.unlink(missing_ok=True)
     return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
 
 
-def _transfer(remote: Remote, part: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Bring the rest of a file; its size. Raises Broken where it is not whole."""
-    have = part.stat().st_size if part.is_file() else 0
+def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Fetch the rest of a file; returns its size. Raises TransferError where it is incomplete."""
+    have = partial.stat().st_size if partial.is_file() else 0
     known = tag.read_text() if have and tag.is_file() else ""
     try:
-        with opened(remote.url, have if known else 0, known, remote.options or {}) as found:
-            place = _write(found, part, tag, show)
-    except NoSuchPart:
+        with open_remote(remote.url, have if known else 0, known, remote.options or {}) as body:
+            size = _write(body, partial, tag, show)
+    except RangeError:
         tag.unlink(missing_ok=True)
         raise
-    if found.size is not None and place != found.size:
-        raise Broken(f"{place} of {found.size} bytes came")
-    return place
+    if body.size is not None and size != body.size:
+        raise TransferError(f"{size} of {body.size} bytes came")
+    return size
 
 
-def _write(found: Part, part: Path, tag: Path, show: Callable[[int], None]) -> int:
-    """Write what comes behind what is there; how much is there then. Raises Broken, StorageError."""
-    with storage_errors(part):
-        tag.write_text(found.tag)
-        with part.open("r+b" if found.start else "wb") as file:
-            file.truncate(found.start)
-            place = file.seek(found.start)
-            while data := _read(found.body):
+def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
+    """Append the rest of a file to its partial file; returns the size so far. Raises TransferError, StorageError."""
+    with storage_errors(partial):
+        tag.write_text(body.tag)
+        with partial.open("r+b" if body.start else "wb") as file:
+            file.truncate(body.start)
+            size = file.seek(body.start)
+            while data := _read(body.body):
                 file.write(data)
-                place += len(data)
-                show(place)
+                size += len(data)
+                show(size)
             file.flush()
             sync_file(file.fileno())
-        return place
+        return size
 
 
 def _read(body: IO[bytes]) -> bytes:
-    """Errors of the network are Broken, so that they are not taken for those of the disk."""
+    """Errors of the network are TransferError, so that they are not taken for those of the disk."""
     try:
         return body.read(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Broken(str(error) or type(error).__name__) from error
+        raise TransferError(str(error) or type(error).__name__) from error
 
 
 def _hashed(path: Path, algorithms: set[str]) -> dict[str, str]:
-    found = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     with path.open("rb") as file:
         while data := file.read(_CHUNK):
-            for each in found.values():
+            for each in digests.values():
                 each.update(data)
-    return {name: each.hexdigest() for name, each in found.items()}
+    return {name: each.hexdigest() for name, each in digests.items()}

@@ -59,27 +59,11 @@ Row = tuple[str, str]
 """(id, text)"""
 
 
-def _plain(text: str) -> str:
-    return text
-
-
-def _crlf(text: str) -> str:
-    return text.replace("\n", "\r\n")
-
-
-def _decomposed(text: str) -> str:
-    return unicodedata.normalize("NFD", text)
-
-
-def _trailing_nul(text: str) -> str:
-    return text + "\0"
-
-
 DISGUISES: dict[str, Callable[[str], str]] = {
-    "plain": _plain,
-    "crlf": _crlf,
-    "decomposed": _decomposed,
-    "trailing_nul": _trailing_nul,
+    "plain": str,
+    "crlf": lambda text: text.replace("\n", "\r\n"),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    "trailing_nul": lambda text: text + "\0",
 }
 """What is done to exact copies; the refinery's normalisation takes all of it away again."""
 
@@ -187,7 +171,7 @@ def _documented(node: ast.AST) -> Iterator[Documented]:
 
 
 def _make_dirty(rows: list[Row], draw: random.Random, notes: _Notes) -> list[Row]:
-    """The rows with planted ones at random places."""
+    """The rows with planted ones at random positions."""
     notes.texts.update(rows)
     planted: list[Row] = []
     for number in range(max(len(DISGUISES), round(COPY_SHARE * len(rows)))):
@@ -204,19 +188,19 @@ def _make_dirty(rows: list[Row], draw: random.Random, notes: _Notes) -> list[Row
     for number in range(max(2, round(BLANK_SHARE * len(rows)))):
         planted.append((f"{rows[0][0].partition('/')[0]}/blank-{number}", draw.choice(BLANKS)))
         notes.blank.add(planted[-1][0])
-    places = sorted(draw.choices(range(len(rows) + 1), k=len(planted)))
+    positions = sorted(draw.choices(range(len(rows) + 1), k=len(planted)))
     draw.shuffle(planted)
     dirty, start = [], 0
-    for place, row in zip(places, planted, strict=True):
-        dirty += [*rows[start:place], row]
-        start = place
+    for position, row in zip(positions, planted, strict=True):
+        dirty += [*rows[start:position], row]
+        start = position
     return dirty + rows[start:]
 
 
 def _change_visibly(text: str, draw: random.Random) -> str:
-    """One visible character more, at a random place: as near as two different documents can be."""
-    place = draw.randrange(len(text) + 1)
-    return text[:place] + draw.choice("abcdefghijklmnopqrstuvwxyz") + text[place:]
+    """One visible character more, at a random position: as near as two different documents can be."""
+    position = draw.randrange(len(text) + 1)
+    return text[:position] + draw.choice("abcdefghijklmnopqrstuvwxyz") + text[position:]
 
 
 def _later_members(rows: list[Row], texts: dict[str, str]) -> set[str]:

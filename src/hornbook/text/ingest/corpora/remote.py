@@ -1,4 +1,4 @@
-"""Opening remote files at any place, and trying again what broke: http(s) by the standard library, else fsspec."""
+"""Open remote files at any offset, and retry transfers that broke: http(s) by the standard library, else fsspec."""
 
 import http.client
 import re
@@ -21,17 +21,17 @@ _LONGEST_PAUSE = 30
 Result = TypeVar("Result")
 
 
-class Broken(Exception):
-    """A transfer that may work if it is tried again."""
+class TransferError(Exception):
+    """A transfer broke, and may work if it is tried again."""
 
 
-class NoSuchPart(Broken):
-    """The file is not as long as the part that is here."""
+class RangeError(TransferError):
+    """The file is shorter than the part that was fetched before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a server sends from some place on."""
+class RemoteBody:
+    """What a server sends of a file, from `start` on."""
 
     body: IO[bytes]
     start: int
@@ -46,8 +46,8 @@ def is_http(url: str) -> bool:
 
 
 @contextmanager
-def opened(url: str, start: int, tag: str, options: Mapping[str, Any]) -> Iterator[Part]:
-    """A file from a place on, or from the beginning where it has changed since. Raises Broken, UsageError."""
+def open_remote(url: str, start: int, tag: str, options: Mapping[str, Any]) -> Iterator[RemoteBody]:
+    """A file from `start` on, or from its beginning where it has changed since. Raises TransferError, UsageError."""
     if is_http(url):
         headers = {"Range": f"bytes={start}-", "If-Range": tag} if start else {}
         with http_answer(urllib.request.Request(url, headers={**AGENT, **headers})) as answer:
@@ -63,24 +63,24 @@ def opened(url: str, start: int, tag: str, options: Mapping[str, Any]) -> Iterat
     except (ValueError, ImportError, PermissionError) as error:
         raise UsageError(f"cannot read {url}: {error}") from error
     except OSError as error:
-        raise Broken(str(error)) from error
+        raise TransferError(str(error)) from error
     with handle:
         start = start if tag == now else 0
         handle.seek(start)
-        yield Part(handle, start, size, now)
+        yield RemoteBody(handle, start, size, now)
 
 
-def _http_part(answer: Any, asked: int) -> Part:
+def _http_part(answer: Any, start: int) -> RemoteBody:
     length = answer.headers.get("Content-Length")
     size = int(length) if length and length.isdigit() else None
     tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
     tag = "" if tag.startswith("W/") else tag  # a weak tag cannot vouch for bytes
     if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
-        return Part(answer, 0, size, tag)
-    place = re.match(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-    if place is None or int(place.group(1)) != asked:
-        raise Broken("the server sent another part than was asked for")
-    return Part(answer, asked, None if size is None else asked + size, tag)
+        return RemoteBody(answer, 0, size, tag)
+    content_range = re.match(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+    if content_range is None or int(content_range.group(1)) != start:
+        raise TransferError("the server sent another part than was asked for")
+    return RemoteBody(answer, start, None if size is None else start + size, tag)
 
 
 @contextmanager
@@ -92,22 +92,22 @@ def http_answer(request: urllib.request.Request) -> Iterator[Any]:
         with suppress(OSError):
             error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise NoSuchPart(f"the server says {error.code}") from error
+            raise RangeError(f"the server says {error.code}") from error
         if error.code in _LATER or error.code >= 500:
-            raise Broken(f"the server says {error.code} {error.reason}") from error
+            raise TransferError(f"the server says {error.code} {error.reason}") from error
         raise UsageError(f"cannot fetch {url}: the server says {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Broken(str(error)) from error
+        raise TransferError(str(error)) from error
     with answer:
         yield answer
 
 
-def patient(act: Callable[[], Result], url: str, *, attempts: int, pause: float) -> Result:
-    """Try again what broke, with longer and longer pauses. Raises UsageError when the attempts are used up."""
+def retry(act: Callable[[], Result], url: str, *, attempts: int, pause: float) -> Result:
+    """Retry a transfer that broke, with longer and longer pauses. Raises UsageError when the attempts are used up."""
     for attempt in range(attempts):
         try:
             return act()
-        except Broken as error:
+        except TransferError as error:
             if attempt + 1 == attempts:
                 raise UsageError(
                     f"cannot fetch {url}: {error} ({attempts} attempts); start the same command again to go on"

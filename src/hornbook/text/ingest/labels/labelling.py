@@ -1,4 +1,4 @@
-"""What is known of a text besides its letters: its parts, values of stretches of it, values of the whole.
+"""The labels of a text: its parts, values of spans of it, values of the whole.
 
 Every kind of labelled row becomes this one thing, so that edits, storage and tokenization have one form of labels.
 """
@@ -6,66 +6,67 @@ Every kind of labelled row becomes this one thing, so that edits, storage and to
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-Stretch = tuple[int, int]
-"""Characters [begin, end) of a text."""
+Span = tuple[int, int]
+"""Characters [start, end) of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """Labels of one document. Places are counted in characters of its text."""
+    """Labels of one document. Positions are counted in characters of its text."""
 
-    parts: tuple[Stretch, ...]
-    """What is encoded for itself: a text, two texts, question and context, prompt and answer; in order, apart."""
-    stretches: tuple[tuple[int, int, float | str], ...] = ()
-    """Begin, end, value: tags of words, or the place of an answer."""
+    parts: tuple[Span, ...]
+    """What is encoded separately: a text, two texts, question and context, prompt and answer; in order, disjoint."""
+    spans: tuple[tuple[int, int, float | str], ...] = ()
+    """Start, end, value: tags of words, or where an answer is."""
     values: tuple[float | str, ...] = ()
     """Of the whole text: the number of its label, its numbers, or 0 and 1 for each label it may have.
 
     Where the labels are taken from the data, tags and labels stand here by name.
     """
     answers: tuple[str, ...] = ()
-    """All right answers to a question, as they were written."""
+    """All right answers to a question, as written."""
 
     def to_json(self) -> str:
         """As stored in the documents' column `labels`."""
-        return json.dumps(asdict(self), ensure_ascii=True)
+        keys = {"parts": self.parts, "stretches": self.spans, "values": self.values, "answers": self.answers}
+        return json.dumps(keys, ensure_ascii=True)
 
     @staticmethod
     def from_json(text: str) -> "Labelling":
         """What `to_json` wrote."""
         data = json.loads(text)
         return Labelling(
-            tuple((begin, end) for begin, end in data["parts"]),
-            tuple((begin, end, value) for begin, end, value in data["stretches"]),
+            tuple((start, end) for start, end in data["parts"]),
+            tuple((start, end, value) for start, end, value in data["stretches"]),
             tuple(data["values"]),
             tuple(data["answers"]),
         )
 
 
-def joined_parts(*texts: str) -> tuple[str, tuple[Stretch, ...]]:
-    """Texts as one, a line each, and where they stand in it."""
+def joined_parts(*texts: str) -> tuple[str, tuple[Span, ...]]:
+    """Texts as one, a line each, and the span of each in it."""
     ends = list(itertools.accumulate(len(text) + 1 for text in texts))
     parts = tuple((end - 1 - len(text), end - 1) for text, end in zip(texts, ends, strict=True))
     return "\n".join(texts), parts
 
 
 def edited(text: str, labels: Labelling, edit: Callable[[str], str]) -> tuple[str, Labelling]:
-    """The text after an edit, and its labels where they stand now.
+    """The text after an edit, and its labels at their new positions.
 
-    What lies between two places is edited by itself, so that no place is lost.
+    The text between two positions of labels is edited separately, so that no position is lost.
     """
     changed = edit(text)
     if changed == text:
         return text, labels
-    stretches = [*labels.parts, *((begin, end) for begin, end, _ in labels.stretches)]
-    cuts = sorted({0, len(text), *itertools.chain.from_iterable(stretches)})
-    pieces = [edit(text[begin:end]) for begin, end in itertools.pairwise(cuts)]
+    spans = [*labels.parts, *((start, end) for start, end, _ in labels.spans)]
+    cuts = sorted({0, len(text), *itertools.chain.from_iterable(spans)})
+    pieces = [edit(text[start:end]) for start, end in itertools.pairwise(cuts)]
     now = dict(zip(cuts, itertools.accumulate(map(len, pieces), initial=0), strict=True))
     return "".join(pieces), Labelling(
-        tuple((now[begin], now[end]) for begin, end in labels.parts),
-        tuple((now[begin], now[end], value) for begin, end, value in labels.stretches),
+        tuple((now[start], now[end]) for start, end in labels.parts),
+        tuple((now[start], now[end], value) for start, end, value in labels.spans),
         labels.values,
         labels.answers,
     )

@@ -1,4 +1,4 @@
-"""From a row of a labelled set to a text and its labels; what is wrong with a row is said by its reason."""
+"""From a row of a labelled set to a text and its labels; an unfit row has a reason."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,13 @@ from hornbook.text.config.labels import (
     SpanLabels,
     TagLabels,
 )
+from hornbook.text.ingest.document import LONE_SURROGATE, UnfitRow
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
-from hornbook.text.ingest.labels.superglue import OddLayout, candidates
+from hornbook.text.ingest.labels.superglue import LayoutError, candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
 _LONGEST_NAME = 200
-
-
-class UnfitRow(Exception):
-    """A row cannot be learned from; the text is the reason, its kind before the first colon."""
 
 
 def label_row(config: LabelsConfig, row: Row) -> tuple[str, Labelling]:
@@ -37,10 +34,10 @@ def label_rows(config: LabelsConfig, row: Row, name: str, origin: str) -> list[t
     if not isinstance(config, ClassLabels) or config.layout not in CANDIDATES:
         return [(name, *label_row(config, row))]
     try:
-        found = [candidate.labelled() for candidate in candidates(config.layout, row, origin)]
-    except OddLayout as error:
+        rows = [candidate.labelled() for candidate in candidates(config.layout, row, origin)]
+    except LayoutError as error:
         raise UnfitRow(f"not {config.layout}'s layout: {error}") from None
-    return [(each, *_checked(text, labels)) for each, text, labels in found]
+    return [(each, *_checked(text, labels)) for each, text, labels in rows]
 
 
 def with_names(config: LabelsConfig, counts: Mapping[str, int]) -> LabelsConfig:
@@ -63,20 +60,18 @@ def names_of(config: LabelsConfig, labels: Labelling) -> list[str]:
     """Names of the labels of a row, one for each text or word, with `multiple` any number; of other kinds none."""
     if not isinstance(config, ClassLabels | TagLabels):
         return []
-    values = [value for _, _, value in labels.stretches] if isinstance(config, TagLabels) else labels.values
+    values = [value for _, _, value in labels.spans] if isinstance(config, TagLabels) else labels.values
     if isinstance(config, ClassLabels) and config.multiple and config.labels:
         return [name for name, value in zip(config.labels, values, strict=True) if value]
     return [value if isinstance(value, str) else config.labels[int(value)] for value in values]
 
 
 def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
-    names = (
-        value for value in (*labels.values, *(value for _, _, value in labels.stretches)) if isinstance(value, str)
-    )
+    names = (value for value in (*labels.values, *(value for _, _, value in labels.spans)) if isinstance(value, str))
     try:
         (text + "".join(labels.answers) + "".join(names)).encode()
     except UnicodeEncodeError:
-        raise UnfitRow("lone surrogate: the text is not valid Unicode") from None
+        raise UnfitRow(LONE_SURROGATE) from None
     return text, labels
 
 
@@ -126,7 +121,7 @@ def _label(labels: Sequence[str], value: Any) -> float | str:
 
 
 def _name_of(value: Any) -> str:
-    """The name of a label without a list: a text as it is, a whole number or boolean as JSON has it."""
+    """The name of a label without a list: a string unchanged, an integer or boolean as in JSON."""
     if isinstance(value, float) and value.is_integer():  # columns of numbers with gaps are stored so
         value = int(value)
     if isinstance(value, float) and not math.isnan(value):
@@ -137,7 +132,7 @@ def _name_of(value: Any) -> str:
         raise UnfitRow(f"label is no name: {_short(value)}")
     name = str(value).lower() if isinstance(value, bool) else str(value)
     if len(name) > _LONGEST_NAME:
-        raise UnfitRow(f"label is no name: {_short(name)} is longer than {_LONGEST_NAME} letters")
+        raise UnfitRow(f"label is no name: {_short(name)} is longer than {_LONGEST_NAME} characters")
     return name
 
 
@@ -196,10 +191,10 @@ def _tag_row(config: TagLabels, row: Row) -> tuple[str, Labelling]:
         raise UnfitRow(f"words and tags differ in number: {len(words)} words, {len(tags)} tags")
     if not all(isinstance(word, str) and word and not word.isspace() for word in words):
         raise UnfitRow(f"a word is empty or no string: {_short(words)}")
-    text, places = joined_parts(*words)
+    text, words_at = joined_parts(*words)
     values = (_label(config.labels, tag) for tag in tags)
-    stretches = tuple((begin, end, value) for (begin, end), value in zip(places, values, strict=True))
-    return text.replace("\n", " "), Labelling(((0, len(text)),), stretches)
+    spans = tuple((start, end, value) for (start, end), value in zip(words_at, values, strict=True))
+    return text.replace("\n", " "), Labelling(((0, len(text)),), spans)
 
 
 def _list(row: Row, name: str, what: str) -> Sequence[Any]:
@@ -215,13 +210,13 @@ def _span_row(config: SpanLabels, row: Row) -> tuple[str, Labelling]:
     question, context = _text(row, config.question, "question"), _text(row, config.context, "context")
     text, parts = joined_parts(question, context)
     answers = _answers(_get(row, config.answers, "answers"))
-    for answer, begin in answers:
-        found = context[begin : begin + len(answer)]
-        if begin < 0 or found != answer:
-            raise UnfitRow(f"answer is not at its place: {begin} holds {_short(found)}, not {_short(answer)}")
+    for answer, start in answers:
+        actual = context[start : start + len(answer)]
+        if start < 0 or actual != answer:
+            raise UnfitRow(f"answer is not at its place: {start} holds {_short(actual)}, not {_short(answer)}")
     first = parts[1][0]
-    places = [(first + begin, first + begin + len(answer), 0.0) for answer, begin in answers if answer.strip()]
-    return text, Labelling(parts, tuple(places[:1]), answers=tuple(answer for answer, _ in answers))
+    located = [(first + start, first + start + len(answer), 0.0) for answer, start in answers if answer.strip()]
+    return text, Labelling(parts, tuple(located[:1]), answers=tuple(answer for answer, _ in answers))
 
 
 def _answers(value: Any) -> list[tuple[str, int]]:
@@ -235,7 +230,7 @@ def _answers(value: Any) -> list[tuple[str, int]]:
         pairs = [(each.get("text"), each.get("answer_start")) for each in value]
     else:
         raise UnfitRow(f"answers have neither form: {_short(value)}")
-    if not all(isinstance(text, str) and isinstance(begin, int) for text, begin in pairs):
+    if not all(isinstance(text, str) and isinstance(start, int) for text, start in pairs):
         raise UnfitRow(f"answers need `text` and `answer_start`: {_short(value)}")
     return pairs
 

@@ -1,7 +1,7 @@
 """Layouts of SuperGLUE whose questions have candidates: each becomes a pair of texts that is right or wrong.
 
 Wang et al. 2019 (arXiv 1905.00537). Rows are read as the benchmark's own `.jsonl` nests them and as the Hub's tables
-have them flat. What is asked stands in the first text, so that a long passage is cut and not the question.
+have them flat. The question stands in the first text, so that a long passage is cut and not the question.
 A candidate is named QUESTION#NUMBER; figures are of questions, or of all candidates (`hornbook.evals.candidates`).
 """
 
@@ -13,66 +13,66 @@ from typing import Any
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
 
 Row = Mapping[str, Any]
-_ASKED = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+_COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 """Questions of COPA (Roemmele et al. 2011)."""
-_BLANK = "@placeholder"
+_PLACEHOLDER = "@placeholder"
 _HIGHLIGHT = re.compile(r"\s*@highlight\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One answer that is offered, with what it is offered to."""
+    """One possible answer to a question."""
 
     question: str
-    """What names the question among all of its source."""
+    """Name of the question, unique in its source."""
     number: int
     before: str
-    """Of the text that holds it, what comes before; then the candidate, then what comes behind."""
+    """The text that holds the candidate is `before + text + after`."""
     text: str
-    behind: str
+    after: str
     other: str
     """The other text of the pair."""
     right: bool
     answers: tuple[str, ...] = ()
     """All right answers to the question."""
     first: bool = True
-    """It stands in the first text of the pair."""
+    """Whether the candidate is in the first text of the pair."""
 
     def labelled(self) -> tuple[str, str, Labelling]:
-        """Name, text and labels; the stretch is where the candidate stands."""
-        own = self.before + self.text + self.behind
+        """Name, text and labels; the span is the candidate."""
+        own = self.before + self.text + self.after
         text, parts = joined_parts(*((own, self.other) if self.first else (self.other, own)))
-        begin = parts[0 if self.first else 1][0] + len(self.before)
-        stretch = (begin, begin + len(self.text), float(self.right))
-        return f"{self.question}#{self.number}", text, Labelling(parts, (stretch,), (float(self.right),), self.answers)
+        start = parts[0 if self.first else 1][0] + len(self.before)
+        span = (start, start + len(self.text), float(self.right))
+        return f"{self.question}#{self.number}", text, Labelling(parts, (span,), (float(self.right),), self.answers)
 
 
-class OddLayout(Exception):
-    """A row is not laid out as it should be; the text says where."""
+class LayoutError(Exception):
+    """A row does not have the layout's fields; the text says which."""
 
 
 def candidates(layout: str, row: Row, origin: str) -> list[Candidate]:
-    """The candidates of a row. origin: its path and number. Raises OddLayout."""
-    return list(_LAYOUTS[layout](_Reading(row, ""), origin))
+    """The candidates of a row. origin: its path and number. Raises LayoutError."""
+    return list(_LAYOUTS[layout](_Fields(row, ""), origin))
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """A row, or an object in it, whose keys have types."""
+class _Fields:
+    """A row, or an object in it, with typed access to its keys."""
 
     row: Any
-    place: str
+    path: str
 
     def has(self, key: str) -> bool:
         return isinstance(self.row, Mapping) and key in self.row
 
     def get(self, key: str, *kinds: type) -> Any:
-        where = f"{self.place}{key}"
+        where = f"{self.path}{key}"
         if not self.has(key):
-            raise OddLayout(f"missing {where}")
+            raise LayoutError(f"missing {where}")
         value = self.row[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise OddLayout(f"{where} is {ascii(value)[:40]}")
+            raise LayoutError(f"{where} is {ascii(value)[:40]}")
         return value
 
     def text(self, key: str) -> str:
@@ -81,47 +81,47 @@ class _Reading:
     def right(self, key: str) -> bool:
         value = self.get(key, int, bool)
         if value not in (0, 1):
-            raise OddLayout(f"{self.place}{key} is {value}, neither 0 nor 1")
+            raise LayoutError(f"{self.path}{key} is {value}, neither 0 nor 1")
         return bool(value)
 
-    def inner(self, key: str) -> "_Reading":
-        return _Reading(self.get(key, Mapping), f"{self.place}{key}.")
+    def inner(self, key: str) -> "_Fields":
+        return _Fields(self.get(key, Mapping), f"{self.path}{key}.")
 
-    def each(self, key: str) -> "list[_Reading]":
+    def each(self, key: str) -> "list[_Fields]":
         items = self.get(key, list, tuple)
-        return [_Reading(item, f"{self.place}{key}[{number}].") for number, item in enumerate(items)]
+        return [_Fields(item, f"{self.path}{key}[{number}].") for number, item in enumerate(items)]
 
 
-def _copa(row: _Reading, origin: str) -> Iterator[Candidate]:
-    asked = row.text("question")
-    if asked not in _ASKED:
-        raise OddLayout(f"question is {asked[:40]!a}, neither 'cause' nor 'effect'")
-    premise, right = f"{row.text('premise')} {_ASKED[asked]}", int(row.right("label"))
+def _copa(row: _Fields, origin: str) -> Iterator[Candidate]:
+    question_text = row.text("question")
+    if question_text not in _COPA_QUESTIONS:
+        raise LayoutError(f"question is {question_text[:40]!a}, neither 'cause' nor 'effect'")
+    premise, right = f"{row.text('premise')} {_COPA_QUESTIONS[question_text]}", int(row.right("label"))
     choices = (row.text("choice1"), row.text("choice2"))
     for number, choice in enumerate(choices):
         yield Candidate(origin, number, "", choice, "", premise, number == right, (choices[right],), first=False)
 
 
-def _multirc(row: _Reading, origin: str) -> Iterator[Candidate]:
+def _multirc(row: _Fields, origin: str) -> Iterator[Candidate]:
     if row.has("paragraph"):  # the Hub's: a row is an answer
-        place = row.inner("idx")
-        passage, question, answer = place.get("paragraph", int), place.get("question", int), place.get("answer", int)
-        asked = row.text("question")
-        yield _answer(f"{passage}-{question}", answer, asked, row.text("answer"), row.text("paragraph"), row)
+        index = row.inner("idx")
+        passage, question, answer = index.get("paragraph", int), index.get("question", int), index.get("answer", int)
+        question_text = row.text("question")
+        yield _answer(f"{passage}-{question}", answer, question_text, row.text("answer"), row.text("paragraph"), row)
         return
     passage = row.inner("passage")
     text = passage.text("text")
     for number, question in enumerate(passage.each("questions")):
-        asked = question.text("question")
+        question_text = question.text("question")
         for which, answer in enumerate(question.each("answers")):
-            yield _answer(f"{origin}-{number}", which, asked, answer.text("text"), text, answer)
+            yield _answer(f"{origin}-{number}", which, question_text, answer.text("text"), text, answer)
 
 
-def _answer(question: str, number: int, asked: str, answer: str, passage: str, row: _Reading) -> Candidate:
-    return Candidate(question, number, f"{asked} ", answer, "", passage, row.right("label"))
+def _answer(question: str, number: int, question_text: str, answer: str, passage: str, row: _Fields) -> Candidate:
+    return Candidate(question, number, f"{question_text} ", answer, "", passage, row.right("label"))
 
 
-def _record(row: _Reading, origin: str) -> Iterator[Candidate]:
+def _record(row: _Fields, origin: str) -> Iterator[Candidate]:
     if row.has("query"):  # the Hub's: a row is a query, names and answers are lists of texts
         names, answers = row.get("entities", list, tuple), row.get("answers", list, tuple)
         yield from _query(origin, row, row.text("passage"), names, answers)
@@ -131,25 +131,25 @@ def _record(row: _Reading, origin: str) -> Iterator[Candidate]:
     spans = [(each.get("start", int), each.get("end", int)) for each in passage.each("entities")]  # ends are inclusive
     odd = next((span for span in spans if not 0 <= span[0] <= span[1] < len(text)), None)
     if odd is not None:
-        raise OddLayout(f"passage.entities: {odd} is not within the {len(text)} letters of the passage")
-    names = [text[begin : end + 1] for begin, end in spans]
+        raise LayoutError(f"passage.entities: {odd} is not within the {len(text)} characters of the passage")
+    names = [text[start : end + 1] for start, end in spans]
     for number, query in enumerate(row.each("qas")):
         answers = [answer.text("text") for answer in query.each("answers")]
         yield from _query(f"{origin}-{number}", query, text, names, answers)
 
 
-def _query(question: str, row: _Reading, passage: str, names: list[Any], answers: list[Any]) -> Iterator[Candidate]:
+def _query(question: str, row: _Fields, passage: str, names: list[Any], answers: list[Any]) -> Iterator[Candidate]:
     if not answers or not names or not all(isinstance(each, str) for each in [*names, *answers]):
-        raise OddLayout(f"{row.place}answers or entities: none, or no texts")
-    before, blank, behind = row.text("query").partition(_BLANK)
-    if not blank:
-        raise OddLayout(f"{row.place}query has no {_BLANK}")
+        raise LayoutError(f"{row.path}answers or entities: none, or no texts")
+    before, placeholder, after = row.text("query").partition(_PLACEHOLDER)
+    if not placeholder:
+        raise LayoutError(f"{row.path}query has no {_PLACEHOLDER}")
     text = _HIGHLIGHT.sub("\n", passage)
     for number, name in enumerate(dict.fromkeys(names)):
-        yield Candidate(question, number, before, name, behind, text, name in answers, tuple(answers))
+        yield Candidate(question, number, before, name, after, text, name in answers, tuple(answers))
 
 
-_LAYOUTS: dict[str, Callable[[_Reading, str], Iterator[Candidate]]] = {
+_LAYOUTS: dict[str, Callable[[_Fields, str], Iterator[Candidate]]] = {
     "copa": _copa,
     "multirc": _multirc,
     "record": _record,

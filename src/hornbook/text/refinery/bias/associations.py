@@ -1,8 +1,8 @@
 """How strongly groups and attributes go together: pointwise mutual information with an interval over documents.
 
 The sample is all mentions of any group. For a group g and an attribute a, PMI(g, a) = log2 P(g, a) / (P(g) P(a))
-(Church and Hanks 1990), where P(a) is the share of mentions that have the attribute nearby: how much more often a
-stands near g than near whoever is mentioned. NPMI is PMI / -log2 P(g, a), from -1 to 1 (Bouma 2009).
+(Church and Hanks 1990), where P(a) is the share of mentions with the attribute nearby: how much more often a occurs
+near g than near any group. NPMI is PMI / -log2 P(g, a), from -1 to 1 (Bouma 2009).
 
 Mentions in one document are not independent, so the variance is by linearisation with documents as the sampling units
 (Woodruff 1971; the cluster-robust form of Liang and Zeger 1986), for which sums of products of counts are enough.
@@ -16,14 +16,14 @@ from typing import Self
 import numpy as np
 
 LEAST_EXPECTED = 5.0
-"""Of a pair, and of the attribute with all other groups: where fewer are expected, nothing is said (Cochran 1954)."""
+"""Least expected count of a pair, and of its attribute with all other groups, to judge the pair (Cochran 1954)."""
 _Z = 1.959964
 _RULE_OF_THREE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Sums over documents of the columns that `mentions.column_names` names."""
+class MentionSums:
+    """Sums over documents of the columns in `mentions.column_names`."""
 
     documents: int
     sums: np.ndarray
@@ -33,12 +33,12 @@ class Counts:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Self:
-        """Of counts, int64 [documents, columns]."""
+        """The sums of counts, int64 [documents, columns]."""
         values = rows[rows.any(axis=1)].astype(np.float64)
         return cls(len(rows), values.sum(axis=0), values.T @ values)
 
-    def __add__(self, other: Self) -> "Counts":
-        return Counts(self.documents + other.documents, self.sums + other.sums, self.moments + other.moments)
+    def __add__(self, other: Self) -> "MentionSums":
+        return MentionSums(self.documents + other.documents, self.sums + other.sums, self.moments + other.moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ class Association:
     together: int
     """Mentions of the group with the attribute nearby."""
     expected: float
-    """As many there would be if the attribute stood near all groups alike."""
+    """Their number if the attribute occurred near all groups equally often."""
     pmi: float
     """In bits; 1 is twice as often as expected, -inf never."""
     low: float
     high: float
-    """95 % interval of it; of what never occurs, by the rule of three."""
+    """95 % interval; of pairs that never occur, by the rule of three."""
     npmi: float
 
     @property
     def strength(self) -> float:
-        """How far from 0 it is at least, by the interval."""
+        """Least distance from 0 within the interval."""
         return max(self.low, -self.high, 0.0)
 
 
-def associations(counts: Counts, groups: Sequence[str], attributes: Sequence[str]) -> list[Association]:
-    """Of all pairs that are frequent enough to be judged, the strongest first."""
+def associations(counts: MentionSums, groups: Sequence[str], attributes: Sequence[str]) -> list[Association]:
+    """All pairs that are frequent enough to be judged, the strongest first."""
     expected = expected_pairs(*split(counts.sums, len(groups)))
     found = []
     for g, a in np.argwhere(judgeable(expected)).tolist():
@@ -79,7 +79,7 @@ def split(sums: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_pairs(mentions: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """float64 [groups, attributes]: pairs as they would be if groups and attributes were independent."""
+    """float64 [groups, attributes]: expected pairs if groups and attributes were independent."""
     return np.outer(mentions, pairs.sum(axis=0)) / max(mentions.sum(), 1)
 
 
@@ -89,7 +89,7 @@ def judgeable(expected: np.ndarray) -> np.ndarray:
 
 
 def _association(
-    counts: Counts, groups: int, g: int, a: int, expected: float, group: str, attribute: str
+    counts: MentionSums, groups: int, g: int, a: int, expected: float, group: str, attribute: str
 ) -> Association:
     mentions, pairs = split(counts.sums, groups)
     together, total = float(pairs[g, a]), float(mentions.sum())

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hornbook.text.config.bias import CountedMentions, Rebalance
+from hornbook.text.config.bias import CountedMentions, RebalanceConfig
 from hornbook.text.config.step import StepConfig
-from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, Counts, associations, split
+from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, MentionSums, associations, split
 from hornbook.text.refinery.bias.rebalance import REASON
 from hornbook.text.refinery.pipeline.decide import KEPT
 
@@ -25,13 +25,13 @@ class SourceMentions:
 
     name: str
     documents: int
-    """Those that are kept."""
+    """Kept documents."""
     mentions: dict[str, int]
-    """Of each group, in documents that are kept."""
+    """Mentions of each group in kept documents."""
     pairs: list[Association]
-    """In documents that are kept, the strongest first; only what is frequent enough to be judged."""
+    """Pairs in kept documents that are frequent enough to be judged, the strongest first."""
     before: dict[tuple[str, str], Association]
-    """The same in what was read; where the step thins, in what is kept and what it dropped."""
+    """The same pairs in all documents read; of a step that thins, in kept documents and those that it dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class MentionReport:
-    """What one step counted."""
+    """The counts of one step."""
 
     step: str
     terms: str
     near: str
-    """What its window is, in words."""
+    """A description of its window."""
     before: str
-    """What documents `SourceMentions.before` is of, in words."""
+    """A description of the documents of `SourceMentions.before`."""
     sources: list[SourceMentions]
-    """The last is all of them, if there are several."""
+    """Where there are several, the last is their sum."""
 
 
 def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
@@ -71,7 +71,7 @@ def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
 
 def _report(data: Path, config: CountedMentions) -> MentionReport:
     near = "the sentence" if config.window == "sentence" else f"{config.window} words before and after"
-    sources: dict[str, tuple[Counts, Counts]] = {}
+    sources: dict[str, tuple[MentionSums, MentionSums]] = {}
     groups, attributes = [], []
     for path in sorted((data / "signals").glob("*.parquet")):
         names = [name for name in pq.read_schema(path).names if name.startswith(f"{config.label}.")]
@@ -83,12 +83,12 @@ def _report(data: Path, config: CountedMentions) -> MentionReport:
     if len(ordered) > 1:
         ordered.append((ALL, reduce(_added, sources.values())))
     parts = [_source(name, *counts, groups, attributes) for name, counts in ordered]
-    before = "before it" if isinstance(config, Rebalance) else "as read"
+    before = "before it" if isinstance(config, RebalanceConfig) else "as read"
     return MentionReport(config.label, config.terms, near, before, parts)
 
 
 def standing_out(source: SourceMentions) -> list[Shift]:
-    """Pairs that are, or were before, certainly more frequent than by the group's share; the strongest first."""
+    """Pairs that are or were before certainly over-represented, the strongest first."""
     now = {(each.group, each.attribute): each for each in source.pairs}
     keys = dict.fromkeys([*now, *source.before])
     shifts = [Shift(*key, now.get(key), source.before.get(key)) for key in keys]
@@ -96,41 +96,45 @@ def standing_out(source: SourceMentions) -> list[Shift]:
 
 
 def nothing_stands_out(source: SourceMentions) -> str:
-    """Why no pair is shown, in words."""
+    """A sentence that says why no pair is shown."""
     if source.pairs:
         return f"none of the {len(source.pairs)} pairs that are frequent enough to be judged stands out"
     return f"no pair is frequent enough to be judged: {LEAST_EXPECTED:.0f} must be expected, of the other groups too"
 
 
 def shares(source: SourceMentions) -> str:
-    """How often each group is mentioned, in words."""
+    """A phrase that says how often each group is mentioned."""
     total = max(sum(source.mentions.values()), 1)
     return ", ".join(f"{name} {count:,} times ({count / total:.0%})" for name, count in source.mentions.items())
 
 
-def _added(one: tuple[Counts, Counts], other: tuple[Counts, Counts]) -> tuple[Counts, Counts]:
+def _added(
+    one: tuple[MentionSums, MentionSums], other: tuple[MentionSums, MentionSums]
+) -> tuple[MentionSums, MentionSums]:
     return one[0] + other[0], one[1] + other[1]
 
 
 def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Groups and attributes, from the names of columns: a file of terms may have changed or gone since."""
+    """Groups and attributes from the names of columns: the file of terms may have changed since."""
     parts = [name.removeprefix(f"{label}.").split(".") for name in names]
     groups = [part[0] for part in parts if len(part) == 1]
     return groups, [part[1] for part in parts if len(part) == 2 and part[0] == groups[0]]
 
 
-def _counted(path: Path, config: CountedMentions, names: Sequence[str]) -> Iterator[tuple[str, Counts, Counts]]:
-    """(source, counts before, counts of what is kept) of parts of a file."""
+def _counted(
+    path: Path, config: CountedMentions, names: Sequence[str]
+) -> Iterator[tuple[str, MentionSums, MentionSums]]:
+    """(source, sums before, sums of kept documents) of each row group of a file."""
     thinned = f"{config.name}: {REASON}" if config.name else REASON
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=["reason", "source", *names])
             rows = np.stack([table[name].to_numpy() for name in names], axis=1)
             kept = _is(table["reason"], KEPT)
-            before = kept | _is(table["reason"], thinned) if isinstance(config, Rebalance) else np.ones_like(kept)
+            before = kept | _is(table["reason"], thinned) if isinstance(config, RebalanceConfig) else np.ones_like(kept)
             for source in table["source"].unique().to_pylist():
                 here = _is(table["source"], source)
-                yield source, Counts.of(rows[here & before]), Counts.of(rows[here & kept])
+                yield source, MentionSums.of(rows[here & before]), MentionSums.of(rows[here & kept])
 
 
 def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:
@@ -138,7 +142,7 @@ def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:
 
 
 def _source(
-    name: str, before: Counts, kept: Counts, groups: Sequence[str], attributes: Sequence[str]
+    name: str, before: MentionSums, kept: MentionSums, groups: Sequence[str], attributes: Sequence[str]
 ) -> SourceMentions:
     mentions = dict(zip(groups, split(kept.sums, len(groups))[0].astype(int).tolist(), strict=True))
     earlier = {(each.group, each.attribute): each for each in associations(before, groups, attributes)}

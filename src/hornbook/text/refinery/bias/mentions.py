@@ -1,54 +1,93 @@
 """Who is mentioned with what: mentions of groups of people, and those that have an attribute nearby.
 
-Terms are whole words, the longest at each place and none over another. Apostrophes part words: `nurse's` is `nurse`
-and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before a blank (beyond ASCII, at any) and at
-a blank line, not at the end of a line, for much text is wrapped.
+Terms are whole words; the longest match wins, and matches do not overlap. Apostrophes separate words: `nurse's` is
+`nurse` and `s`, `l'homme` is `l` and `homme`. A sentence ends at a terminal mark before whitespace (beyond ASCII, at
+any) and at an empty line, not at the end of a line, because much text is wrapped.
 """
 
+import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
+from hornbook.files.file_records import first_problem
 from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import pack
+from hornbook.settings.fields import Config
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.bias.mention_terms import MentionTerms, read_terms
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.characters import CODE_POINTS, SPACE, decode, kinds, sentence_terminals
-from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
+from hornbook.text.refinery.words.characters import SPACE, decode, kinds, sentence_terminals, table_of
+from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
+MOST_COLUMNS = 500
+"""Counts stored of each document: one for each group, and one for each group with each attribute."""
 _LOW_BITS = np.uint64(0xFFFF)
+
+TermLists = dict[Annotated[str, Field(pattern=r"^\w[\w -]*$")], Annotated[list[str], Field(min_length=1)]]
+
+
+class MentionTerms(Config):
+    """A file of terms: groups of people, and attributes that may occur near them."""
+
+    groups: TermLists = Field(min_length=2)
+    attributes: TermLists = Field(min_length=1)
+
+
+def read_terms(path: Path) -> MentionTerms:
+    """Read and check a file. Raises UsageError that names file and key."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        terms = MentionTerms.model_validate(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; name a file, or en, de, fr or es for ours") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    except ValidationError as error:
+        remedy = 'write tables `groups` and `attributes` of NAME = ["term", "two words"]'
+        raise UsageError(f"{path}: {first_problem(error)}: {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    groups, attributes = len(terms.groups), len(terms.attributes)
+    if (count := groups * (1 + attributes)) > MOST_COLUMNS:
+        raise UsageError(
+            f"{path}: {groups} groups with {attributes} attributes are {count} counts a document: "
+            f"{MOST_COLUMNS} is most, so divide them among files, for steps with names of their own"
+        )
+    return terms
 
 
 def column_names(label: str, groups: Sequence[str], attributes: Sequence[str]) -> list[str]:
-    """Full names: mentions of each group, then those of each group with each attribute nearby."""
+    """Full names of the columns: mentions of each group, then those with each attribute nearby."""
     pairs = [f"{label}.{group}.{attribute}" for group in groups for attribute in attributes]
     return [*(f"{label}.{group}" for group in groups), *pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermTable:
-    """All terms by their first word, the longest first. A class is a group, or (behind these) an attribute."""
+    """All terms by their first word, the longest first. Classes are the groups, then the attributes."""
 
     maybe: np.ndarray
-    """bool [65536]: whether a first word has these low bits, which most words have not."""
+    """bool [65536]: whether a first word's hash has these low bits; most words are rejected here."""
     keys: np.ndarray
     """uint64: hashes of first words, sorted, each once."""
     firsts: np.ndarray
     """int64 [keys + 1]: the first term of each."""
     bounds: np.ndarray
-    """int64 [terms + 1]: where the words of each term begin in `words`."""
+    """int64 [terms + 1]: the first word of each term in `words`."""
     words: np.ndarray
     """uint64: words of all terms."""
     classes: np.ndarray
     """int64 [terms]."""
 
 
-def term_table(terms: MentionTerms, definition: str) -> TermTable:
-    """Raises UsageError where a term has no word, or stands in two lists."""
+def term_table(path: Path, terms: MentionTerms, definition: str) -> TermTable:
+    """The table of terms. Raises UsageError where a term has no word, or is in two lists."""
     owners: dict[tuple[int, ...], tuple[int, str]] = {}
     lists = [
         *((f"groups.{n}", t) for n, t in terms.groups.items()),
@@ -57,9 +96,9 @@ def term_table(terms: MentionTerms, definition: str) -> TermTable:
     for number, (key, entries) in enumerate(lists):
         for entry, words in zip(entries, _words_of(entries, definition), strict=True):
             if not words:
-                raise UsageError(f"{terms.path}: {key}: {entry!r} has no word to look for")
+                raise UsageError(f"{path}: {key}: {entry!r} has no word to look for")
             if owners.setdefault(words, (number, key))[0] != number:
-                raise UsageError(f"{terms.path}: {entry!r} is in {owners[words][1]} and in {key}: leave it in one")
+                raise UsageError(f"{path}: {entry!r} is in {owners[words][1]} and in {key}: leave it in one")
     ordered = sorted(owners, key=lambda words: (words[0], -len(words), words))
     starters = np.array([words[0] for words in ordered], np.uint64)
     keys, firsts = np.unique(starters, return_index=True)
@@ -85,18 +124,18 @@ def _parted(text: str) -> str:
 
 
 class MentionCounts:
-    """Measures, of each document, the counts that `column_names` names."""
+    """Measures the columns in `column_names`."""
 
     def __init__(self, config: Any) -> None:
         self.name, self._definition, self._window = config.label, config.words, config.window
         terms = read_terms(config.path)
         self.groups, self.attributes = tuple(terms.groups), tuple(terms.attributes)
-        self._table = term_table(terms, config.words)
+        self._table = term_table(config.path, terms, config.words)
         self.full_names = column_names(self.name, self.groups, self.attributes)
         self.columns = {name.removeprefix(f"{self.name}."): "int64" for name in self.full_names}
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
+        """Every count of every document."""
         texts = [_parted(document.text).lower() for document in documents]
         words = hashed_words(texts, self._definition, plain=True)
         mentions, classes = np.empty((2, len(words.hashes)), np.int64)
@@ -115,7 +154,7 @@ class MentionCounts:
 
 @compiled
 def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, places, classes, found):
-    """Of each text the mentions: the place of the first word among all words, and the class; `found` bounds them."""
+    """Write the mentions of each text: the index of the first word among all words, and the class; fills `found`."""
     count = 0
     for text in range(len(texts) - 1):
         place, end = texts[text], texts[text + 1]
@@ -135,7 +174,7 @@ def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, p
 
 @compiled
 def _longest(words, place, end, first, last, bounds, term_words):
-    """The first of some terms whose words stand at a place, or -1."""
+    """The first of the terms `first`..`last` that matches at `place`, or -1."""
     for term in range(first, last):
         size = bounds[term + 1] - bounds[term]
         same = place + size <= end
@@ -150,7 +189,7 @@ def _longest(words, place, end, first, last, bounds, term_words):
 
 @compiled
 def _count(places, classes, firsts, reach, groups, attributes, rows):
-    """Fill rows [texts, groups + groups * attributes]: a mention counts for an attribute if one is within reach."""
+    """Fill rows [texts, groups + groups * attributes]: a mention counts for each attribute within reach."""
     for text in range(len(rows)):
         begin, end = firsts[text], firsts[text + 1]
         near = np.zeros(attributes, np.int64)
@@ -171,12 +210,10 @@ def _count(places, classes, firsts, reach, groups, attributes, rows):
 
 
 def _sentences_of(words: HashedWords, texts: Sequence[str]) -> np.ndarray:
-    """int64 [words]: the number of the sentence that each word is in."""
+    """int64 [words]: the number of each word's sentence."""
     data, _ = pack(texts)
-    terminal = np.zeros(CODE_POINTS, bool)
-    terminal[[ord(character) for character in sentence_terminals()]] = True
     numbers = np.zeros(len(words.starts), np.int64)
-    _number_sentences(data, words.starts, words.ends, kinds(), terminal, numbers)
+    _number_sentences(data, words.starts, words.ends, kinds(), table_of(sentence_terminals()), numbers)
     return numbers
 
 
@@ -188,7 +225,7 @@ def _number_sentences(data, starts, ends, kind, terminal, numbers):
 
 @compiled
 def _ends_sentence(data, place, end, kind, terminal):
-    """Whether what stands between two words ends a sentence."""
+    """Whether the text between two words ends a sentence."""
     marked, feeds = False, 0
     while place < end:
         code, width = decode(data, place, end)
@@ -206,8 +243,8 @@ def _ends_sentence(data, place, end, kind, terminal):
     return False
 
 
-class MentionsStep(Decision):
-    """Counts, and keeps every document."""
+class Mentions(Decision):
+    """Counts mentions, and keeps every document."""
 
     fixed = ("window",)
 
@@ -216,7 +253,3 @@ class MentionsStep(Decision):
         counts = MentionCounts(config)
         self.measurers = (counts,)
         self.needs = (counts.full_names[0],)
-
-    def decide(self, columns: Columns) -> np.ndarray:
-        """0 throughout."""
-        return np.zeros(len(columns[self.needs[0]]), np.uint8)

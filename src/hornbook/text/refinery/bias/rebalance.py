@@ -1,9 +1,9 @@
-"""Thinning documents until groups and attributes go together as if they were independent.
+"""Thinning documents until groups and attributes are about independent.
 
 Kamiran and Calders (2012) weigh an example of group g and label a by P(g) P(a) / P(g, a). Here a document has counts of
-pairs, not one pair; its weight is the geometric mean of those of its pairs, by their counts. What is thinned moves what
-is expected, so weights are found again until they stand (iterative proportional fitting, Deming and Stephan 1940). The
-largest weight of an attribute is 1, for documents are dropped and never repeated.
+pairs, not one pair; its weight is the geometric mean of those of its pairs, by their counts. Thinning changes the
+expected counts, so weights are updated until they converge (iterative proportional fitting, Deming and Stephan 1940).
+The largest weight of an attribute is 1, because documents are dropped and never repeated.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,20 +15,20 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import mix
 from hornbook.text.refinery.bias.associations import expected_pairs, judgeable, split
 from hornbook.text.refinery.bias.mentions import MentionCounts
-from hornbook.text.refinery.step import Corpus, GlobalDecision
+from hornbook.text.refinery.step import CorpusView, GlobalDecision
 
 REASON = "thinned: a pair is over-represented"
 _ROUNDS, _STANDS, _DIGITS, _LEAST = 200, 1e-4, 6, -50.0
-"""Most rounds, when weights stand, digits they are rounded to, and their least: all but the first of logarithms."""
+"""Most rounds; of the logarithms of weights: tolerance of convergence, digits after rounding, least value."""
 _NONE = 0.01
-"""Stands for the count of a pair that never occurs."""
+"""Replaces the count of a pair that never occurs."""
 
 
 class Rebalance(GlobalDecision):
-    """Documents without pairs stay; each other stays with its chance, drawn by its hash."""
+    """Keeps documents without pairs; keeps each other with its probability, drawn by its hash."""
 
     reasons = (REASON,)
     sketches = False
@@ -41,8 +41,8 @@ class Rebalance(GlobalDecision):
             raise UsageError(f"step {self.name!r}: {config.path} has no attribute {unknown[0]!r}: it has {known}")
         self.measurers = (self._counts,)
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
-        """1 for what is drawn to go. Memory holds one task's counts; those of all, without zeros, lie on disk."""
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
+        """1 for documents drawn to be dropped. Memory holds one task's counts; all, without zeros, are on disk."""
         groups, drop = len(self._counts.groups), np.zeros(len(corpus.alive), np.uint8)
         mentions, files = np.zeros(groups), []
         for number, (_, counts) in enumerate(self._counted(corpus)):
@@ -63,14 +63,14 @@ class Rebalance(GlobalDecision):
             drop[first : first + len(alive)][here] = self._draw(hashes[here, 0]) >= chances.of(part)
         return drop
 
-    def _counted(self, corpus: Corpus) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of each task which documents are alive, and their counts, int64 [documents, columns]; 0 for others."""
+    def _counted(self, corpus: CorpusView) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each task: alive, bool [documents], and counts, int64 [documents, columns], 0 for documents not alive."""
         for first, *columns in zip(corpus.firsts, *map(corpus.stream, self._counts.full_names), strict=True):
             alive = corpus.alive[first : first + len(columns[0])]
             yield alive, np.stack(columns, axis=1) * alive[:, None]
 
     def _draw(self, hashes: np.ndarray) -> np.ndarray:
-        """Numbers in [0, 1) that the documents' hashes decide, other ones for another name or seed."""
+        """Random numbers in [0, 1) from the documents' hashes, the step's name and the seed."""
         key = np.uint64(xxhash.xxh3_64_intdigest(self.name.encode(), seed=self.config.seed))
         return mix(hashes ^ key) / 2.0**64
 
@@ -81,16 +81,16 @@ def _with_pairs(counts: np.ndarray, groups: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """What documents that have pairs count: their mentions of each group, then their pairs; zeros are left out."""
+    """Counts of documents with pairs, as a sparse matrix: mentions of each group, then pairs."""
 
     shape: tuple[int, int]
     """Documents, columns."""
     entries: np.ndarray
-    """uint32 [3, entries]: number of the document, column, count."""
+    """uint32 [3, entries]: document, column, count."""
 
     @classmethod
     def of(cls, counts: np.ndarray) -> Self:
-        """Of counts [documents, columns]."""
+        """The matrix of counts [documents, columns]."""
         places = np.nonzero(counts)
         return cls(counts.shape, np.stack([*places, counts[places]]).astype(np.uint32))
 
@@ -105,22 +105,22 @@ class Sparse:
             return cls(tuple(found["shape"].tolist()), found["entries"])
 
     def by_document(self, factors: np.ndarray) -> np.ndarray:
-        """float64 [documents]: sums of counts times the factors [columns] of their columns."""
+        """float64 [documents]: product of the matrix with `factors` [columns]."""
         document, column, count = self.entries
         return np.bincount(document, count * factors[column], self.shape[0])
 
     def by_column(self, factors: np.ndarray) -> np.ndarray:
-        """float64 [columns]: sums of counts times the factors [documents] of their documents."""
+        """float64 [columns]: product of the transposed matrix with `factors` [documents]."""
         document, column, count = self.entries
         return np.bincount(column, count * factors[document], self.shape[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chances:
-    """With which chance documents stay."""
+    """The probability of keeping each document."""
 
     judged: np.ndarray
-    """bool [columns]: the pairs that count."""
+    """bool [columns]: the pairs that are rebalanced."""
     logs: np.ndarray
     """float64 [columns]: logarithms of their weights; 0 for other columns."""
     floor: float
@@ -134,10 +134,10 @@ class Chances:
 def find_chances(
     parts: Callable[[], Iterable[Sparse]], mentions: np.ndarray, chosen: np.ndarray, floor: float
 ) -> Chances:
-    """The chances with which documents stay.
+    """The probabilities of keeping documents.
 
-    `parts` gives those that have pairs, as often as it is asked; mentions [groups] are of all documents, which are
-    more; chosen [attributes] says which are to be evened out, where their pairs are frequent enough to be judged.
+    `parts()` iterates over the documents with pairs, each time anew; mentions [groups] are those of all documents;
+    chosen [attributes] are rebalanced where their pairs are frequent enough to be judged.
     """
     groups = len(mentions)
     totals = sum((part.by_column(np.ones(part.shape[0])) for part in parts()), np.zeros(groups * (1 + len(chosen))))
@@ -152,7 +152,9 @@ def find_chances(
         moved, weights = np.abs(new - weights).max(initial=0), new
         if moved < _STANDS:
             break
-    return Chances(columns, _in_columns(weights.round(_DIGITS)), floor)  # sums in another order decide the same
+    return Chances(
+        columns, _in_columns(weights.round(_DIGITS)), floor
+    )  # so that another order of summation gives the same
 
 
 def _in_columns(weights: np.ndarray) -> np.ndarray:
@@ -160,7 +162,7 @@ def _in_columns(weights: np.ndarray) -> np.ndarray:
 
 
 def _moved(weights: np.ndarray, mentions: np.ndarray, pairs: np.ndarray, judged: np.ndarray) -> np.ndarray:
-    """The next logarithms of weights: those of an attribute times expected / observed, the largest of them 1."""
+    """The next logarithms of weights: weights times expected / observed, scaled so that an attribute's largest is 1."""
     ratio = np.log(expected_pairs(mentions, pairs)[:, judged]) - np.log(np.maximum(pairs[:, judged], _NONE))
     new = np.zeros_like(weights)
     new[:, judged] = weights[:, judged] + ratio

@@ -1,7 +1,7 @@
-"""Documents that hold items of test sets: n-grams of words that occur in both.
+"""Documents that contain items of test sets: n-grams of words that occur in both.
 
 Exact: any of an item's 13-grams (Brown et al. 2020, appendix C). Fuzzy: a share of one item's 5-grams, which finds
-items that were altered (Chowdhery et al. 2022 take 70 % of 8-grams).
+altered items (Chowdhery et al. 2022 take 70 % of 8-grams).
 """
 
 from collections.abc import Sequence
@@ -12,37 +12,41 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.config.duplicates import Decontaminate as Config
+from hornbook.text.config.duplicates import DecontaminateConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.eval_items import read_items
 from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.words.words import hashed_words
+
+_READ = {"paths", "fields", "words", "ngram", "fuzzy_ngram", "min_words"}
+"""Settings that decide which items are looked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvalSets:
-    """All items that are sought."""
+    """All items that are looked for."""
 
     names: list[str]
     exact: list[NgramTable]
-    """Of the full width, then one for each width of shorter items, which are sought as a whole."""
+    """The table of the full width, then one for each width of shorter items, which are looked for as a whole."""
     fuzzy: NgramTable
 
 
-class Overlap:
-    """Measures how much of test items is in documents."""
+class Decontaminate(Decision):
+    """Drops a document with too many exact n-grams, or too large a share of one item."""
 
+    reasons = ("test item", "altered test item")
     columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
 
-    def __init__(self, config: Config) -> None:
-        self.name = config.label
-        self._words = config.words
-        self._sets = _load(config.model_dump_json())
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs = (f"{self.name}.hits", f"{self.name}.share")
+        self._sets = _load(config.model_dump_json(include=_READ))
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Exact n-grams found; the largest share found of one item; which item that is, preferably an exact one."""
-        found = hashed_words((document.text for document in documents), self._words, plain=True)
+        """The number of exact n-grams, the largest share of one item, and the item's name (of an exact one first)."""
+        found = hashed_words((document.text for document in documents), self.config.words, plain=True)
         hits, exact = np.zeros(len(documents), np.int64), np.full(len(documents), -1, np.int64)
         for table in self._sets.exact:
             count_hits(table, found.hashes, found.firsts, hits, exact)
@@ -51,19 +55,8 @@ class Overlap:
         names = np.array([self._sets.names[number] if number >= 0 else "" for number in item.tolist()], object)
         return {"hits": hits, "share": share, "item": names}
 
-
-class Decontaminate(Decision):
-    """Drops a document with too many exact n-grams, or too large a share of one item."""
-
-    reasons = ("test item", "altered test item")
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (Overlap(config),)
-        self.needs = (f"{self.name}.hits", f"{self.name}.share")
-
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 for exact hits, 2 for a share."""
+        """1 for exact n-grams, 2 for a share."""
         hits, share = (columns[name] for name in self.needs)
         if self.config.action == "report":
             return np.zeros(len(hits), np.uint8)
@@ -73,8 +66,8 @@ class Decontaminate(Decision):
 
 @lru_cache(maxsize=4)
 def _load(config: str) -> EvalSets:
-    """Read the test sets, and keep them for the tasks of a process."""
-    step = Config.model_validate_json(config)
+    """Read the test sets; cached for the tasks of a process."""
+    step = DecontaminateConfig.model_validate_json(config)
     names, words = _different_items(step)
     by_width: dict[int, list[int]] = {}
     for number, each in enumerate(words):
@@ -86,8 +79,8 @@ def _load(config: str) -> EvalSets:
     return EvalSets(names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words))))
 
 
-def _different_items(step: Config) -> tuple[list[str], list[np.ndarray]]:
-    """Names and hashes of words of the items that are long enough, those of the same words once."""
+def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndarray]]:
+    """Names and word hashes of the items that are long enough, each different item once."""
     read = list(read_items(step.paths, step.fields))
     found = hashed_words((text for _, text in read), step.words, plain=True)
     items: dict[bytes, str] = {}

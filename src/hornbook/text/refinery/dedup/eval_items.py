@@ -1,4 +1,4 @@
-"""Items of test sets: what a row or a line of their files says."""
+"""Items of test sets: the text of each row or line of their files."""
 
 import json
 from collections.abc import Iterator, Sequence

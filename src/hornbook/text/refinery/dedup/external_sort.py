@@ -1,12 +1,11 @@
 """Records sorted by a 64-bit key in bounded memory: sorted runs on disk, then one merge of all of them.
 
 A record is a row of a uint64 array, its key the first column. The order is (key, order of arrival), so it does not
-depend on the budget. What is sought are equal keys, and most keys stand alone: `repeated` leaves most of those out.
+depend on the budget. Callers look for equal keys, and most keys are unique: `repeated` leaves most of these out.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from io import BufferedReader
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,18 @@ Chunks = Iterable[np.ndarray]
 
 
 def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarray]:
-    """All records by (key, order of arrival), in chunks that are valid until the next one is asked for.
+    """All records by (key, order of arrival), in chunks.
 
-    `file` is as large as all records where they take more than a third of the budget (bytes); it is gone afterwards.
+    `file` holds all records where they take more than a third of the budget (bytes); it is deleted afterwards.
     """
     runs = _Runs(file)
     held: list[np.ndarray] = []
     size = 0
     for chunk in chunks:
-        if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and an order
+        if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and the order
             runs.add(_sort(held))
             size = 0
-        held.append(chunk.copy())  # a view would keep all of what it is a part of
+        held.append(chunk.copy())  # a view would keep the whole array alive
         size += chunk.nbytes
     if not runs.sizes:
         yield from [_sort(held)] if held else []
@@ -40,10 +39,10 @@ def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarr
 
 
 def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[np.ndarray]:
-    """Those of about `count` records whose keys occur more than once, and a few others; `chunks` is asked twice.
+    """The records whose keys occur more than once, and a few others; `chunks` is called twice.
 
-    Keys are hashes, the last bit aside: their last bits say which of many two-bit counters counts a key. The counters
-    fit into the budget.
+    There are about `count` records. Keys are hashes but for the last bit: their low bits choose one of many two-bit
+    counters, which fit into the budget.
     """
     slots = 1 << 10
     while slots < 4 * count and slots <= 2 * budget:
@@ -80,7 +79,7 @@ def _counted_twice(records: np.ndarray, counters: np.ndarray, found: np.ndarray)
 
 
 def _sort(chunks: list[np.ndarray]) -> np.ndarray:
-    """Makes the list empty, for memory."""
+    """Sort by (key, order of arrival); empties the list, to free memory."""
     records = np.concatenate(chunks)
     chunks.clear()
     order = np.argsort(records[:, 0])
@@ -90,22 +89,13 @@ def _sort(chunks: list[np.ndarray]) -> np.ndarray:
 
 @compiled
 def _in_order_of_arrival(records: np.ndarray, order: np.ndarray) -> None:
-    """Put equal keys into their order: the library's stable sorts take three times as long."""
+    """Put equal keys into order of arrival: the library's stable sorts take three times as long."""
     start = 0
     for i in range(1, len(order) + 1):
         if i == len(order) or records[order[i], 0] != records[order[start], 0]:
             if i - start > 1:
                 order[start:i].sort()
             start = i
-
-
-@dataclass(slots=True)
-class _Window:
-    """A part of a run in memory."""
-
-    place: int
-    end: int
-    """Records of the file that are not in memory yet."""
 
 
 class _Runs:
@@ -124,85 +114,25 @@ class _Runs:
         self._width = records.shape[1]
 
     def merged(self, budget: int) -> Iterator[np.ndarray]:
-        """All records, through a buffer for each run and one for the result."""
-        count = len(self.sizes)
-        rows = max(budget // (16 * self._width * (count + 1)), 16)
-        buffers = np.empty((count, rows, self._width), np.uint64)
-        out = np.empty((rows, self._width), np.uint64)
-        heads, filled = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        ends = np.cumsum(self.sizes).tolist()
-        windows = [_Window(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
-        with self.path.open("rb") as file:
-            for run, window in enumerate(windows):
-                filled[run] = self._fill(file, window, buffers[run])
-            heap = np.arange(count)
-            _make_heap(heap, buffers, heads)
-            size, made = count, 0
-            while size:
-                size, made, empty = _merge(heap, size, buffers, heads, filled, out, made)
-                if empty >= 0:  # the run on top of the heap has been read to the end of its buffer
-                    heads[empty], filled[empty] = 0, self._fill(file, windows[empty], buffers[empty])
-                    size = _settle_top(heap, size, buffers, heads, filled)
-                if made == rows or not size:
-                    yield out[:made]
-                    made = 0
+        """All records, in chunks. A block of each run is in memory: a fifth of the budget, as sorting takes copies."""
+        rows = max(budget // (5 * 8 * self._width * len(self.sizes)), 16)
+        runs = [
+            self._blocks(end - size, end, rows) for end, size in zip(accumulate(self.sizes), self.sizes, strict=True)
+        ]
+        nothing = np.empty((0, self._width), np.uint64)
+        blocks = [next(run, nothing) for run in runs]
+        while any(map(len, blocks)):
+            # Unread records come after the last record of their run's block: all up to the least of these is complete.
+            key, least = min((block[-1, 0], run) for run, block in enumerate(blocks) if len(block))
+            found = []
+            for run, block in enumerate(blocks):
+                end = np.searchsorted(block[:, 0], key, "right" if run <= least else "left")
+                found.append(block[:end])
+                blocks[run] = block[end:] if end < len(block) else next(runs[run], nothing)
+            yield _sort(found)
 
-    def _fill(self, file: BufferedReader, window: _Window, buffer: np.ndarray) -> int:
-        rows = min(len(buffer), window.end - window.place)
-        file.seek(window.place * 8 * self._width)
-        file.readinto(buffer[:rows].data)
-        window.place += rows
-        return rows
-
-
-@compiled
-def _before(a, b, buffers, heads):
-    """Whether the head of run a comes before that of run b."""
-    first, second = buffers[a, heads[a], 0], buffers[b, heads[b], 0]
-    return first < second or (first == second and a < b)
-
-
-@compiled
-def _sink(heap, place, size, buffers, heads):
-    """Restore the order of a binary heap below `place`."""
-    while True:
-        least = 2 * place + 1
-        if least >= size:
-            return
-        if least + 1 < size and _before(heap[least + 1], heap[least], buffers, heads):
-            least += 1
-        if not _before(heap[least], heap[place], buffers, heads):
-            return
-        heap[place], heap[least] = heap[least], heap[place]
-        place = least
-
-
-@compiled
-def _make_heap(heap, buffers, heads):
-    for place in range(len(heap) // 2 - 1, -1, -1):
-        _sink(heap, place, len(heap), buffers, heads)
-
-
-@compiled
-def _settle_top(heap, size, buffers, heads, filled):
-    """The size of the heap after its top run was read on: it leaves where nothing was left to read."""
-    if filled[heap[0]] == 0:
-        size -= 1
-        heap[0] = heap[size]
-    _sink(heap, 0, size, buffers, heads)
-    return size
-
-
-@compiled
-def _merge(heap, size, buffers, heads, filled, out, made):
-    """Fill `out` from `made` on until it is full or a buffer is empty; (size, made, the empty run or -1)."""
-    while made < len(out):
-        run = heap[0]
-        for column in range(out.shape[1]):
-            out[made, column] = buffers[run, heads[run], column]
-        made += 1
-        heads[run] += 1
-        if heads[run] == filled[run]:
-            return size, made, run
-        _sink(heap, 0, size, buffers, heads)
-    return size, made, -1
+    def _blocks(self, first: int, end: int, rows: int) -> Iterator[np.ndarray]:
+        """The records `first` to `end` of the file, at most `rows` at a time."""
+        for start in range(first, end, rows):
+            count = min(rows, end - start) * self._width
+            yield np.fromfile(self.path, np.uint64, count, offset=start * 8 * self._width).reshape(-1, self._width)

@@ -1,55 +1,33 @@
-"""Lines and paragraphs that stand in the corpus more than once are cut, but for the first of each."""
+"""Repeated lines and paragraphs: all but the first of each in the corpus are cut."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, load64
+from hornbook.kernels.compiled import borrowed, compiled
 from hornbook.kernels.packed import hash_bytes, pack
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.spans import Copies
+from hornbook.text.refinery.words.characters import find_newline
 
-_NEW_LINE, _BLANK = np.uint8(10), np.uint8(32)
+_SPACE = np.uint8(32)
 _ROW = np.uint64(32)
-_LINE_ENDS = np.uint64(0x0A0A0A0A0A0A0A0A)
-_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-
-
-@compiled
-def _count_lines(data):
-    count = 0
-    for byte in data:
-        count += byte == _NEW_LINE
-    return count
-
-
-@compiled
-def _line_end(data, place):
-    """Where the line at `place` ends: every text has a line feed after it. Eight bytes at a time."""
-    while True:
-        eight = load64(data, place) ^ _LINE_ENDS
-        if (eight - _ONES) & ~eight & _HIGHS:  # one of the eight is 0
-            break
-        place += 8
-    while data[place] != _NEW_LINE:
-        place += 1
-    return place
 
 
 @compiled
 def _trimmed(data, start, end):
-    """A line without controls and blanks (ASCII) at both ends."""
-    while start < end and data[start] <= _BLANK:
+    """(start, end) of a line without ASCII controls and spaces at both ends."""
+    while start < end and data[start] <= _SPACE:
         start += 1
-    while start < end and data[end - 1] <= _BLANK:
+    while start < end and data[end - 1] <= _SPACE:
         end -= 1
     return start, end
 
 
 @compiled
 def _write(units, count, data, text, row, span, least):
-    """Add the unit whose text is data[text[0]:text[1]], to be cut as `span`, if it is long enough; the new count."""
+    """Add a unit with the text data[text[0]:text[1]], cut as `span`, if it is long enough; returns the new count."""
     if text[1] - text[0] < least:
         return count
     units[count, 0] = hash_bytes(data, text[0], text[1])
@@ -66,7 +44,7 @@ def _find_lines(data, bounds, first, least, units):
         row = np.uint64(first + document) << _ROW
         place = begin
         while place < stop:
-            end = _line_end(data, place)
+            end = find_newline(data, place, stop)
             after = min(end + 1, stop)
             text = _trimmed(data, place, end)
             count = _write(units, count, data, text, row, (place - begin, after - begin), least)
@@ -81,9 +59,9 @@ def _find_paragraphs(data, bounds, first, least, units):
         begin, stop = bounds[document], bounds[document + 1] - 1
         row = np.uint64(first + document) << _ROW
         start = place = text_start = text_end = begin
-        ended = True  # by a blank line, or none has begun
+        ended = True  # by an empty line, or no paragraph has begun
         while place < stop:
-            end = _line_end(data, place)
+            end = find_newline(data, place, stop)
             left, right = _trimmed(data, place, end)
             if left < right:
                 if ended:
@@ -99,18 +77,18 @@ def _find_paragraphs(data, bounds, first, least, units):
 
 
 class LineDedup(Copies):
-    """A line goes with its line feed; blanks at its ends make no difference."""
+    """Cuts lines with their line feeds; whitespace at their ends makes no difference."""
 
     find: ClassVar[Callable[..., int]] = staticmethod(_find_lines)
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
-        """uint64 [units, 3], see `spans`."""
+        """uint64 [units, 3], as `spans` describes."""
         data, bounds = pack(document.text for document in documents)
-        units = np.empty((_count_lines(data), 3), np.uint64)
+        units = np.empty((np.count_nonzero(data == 10), 3), np.uint64)
         return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
 
 
 class ParagraphDedup(LineDedup):
-    """Paragraphs are lines between blank ones; one goes with the blank lines that follow it."""
+    """Cuts paragraphs (lines between empty ones) with the empty lines after them."""
 
     find: ClassVar[Callable[..., int]] = staticmethod(_find_paragraphs)

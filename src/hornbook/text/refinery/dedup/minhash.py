@@ -6,13 +6,11 @@ that look random, each permutation's least value is that of any shingle with the
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled
-from hornbook.kernels.packed import hash_windows, mix
+from hornbook.kernels.compiled import MIX_FIRST, compiled, mix
+from hornbook.kernels.packed import hash_windows
 
 _TILE = 2048
-"""Shingles that stay in the first-level cache while all permutations go over them."""
-
-_PRIME = np.uint64(0xBF58476D1CE4E5B9)
+"""Shingles that fit into the first-level cache while all permutations run over them."""
 
 
 def permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +35,7 @@ def _write_keys(least, rows, keys):
     for band in range(len(keys)):
         key = mix(np.uint64(band + 1))
         for row in range(rows):
-            key = (key ^ np.uint64(least[band * rows + row])) * _PRIME
+            key = (key ^ np.uint64(least[band * rows + row])) * MIX_FIRST
             key ^= key >> np.uint64(32)
         keys[band] = mix(key) | np.uint64(1)
 

@@ -1,4 +1,4 @@
-"""Near duplicates: documents that share a band of their MinHash signatures hang together; one of each cluster stays."""
+"""Near duplicates: documents that share a band of their MinHash signatures form clusters; one of each is kept."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -12,12 +12,12 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
 from hornbook.text.refinery.dedup.minhash import band_keys, permutations
 from hornbook.text.refinery.dedup.spans import BUDGET, streamed
-from hornbook.text.refinery.step import Corpus, GlobalDecision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.step import CorpusView, GlobalDecision
+from hornbook.text.refinery.words.words import hashed_words
 
 
 class NearDedup(GlobalDecision):
-    """All but the longest, the first or the best of each cluster."""
+    """Drops all but the longest, the first or the best of each cluster."""
 
     reasons = ("near duplicate",)
     budget = BUDGET
@@ -28,7 +28,7 @@ class NearDedup(GlobalDecision):
         self.needs = {"longest": ("bytes",), "first": ()}.get(config.keep, (config.keep,))
 
     def check(self, columns: Mapping[str, str]) -> None:
-        """The column to keep by is a number that a step measures."""
+        """Raises UsageError where `keep` is no measured column of numbers."""
         keep = self.config.keep
         numbers = [name for name, dtype in columns.items() if dtype in ("int64", "float64", "bool")]
         if keep not in ("longest", "first", *numbers):
@@ -46,21 +46,21 @@ class NearDedup(GlobalDecision):
         band_keys(words.hashes, words.firsts, config.shingle, config.rows, self._multipliers, self._offsets, keys)
         return keys
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
-        """1 for those that another document stands for."""
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
+        """1 for documents that are not the representative of their cluster."""
         clusters = self.clusters(corpus)
         for name in self.needs:
-            _stand_for(clusters, self._worth(corpus.columns[name]))
+            _choose_representatives(clusters, self._worth(corpus.columns[name]))
         return (clusters != np.arange(len(clusters))).astype(np.uint8)
 
     def _worth(self, values: np.ndarray) -> np.ndarray:
-        """The greatest is best; of what could not be measured (NaN) nothing is worse."""
+        """Values of which the greatest is best; NaN is worst."""
         if values.dtype == np.int64:
             return ~values if self.config.lowest else values
         values = values.astype(np.float64)
         return np.nan_to_num(-values if self.config.lowest else values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
-    def clusters(self, corpus: Corpus) -> np.ndarray:
+    def clusters(self, corpus: CorpusView) -> np.ndarray:
         """int64 [rows]: the first document of each document's cluster."""
         chunks = partial(_band_records, corpus)
         count = self.config.bands * len(corpus.alive)
@@ -73,7 +73,7 @@ class NearDedup(GlobalDecision):
         return parents
 
 
-def _band_records(corpus: Corpus) -> Iterator[np.ndarray]:
+def _band_records(corpus: CorpusView) -> Iterator[np.ndarray]:
     """(key, row) of every band of documents that are alive and have words."""
     for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
         row = first
@@ -86,7 +86,7 @@ def _band_records(corpus: Corpus) -> Iterator[np.ndarray]:
 
 @compiled
 def _root(parents, row):
-    """The first document of a row's cluster; halves the way there."""
+    """The first document of a row's cluster; halves the path to it."""
     while parents[row] != row:
         parents[row] = parents[parents[row]]
         row = parents[row]
@@ -95,7 +95,7 @@ def _root(parents, row):
 
 @compiled
 def _unite(records, first, parents):
-    """Join rows of equal keys; `first` is the record that began the present key."""
+    """Join rows of equal keys; `first` is the first record with the current key."""
     for i in range(len(records)):
         if records[i, 0] != first[0]:
             first[:] = records[i]
@@ -106,14 +106,14 @@ def _unite(records, first, parents):
 
 @compiled
 def _flatten(parents):
-    """Parents stand before their children, so one pass makes every parent a root."""
+    """Make every parent a root, in one pass: parents come before their children."""
     for row in range(len(parents)):
         parents[row] = parents[parents[row]]
 
 
 @compiled
-def _stand_for(clusters, worth):
-    """Let the document of each cluster that is worth most, the first of those, stand for it instead of the first."""
+def _choose_representatives(clusters, worth):
+    """Make the document with the greatest worth (of equals the first) the representative of each cluster."""
     best = np.arange(len(clusters))
     for row in range(len(clusters)):
         if worth[row] > worth[best[clusters[row]]]:

@@ -1,4 +1,4 @@
-"""Which n-grams of test items occur in texts: a table in memory, and two searches in linear time."""
+"""N-grams of test items in texts: a hash table, and two searches in linear time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import hash_windows
 
 TEMPLATE_ITEMS = 32
-"""What stands in more items than that is taken for the template of a test set."""
+"""An n-gram in more items is taken for the template of a test set, and ignored."""
 
 _SHIFT = np.uint64(16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NgramTable:
-    """N-grams of one width, and the items in which each of them stands."""
+    """N-grams of one width, and the items that contain each."""
 
     width: int
     slots: np.ndarray
-    """uint64 [2**k]: hashes at the place that their bits name, or after it; 0 where there is none."""
+    """uint64 [2**k]: hashes, by open addressing; 0 is a free slot."""
     ids: np.ndarray
     """int64 [2**k]: the number of the n-gram in each slot."""
     firsts: np.ndarray
-    """int64 [n-grams + 1]: where its items begin."""
+    """int64 [n-grams + 1]: the first entry of each n-gram in `items`."""
     items: np.ndarray
-    """int64: items, n-gram after n-gram."""
+    """int64: numbers of items, n-gram by n-gram."""
     sizes: np.ndarray
-    """int64 [all items]: how many different n-grams of the table each has."""
+    """int64 [all items]: number of different n-grams of the table in each."""
 
 
 def ngram_table(width: int, words: Sequence[np.ndarray], count: int, numbers: Sequence[int]) -> NgramTable:
-    """Of items given by the hashes of their words and their numbers among `count` items."""
+    """The table of items, given by the hashes of their words and their numbers among `count` items."""
     grams = [_windows(each, width) for each in words]
     keys = np.concatenate([np.zeros(0, np.uint64), *grams])
     items = np.repeat(np.array(numbers, np.int64), [len(each) for each in grams])
@@ -57,7 +57,7 @@ def _windows(words: np.ndarray, width: int) -> np.ndarray:
 
 @compiled
 def _slot(key, slots):
-    """Where a key is, or the free slot where it would be; at least half of the slots are free."""
+    """The slot of a key, or the free slot for it; at least half of the slots are free."""
     mask = np.uint64(slots.size - 1)
     slot = (key >> _SHIFT) & mask
     while slots[slot] != 0 and slots[slot] != key:
@@ -73,7 +73,7 @@ def _insert(keys, slots, ids):
 
 
 def count_hits(table: NgramTable, words: np.ndarray, firsts: np.ndarray, hits: np.ndarray, item: np.ndarray) -> None:
-    """Add to `hits` [texts] how many windows are in the table; where `item` is -1, set it to that of the first one."""
+    """Add to `hits` [texts] the number of windows in the table; where `item` is -1, set it to the first one's item."""
     _count_hits(table.width, table.slots, table.ids, table.firsts, table.items, words, firsts, hits, item)
 
 
@@ -92,7 +92,7 @@ def _count_hits(width, slots, ids, gram_firsts, items, words, firsts, hits, item
 
 
 def largest_share(table: NgramTable, words: np.ndarray, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(float64, int64) [texts]: the largest share of an item's n-grams that occur in each text, and that item or -1."""
+    """(float64, int64) [texts]: the largest share of an item's n-grams that occur in the text; the item or -1."""
     share, item = np.zeros(len(firsts) - 1), np.full(len(firsts) - 1, -1, np.int64)
     grams, seen = np.full(len(table.firsts), -1, np.int64), np.full(len(table.sizes), -1, np.int64)
     found = np.zeros(len(table.sizes), np.int64)
@@ -103,7 +103,7 @@ def largest_share(table: NgramTable, words: np.ndarray, firsts: np.ndarray) -> t
 
 @compiled
 def _largest_share(width, slots, ids, gram_firsts, items, sizes, words, firsts, grams, seen, found, share, item):
-    """`grams` and `seen` hold the last text in which an n-gram or an item was met, `found` counts within it."""
+    """`grams` and `seen` hold the last text with an n-gram or an item; `found` counts the item's n-grams in it."""
     for text in range(len(share)):
         count = max(firsts[text + 1] - firsts[text] - width + 1, 0)
         keys = np.empty(count, np.uint64)

@@ -1,21 +1,24 @@
-"""Parts of documents that stand in the corpus more than once: all but the first are cut.
+"""Repeated parts of documents: all but the first occurrence in the corpus are cut.
 
-A sketch is a record per unit: (hash, row << 32 | start, length), start and length in bytes of the UTF-8 text. Units are
-brought together by hash, later ones become spans, spans are brought into the order of the text: two sorts, no text.
+A sketch has a record per unit: (hash, row << 32 | start, length), start and length in bytes of the UTF-8 text. Units
+are sorted by hash, later ones become spans, spans are sorted by position: two sorts, and no text is read.
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
 from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import hash_windows
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.dedup.external_sort import repeated, sorted_records
-from hornbook.text.refinery.step import Corpus, Cut
+from hornbook.text.refinery.step import CorpusView, Cut
+from hornbook.text.refinery.words.words import hashed_words
 
 BUDGET = 480 * 2**20
-"""Bytes of memory that a step over all documents takes, beside a few bytes per document."""
+"""Bytes of memory that a step over all documents may use, beside a few bytes per document."""
 
 _CHUNK_BYTES = 1 << 19
 _ROW = np.uint64(32)
@@ -27,8 +30,8 @@ class Copies(Cut):
 
     budget = BUDGET
 
-    def cuts(self, corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where later ones are; those that touch or overlap are one span."""
+    def cuts(self, corpus: CorpusView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The later units; those that touch or overlap are one span."""
         assert len(corpus.alive) < 2**32, "rows are kept in 32 bits"
         budget, count = self.budget // 3, sum(map(len, corpus.sketches))
         candidates = repeated(partial(living, corpus), count, budget)
@@ -39,8 +42,8 @@ class Copies(Cut):
 
 
 def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
-    """Chunks of a sketch as copies; what was mapped for them is given back, so that memory stays small."""
-    if not len(sketch):  # of a task without documents, so it has no other axes either
+    """Chunks of a sketch as copies; the pages mapped for them are released, so that memory stays small."""
+    if not len(sketch):  # a task without documents: it has no other axes either
         return
     rows = _CHUNK_BYTES // (sketch.itemsize * sketch.shape[1]) + 1
     for start in range(0, len(sketch), rows):
@@ -49,8 +52,8 @@ def streamed(sketch: np.ndarray) -> Iterator[np.ndarray]:
             sketch.base.madvise(mmap.MADV_DONTNEED)
 
 
-def living(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Records of documents that are alive, with rows of the whole corpus in place of those of the tasks."""
+def living(corpus: CorpusView) -> Iterator[np.ndarray]:
+    """Records of documents that are alive, with rows counted over the whole corpus instead of the task."""
     for sketch, first in zip(corpus.sketches, corpus.firsts, strict=True):
         for records in streamed(sketch):
             yield records[: _keep_living(records, first, corpus.alive)]
@@ -58,12 +61,12 @@ def living(corpus: Corpus) -> Iterator[np.ndarray]:
 
 @compiled
 def _keep_living(records: np.ndarray, first: int, alive: np.ndarray) -> int:
-    """Move records of living documents to the front, with their rows in the whole corpus; how many there are."""
+    """Move records of documents that are alive to the front, with corpus rows; returns their number."""
     count = 0
     for i in range(len(records)):
         row = np.int64(records[i, 1] >> _ROW) + first
         if alive[row]:
-            for column in range(records.shape[1]):  # a view of a row would be counted
+            for column in range(records.shape[1]):  # a view of a row would be reference-counted
                 records[count, column] = records[i, column]
             records[count, 1] += np.uint64(first) << _ROW
             count += 1
@@ -71,7 +74,7 @@ def _keep_living(records: np.ndarray, first: int, alive: np.ndarray) -> int:
 
 
 def _later(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """(place, length) of every unit but the first of each hash; a unit that overlaps the first is none."""
+    """(position, length) of every unit but the first of each hash; units that overlap the first do not count."""
     first = np.zeros(3, np.uint64)
     for records in chunks:
         found = np.empty((len(records), 2), np.uint64)
@@ -80,7 +83,7 @@ def _later(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 @compiled
 def _find_later(records: np.ndarray, first: np.ndarray, found: np.ndarray) -> int:
-    """`first` is the first unit of the present hash (0 is none); it is carried from chunk to chunk."""
+    """`first` is the first unit of the current hash (0: none); it is carried from chunk to chunk."""
     count = 0
     for i in range(len(records)):
         if records[i, 0] != first[0]:
@@ -92,7 +95,7 @@ def _find_later(records: np.ndarray, first: np.ndarray, found: np.ndarray) -> in
 
 
 def _spans(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """int64 [n, 3]: row, start, end; from (place, length) in order of place."""
+    """int64 [n, 3]: row, start, end; from (position, length) in order of position."""
     last = np.full(3, -1, np.int64)
     for records in chunks:
         spans = np.empty((len(records), 3), np.int64)
@@ -116,3 +119,37 @@ def _join(records: np.ndarray, last: np.ndarray, spans: np.ndarray) -> int:
             count += 1
         last[0], last[1], last[2] = row, start, end
     return count
+
+
+class SpanDedup(Copies):
+    """Cuts passages of repeated windows of words; what is between words makes no difference.
+
+    Every window is a unit, so a longer passage is the union of its windows: found exactly, without a suffix array and
+    without all text in memory (Lee et al. 2022 need both).
+    """
+
+    def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
+        """uint64 [windows, 3]: a unit per window."""
+        window = self.config.window
+        words = hashed_words((document.text for document in documents), self.config.words)
+        count = int(np.maximum(np.diff(words.firsts) - window + 1, 0).sum())
+        units = np.empty((count, 3), np.uint64)
+        _find_windows(words.hashes, words.starts, words.ends, words.firsts, words.bounds, window, first, units)
+        return units
+
+
+@compiled
+def _find_windows(hashes, starts, ends, firsts, bounds, window, first, units):
+    count = 0
+    for document in range(len(bounds) - 1):
+        begin, end = firsts[document], firsts[document + 1]
+        windows = max(end - begin - window + 1, 0)
+        keys = np.empty(windows, np.uint64)
+        hash_windows(hashes[begin:end], window, keys)
+        row = np.uint64(first + document) << _ROW
+        for i in range(windows):
+            start = starts[begin + i]
+            units[count, 0] = keys[i]
+            units[count, 1] = row | np.uint64(start - bounds[document])
+            units[count, 2] = np.uint64(ends[begin + i + window - 1] - start)
+            count += 1

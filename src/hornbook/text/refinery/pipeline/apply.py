@@ -1,4 +1,4 @@
-"""Phase 3 of prepare, one task: write the kept documents, and the columns of every row with what became of it."""
+"""Phase 3 of prepare, one task: write the kept documents, and the columns of every row with its outcome."""
 
 import json
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from hornbook.files.durable import writing
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import names_of
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
 from hornbook.text.refinery.pipeline.measured import FIELDS, MeasureTask, schema_of
 from hornbook.text.refinery.steps.basics import is_visible
-from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import TableWriter, read_batches
 
 DOCUMENTS = pa.schema(
@@ -45,7 +45,7 @@ class ApplyTask:
 
     measured: MeasureTask
     names: tuple[str, ...]
-    """What the numbers in `verdict.reasons` mean; 0 is kept."""
+    """Names of the reasons by their numbers in `verdict.reasons`; 0 is kept."""
     verdict: Verdict
     out: Path
 
@@ -91,15 +91,15 @@ class Applied:
     text_bytes: int
     """Of the kept texts, after edits and cuts."""
     cut: list[int]
-    """[kept documents that lost a part, bytes that were cut out of them]."""
+    """[kept documents that cuts changed, bytes removed from them]."""
     edits: dict[str, list[int]]
-    """Counter of an edit -> [documents that it changed, changes], of those that are kept."""
+    """Counter of an edit -> [kept documents that it changed, changes in them]."""
     labels: dict[str, int]
-    """Name of a label -> kept texts, or words, that have it."""
+    """Name of a label -> kept texts, or words, with it."""
 
 
 def apply(task: ApplyTask) -> Applied:
-    """Write both tables and the examples unless they are there."""
+    """Write both tables and the examples, unless an earlier run did."""
     return Applied(
         **once(task, lambda: _apply(task), lambda done: "labels" in done and _intact(task.out, done["outputs"]))
     )
@@ -135,7 +135,7 @@ def _write(task: ApplyTask, documents: Any, signals: Any, samples: Any) -> Appli
 
 
 def _tables(path: Path) -> Iterator[tuple[int, pa.Table]]:
-    """(first row, some rows) of a measured table."""
+    """(first row, batch of rows) of a measured table."""
     first = 0
     for batch in read_batches(path):
         yield first, pa.Table.from_batches([batch])
@@ -144,18 +144,18 @@ def _tables(path: Path) -> Iterator[tuple[int, pa.Table]]:
 
 @dataclass(slots=True)
 class _Part:
-    """Some rows with what became of them."""
+    """A batch of rows with their outcome."""
 
     table: pa.Table
     reasons: np.ndarray
     texts: pa.ChunkedArray
     """After the cuts."""
     bytes: np.ndarray
-    """Of those."""
+    """Their sizes."""
 
 
 def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
-    """Apply the cuts; what has nothing left to see is dropped."""
+    """Apply the cuts; a document without a visible character left is dropped."""
     verdict, last = task.verdict, first + len(table)
     reasons, texts = verdict.reasons[first:last].copy(), table["text"]
     sizes = table["bytes"].to_numpy().copy()
@@ -166,12 +166,12 @@ def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
     cuts = verdict.cuts[begin:end]
     rows, begins = np.unique(cuts[:, 0], return_index=True)
     for row, spans in zip(rows.tolist(), np.split(cuts[:, 1:], begins[1:]), strict=True):
-        place = row - first
-        if reasons[place] == 0:
-            data = remove(changed[place].encode(), spans.tolist())
-            changed[place], sizes[place] = data.decode(), len(data)
-            if not is_visible(changed[place]):
-                reasons[place] = task.names.index(NOTHING_LEFT)
+        index = row - first
+        if reasons[index] == 0:
+            data = remove(changed[index].encode(), spans.tolist())
+            changed[index], sizes[index] = data.decode(), len(data)
+            if not is_visible(changed[index]):
+                reasons[index] = task.names.index(NOTHING_LEFT)
     return _Part(table, reasons, pa.chunked_array([pa.array(changed, type=pa.large_string())]), sizes)
 
 
@@ -214,7 +214,7 @@ def _kept(task: ApplyTask, part: _Part) -> pa.Table:
 
 
 def _where(table: pa.Table, kept: np.ndarray) -> pa.Table:
-    """Rows where `kept` is true, as stretches; `filter` would import all functions on tables."""
+    """Rows where `kept` is true, as slices: `filter` would import all functions on tables."""
     turns = np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2).tolist()
     return pa.concat_tables([table.slice(0, 0), *(table.slice(first, end - first) for first, end in turns)])
 

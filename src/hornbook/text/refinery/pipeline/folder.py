@@ -1,4 +1,4 @@
-"""The folder that prepare writes: what is in it, whether it is finished, and how it becomes so."""
+"""The folder that prepare writes: its files, whether it is finished, and how it is committed."""
 
 import shutil
 from json import dumps, loads
@@ -6,53 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.artifact import digest_file, digest_of, read_json, write_json
 from hornbook.files.durable import TEMPORARY, create_atomic, storage_errors, write_atomic, writing
+from hornbook.files.file_records import first_problem
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
-from hornbook.text.refinery.pipeline.plan import read_by_steps
-from hornbook.text.refinery.report.reviews import REVIEWS
+from hornbook.text.refinery.pipeline.plan import read_code
+from hornbook.text.refinery.report.reviews import REVIEWS, SAMPLES
 
-MANIFEST, FUNNEL, QUARANTINE, SAMPLES, WORK = (
-    "manifest.json",
-    "funnel.json",
-    "quarantine.jsonl",
-    "samples.jsonl",
-    "work",
-)
+MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
 MISSING_TEXT = "missing text"
 """Reason of rows without the column or key that holds the text."""
 UNKNOWN_LABEL = "unknown label"
-"""Reason of rows whose label is not in the list that the recipe has."""
+"""Reason of rows whose label is not in the recipe's list."""
 COLUMN_OPTIONS = {MISSING_TEXT: "--text-field NAME", "missing label": "--text.labels.label NAME"}
-"""Reason of rows without a column -> the option that names another one."""
+"""Reason of rows without a column -> option that names another column."""
 PAGE, CARD = "report.html", "DATA_CARD.md"
 OURS = (
-    "documents",
-    "signals",
-    "tokens",
-    "tokenizer",
-    WORK,
-    MANIFEST,
-    FUNNEL,
-    QUARANTINE,
-    SAMPLES,
-    TEXT_TOML,
-    UNFINISHED,
-    PAGE,
-    CARD,
+    *("documents", "signals", "tokens", "tokenizer", WORK),
+    *(MANIFEST, FUNNEL, QUARANTINE, SAMPLES, TEXT_TOML, UNFINISHED, PAGE, CARD),
 )
 
 
 def make_folder(out: Path) -> None:
-    """Create the folder. Raises UsageError where it holds what is not ours, StorageError where it cannot be written."""
+    """Create the folder. Raises UsageError where it holds other files, StorageError where it cannot be written."""
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
@@ -63,7 +48,7 @@ def make_folder(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Delete what prepare and tokenize write, and nothing else."""
+    """Delete the files that prepare and tokenize write, and no others."""
     for name in OURS:
         path = out / name
         if path.is_dir() and not path.is_symlink():
@@ -73,14 +58,14 @@ def clear(out: Path) -> None:
 
 
 def config_key(config: TextConfig) -> str:
-    """Digest of what `prepare` obeys; what only `tokenize` does, and `strict`, do not change its files."""
+    """Digest of the settings that change the files of `prepare`: not those of `tokenize` alone, nor `strict`."""
     others = {"tokenizer", "validation", "strict", "bpe_dropout", "bpe_dropout_seed"}
     text = config.model_dump(mode="json", exclude=others)
-    return digest_of([VERSION, text, read_by_steps(config.steps)])
+    return digest_of([VERSION, text, read_code(config)])
 
 
 def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) -> Funnel | None:
-    """The funnel of a finished folder, None where there is none; UsageError where its settings were others."""
+    """The funnel of a finished folder, else None. Raises UsageError where it was made with other settings or inputs."""
     manifest = read_manifest(out)
     if manifest is None:
         return None
@@ -100,9 +85,9 @@ def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) 
 
 
 def begin(config: TextConfig, out: Path) -> None:
-    """Say for which settings the folder is; of jobs that begin at once one does, and the others look.
+    """Record the settings that the folder is made with; of jobs that begin at once one writes, the others compare.
 
-    Raises UsageError where it is for others, IntegrityError where the file that says it is damaged.
+    Raises UsageError where the folder is made with other settings, IntegrityError where the record is damaged.
     """
     path = out / UNFINISHED
     if not path.exists() and create_atomic(path, dumps({"key": config_key(config)})):
@@ -129,7 +114,7 @@ def _changed(manifest: dict[str, Any]) -> bool:
 
 
 def write_whole(config: TextConfig, jobs: list[ApplyTask], funnel: Funnel, out: Path) -> None:
-    """The files about the whole folder."""
+    """Write the files about the whole folder."""
     _join([job.measured.quarantine for job in jobs], out / QUARANTINE)
     _join([job.samples for job in jobs], out / SAMPLES)
     write_json(out / FUNNEL, funnel.to_json())
@@ -154,7 +139,7 @@ def commit(
     applied: list[Applied],
     out: Path,
 ) -> None:
-    """Delete what an earlier plan left, write the manifest, then forget the work. labels: with the list of names."""
+    """Delete files of an earlier plan, write the manifest, then delete the work. `labels` has the list of names."""
     outputs = {path: digest for written in applied for path, digest in written.outputs.items()}
     for folder in ("documents", "signals"):
         for path in (out / folder).rglob("*"):
@@ -175,15 +160,15 @@ def commit(
 
 
 def forget_work(out: Path) -> None:
-    """Of a finished folder; a run that was killed right after its manifest left it."""
+    """Delete the work of a finished folder; a run that was killed right after its manifest leaves it."""
     (out / UNFINISHED).unlink(missing_ok=True)
     shutil.rmtree(out / WORK, ignore_errors=True)
 
 
 def require_documents(funnel: Funnel, out: Path) -> None:
-    """Raises UsageError where there was no row, IntegrityError where none is left.
+    """Raises UsageError where there was no row, IntegrityError where no document is left.
 
-    The folder is then free for other settings: only what says which rows were skipped, and why, is left in it.
+    The folder is then free for other settings: only the list of skipped rows is left in it.
     """
     total = funnel.total()
     if total.kept.rows:
@@ -195,12 +180,14 @@ def require_documents(funnel: Funnel, out: Path) -> None:
     reasons = ", ".join(f"{tally.rows} {reason}" for reason, tally in tables)
     damage = f"; skipped rows are listed in {out / QUARANTINE}" if total.quarantined else ""
     remedy = "".join(_column_remedy(out, reason) for reason in COLUMN_OPTIONS if reason in total.quarantined)
-    remedy += _label_remedy(out) if UNKNOWN_LABEL in total.quarantined else ""
+    if UNKNOWN_LABEL in total.quarantined:
+        labels = "leave text.labels.labels out, and the labels are those of the rows"
+        remedy += f"{_first_row(out, UNKNOWN_LABEL)}\n{labels}"
     raise IntegrityError(f"none of {total.read.rows} rows is left: {reasons}{damage}{remedy}")
 
 
 def require_named(config: TextConfig, tasks: list[MeasureTask], out: Path) -> None:
-    """Raises UsageError where `text.exclude` names what no document goes by; the folder is then free as above."""
+    """Raises UsageError where `text.exclude` has a name that no document has; the folder is then free as above."""
     left, shown = set(config.exclude), ("", "")
     for task in tasks if left else ():
         columns = read_columns(task, ["id", "origin"])
@@ -219,18 +206,14 @@ def require_named(config: TextConfig, tasks: list[MeasureTask], out: Path) -> No
 
 
 def _column_remedy(out: Path, reason: str) -> str:
-    """The first row without a column, which names the columns there are, and the option for another one."""
+    """The first row without a column, with the names of its columns, and the option that names another."""
     what, option = reason.removeprefix("missing "), COLUMN_OPTIONS[reason]
     recipe = " (text.sources.SOURCE.text_field in a recipe)" if reason == MISSING_TEXT else ""
     return f"{_first_row(out, reason)}\nname the column that has the {what}: {option}{recipe}"
 
 
-def _label_remedy(out: Path) -> str:
-    return f"{_first_row(out, UNKNOWN_LABEL)}\nleave text.labels.labels out, and the labels are those of the rows"
-
-
 def _first_row(out: Path, reason: str) -> str:
-    """A line that says of the first row that was skipped for a reason where it is and what is wrong with it."""
+    """A line with the place of the first row that was skipped for a reason, and what is wrong with it."""
     with (out / QUARANTINE).open(encoding="utf-8") as file:
         rows = (loads(line) for line in file)
         row = next(row for row in rows if row["reason"].startswith(reason))
@@ -255,4 +238,7 @@ def read_text_config(data: Path) -> TextConfig:
         begun = (data / UNFINISHED).exists()
         state = "is not finished: run `hornbook prepare` again" if begun else "is not prepared"
         raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
-    return TextConfig.model_validate(manifest["text"])
+    try:
+        return TextConfig.model_validate(manifest["text"])
+    except ValidationError as error:  # a step from outside whose module is not there
+        raise UsageError(f"{data / MANIFEST}: {first_problem(error)}") from error

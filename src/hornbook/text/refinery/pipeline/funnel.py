@@ -1,7 +1,7 @@
 """The funnel: rows in = kept + dropped + quarantined, exactly, by source and reason."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -13,22 +13,14 @@ class Tally:
     bytes: int = 0
 
     def add(self, rows: int, size: int) -> None:
-        """Count more."""
+        """Add rows."""
         self.rows += rows
         self.bytes += size
-
-    def to_json(self) -> dict[str, int]:
-        """For funnel.json."""
-        return {"rows": self.rows, "bytes": self.bytes}
-
-
-def _count(table: dict[str, Tally], reason: str, rows: int, size: int) -> None:
-    table.setdefault(reason, Tally()).add(rows, size)
 
 
 @dataclass(slots=True)
 class SourceFunnel:
-    """What became of the rows of one source."""
+    """The outcome of the rows of one source."""
 
     read: Tally = field(default_factory=Tally)
     kept: Tally = field(default_factory=Tally)
@@ -38,7 +30,7 @@ class SourceFunnel:
     """UTF-8 bytes of the kept text after the edits."""
     files: int = 0
     changed: dict[str, list[int]] = field(default_factory=dict)
-    """What edits and cuts did to kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
+    """Changes by edits and cuts in kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
 
     def keep(self, rows: int, size: int, text_bytes: int) -> None:
         """Count kept rows."""
@@ -49,15 +41,15 @@ class SourceFunnel:
     def drop(self, reason: str, rows: int, size: int) -> None:
         """Count dropped rows."""
         self.read.add(rows, size)
-        _count(self.dropped, reason, rows, size)
+        self.dropped.setdefault(reason, Tally()).add(rows, size)
 
     def quarantine(self, reason: str, rows: int, size: int) -> None:
         """Count rows that could not be read."""
         self.read.add(rows, size)
-        _count(self.quarantined, reason, rows, size)
+        self.quarantined.setdefault(reason, Tally()).add(rows, size)
 
     def count_changes(self, changed: dict[str, list[int]]) -> None:
-        """Add what edits and cuts did; what did nothing is not listed."""
+        """Add the changes by edits and cuts; counters without changes are left out."""
         for name, (documents, changes) in changed.items():
             if documents:
                 before = self.changed.get(name, [0, 0])
@@ -72,11 +64,11 @@ class SourceFunnel:
         """For funnel.json: reasons sorted by name."""
         return {
             "files": self.files,
-            "changed": {name: self.changed[name] for name in sorted(self.changed)},
-            "in": self.read.to_json(),
-            "kept": {**self.kept.to_json(), "text_bytes": self.text_bytes},
-            "dropped": {reason: self.dropped[reason].to_json() for reason in sorted(self.dropped)},
-            "quarantined": {reason: self.quarantined[reason].to_json() for reason in sorted(self.quarantined)},
+            "changed": dict(sorted(self.changed.items())),
+            "in": asdict(self.read),
+            "kept": {**asdict(self.kept), "text_bytes": self.text_bytes},
+            "dropped": {reason: asdict(tally) for reason, tally in sorted(self.dropped.items())},
+            "quarantined": {reason: asdict(tally) for reason, tally in sorted(self.quarantined.items())},
         }
 
     @classmethod
@@ -100,7 +92,7 @@ class Funnel:
 
     sources: dict[str, SourceFunnel] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
-    """Of labelled sets: name of a label -> kept texts, or words, that have it; in the order of their numbers."""
+    """Of labelled sets: name of a label -> kept texts, or words, with it; in the order of their numbers."""
 
     def total(self) -> SourceFunnel:
         """The sum over the sources."""

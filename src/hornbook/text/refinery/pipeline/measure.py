@@ -16,14 +16,14 @@ from hornbook.text.ingest.labels.labelling import edited
 from hornbook.text.ingest.labels.readers import read_labelled
 from hornbook.text.ingest.parts import numbered
 from hornbook.text.ingest.readers import read_file
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, schema_of
 from hornbook.text.refinery.step import Edit
 from hornbook.text.refinery.steps.basics import content_hash
-from hornbook.text.refinery.table import Steps, build
 from hornbook.text.store import ArrayWriter, TableWriter
 
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 1024
-"""Documents are measured in batches, so that kernels work in bulk; no result depends on them."""
+"""Size of the batches in which documents are measured; no result depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,18 @@ class Edited:
 
     document: Document
     row: int
-    """Among all rows of the task, those that are no documents included."""
+    """Index among all rows of the task, including those that are no documents."""
     data: bytes
     """Its text in UTF-8."""
     bytes_read: int
     counts: tuple[int, ...]
-    """Of all counters of all edits."""
+    """Values of all counters of all edits."""
     edited_out: int
     """k where the k-th edit dropped it, else 0."""
 
 
 def measure(task: MeasureTask) -> Measured:
-    """Run the task unless it is done. Raises IntegrityError at the first damaged row if `strict`."""
+    """Run the task unless an earlier run did. Raises IntegrityError at the first damaged row if `strict`."""
     result = Measured(**once(task, lambda: asdict(_measure(task)), lambda _: task.table.exists()))
     if task.strict and result.damage:
         raise _strict_error(result.damage)
@@ -71,7 +71,7 @@ def _measure(task: MeasureTask) -> Measured:
 
 
 def _documents(task: MeasureTask, result: Measured, edits: list[Edit], quarantine: BinaryIO) -> Iterator[Edited]:
-    """All documents of the task, edited; rows that are none are counted."""
+    """All documents of the task, edited; rows that are no documents are counted."""
     for row in _rows(task, result):
         if isinstance(row, Rejected):
             _note(task, result, row)
@@ -83,7 +83,7 @@ def _documents(task: MeasureTask, result: Measured, edits: list[Edit], quarantin
 
 
 def edit_document(document: Document, row: int, edits: list[Edit]) -> Edited:
-    """Apply the edits in their order; one that drops the document ends it."""
+    """Apply the edits in their order, up to one that drops the document."""
     read, counts, out = document.text, [], 0
     for number, step in enumerate(edits, start=1):
         if out:
@@ -101,7 +101,7 @@ def edit_document(document: Document, row: int, edits: list[Edit]) -> Edited:
 
 
 def _with_text(document: Document, text: str, step: Edit) -> Document:
-    """The document with its edited text; labels stand at places, which an edit goes by."""
+    """The document with its edited text; each labelled part is edited on its own, so that labels stay in place."""
     if document.labels is None:
         return replace(document, text=text)
     text, labels = edited(
@@ -128,7 +128,10 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
         [each.data for each in batch],
         [document.id for document in documents],
         [document.origin for document in documents],
-        *([_text_or_none(document.metadata.get(name)) for document in documents] for name in FIELDS),
+        *(
+            [None if (value := each.metadata.get(name)) is None else str(value) for each in documents]
+            for name in FIELDS
+        ),
         [None if document.labels is None else document.labels.to_json() for document in documents],
         [each.row for each in batch],
         [each.bytes_read for each in batch],
@@ -150,13 +153,9 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
 
 
 def _as_text(texts: list[bytes]) -> pa.Array:
-    """Texts in UTF-8 as what they are; `cast` would check them, and import all functions on tables."""
+    """UTF-8 as strings, without a copy: `cast` would check it, and import all functions on tables."""
     found = pa.array(texts, type=pa.large_binary())
     return pa.Array.from_buffers(pa.large_string(), len(found), found.buffers())
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:

@@ -1,7 +1,7 @@
-"""What phase 1 of prepare makes of one task: a table of texts and columns, sketches, damaged rows, a manifest."""
+"""Results of phase 1 of prepare for one task: a table of texts and columns, sketches, damaged rows, a manifest."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 
 from hornbook.files.artifact import digest_of, finished
 from hornbook.text.config.step import StepConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.rows import ReadOptions
 
 VERSION = 4
-"""Part of every key: raise it when the same input shall give other files."""
+"""Part of every key: raise it when the same input gives other files."""
 
 FIELDS = ("licence", "url", "date")
-"""What a reader may know about a document (`Document.metadata`), kept as text to the end."""
+"""Metadata of a document (`Document.metadata`) that is stored, as text."""
 
 BASE = (
     ("text", pa.large_string()),
@@ -32,7 +32,7 @@ BASE = (
     ("hash", pa.binary(16)),
     ("edited_out", pa.uint8()),
 )
-"""Columns of every document; `edited_out` is k where the k-th edit dropped it, whose text then is what came to it."""
+"""Columns of every document; `edited_out` is k where the k-th edit dropped it: its text is that before the edit."""
 
 ARROW = {
     "int64": pa.int64(),
@@ -44,24 +44,24 @@ ARROW = {
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
-    """Of the measured table: the base, then what the steps measure (name -> dtype)."""
+    """Schema of the measured table: the base, then the columns of the steps (name -> dtype)."""
     return pa.schema([*BASE, *((name, ARROW[dtype]) for name, dtype in columns.items())])
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """Some input files of one source, or a part of a large one; they become one shard."""
+    """Input files of one source, or a part of a large one; they become one shard."""
 
     ordinal: int
-    """Place among all tasks."""
+    """Index among all tasks."""
     source: str
     shard: int
-    """Place among the tasks of the source."""
+    """Index among the tasks of the source."""
     files: tuple[InputFile, ...]
     options: ReadOptions
     steps: tuple[StepConfig, ...]
     read_by_steps: str
-    """Digest of the files and functions that steps read."""
+    """Digest of the files and code that steps read."""
     strict: bool
     work: Path
 
@@ -89,7 +89,7 @@ class MeasureTask:
         return self._path(".json")
 
     def sketch(self, step: str) -> Path:
-        """What a step keeps of every document for its global decision."""
+        """Sketches of all documents for a step over all documents."""
         return self._path(f".{step}.npy")
 
     def is_measured(self) -> bool:
@@ -101,9 +101,7 @@ class MeasureTask:
         files = [[file.path, file.stamp, file.problem, file.part] for file in self.files]
         steps = [step.model_dump() for step in self.steps]
         place = [self.source, self.ordinal, self.shard]
-        labels = self.options.labels
-        options = asdict(self.options) | {"labels": None if labels is None else labels.model_dump()}
-        return digest_of([VERSION, *place, files, options, steps, self.read_by_steps])
+        return digest_of([VERSION, *place, files, self.options.to_json(), steps, self.read_by_steps])
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ class Measured:
     files: list[dict[str, Any]] = field(default_factory=list)
     """path, size and digest of each input as it was read."""
     blank: dict[str, list[int]] = field(default_factory=dict)
-    """Rows that are empty by nature: reason -> [rows, bytes]."""
+    """Empty rows: reason -> [rows, bytes]."""
     quarantined: dict[str, list[int]] = field(default_factory=dict)
     damage: str = ""
     """The first damaged row, for `strict`."""

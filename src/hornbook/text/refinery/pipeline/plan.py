@@ -1,4 +1,4 @@
-"""From a configuration to tasks: which files each source has, and how they are cut into shards."""
+"""The tasks of a configuration: the files of each source, and how they are cut into shards."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,9 @@ from hornbook.errors import UsageError
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import TextConfig
+from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile, list_inputs
-from hornbook.text.ingest.labels.readers import list_labelled
 from hornbook.text.ingest.parts import cut
-from hornbook.text.ingest.rows import ReadOptions
 from hornbook.text.pool import choose_workers
 from hornbook.text.refinery.pipeline.measured import MeasureTask
 
@@ -28,15 +27,15 @@ def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
     for name in config.sources:
         if not _NAME.fullmatch(name):
             raise UsageError(f"source name {name!r}: use letters, digits, '-', '_' and '.' (it becomes a folder)")
-    listing = list_inputs if config.labels is None else list_labelled
-    return {name: listing(name, source) for name, source in config.sources.items()}
+    labelled = config.labels is not None
+    return {name: list_inputs(name, source, labelled=labelled) for name, source in config.sources.items()}
 
 
 def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:
-    """Cut the inputs into tasks of about equal size; each becomes one shard. A function of the inputs alone."""
+    """Cut the inputs into tasks of about equal size, one per shard. The result depends on the inputs alone."""
     total = sum(file.size for files in inputs.values() for file in files)
     size = min(config.shard_bytes, max(_MIN_TASK_BYTES, total // 16))
-    steps, read = tuple(config.all_steps), digest_of(read_by_steps(config.steps))
+    steps, read = tuple(config.all_steps), digest_of(read_code(config))
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)
@@ -59,11 +58,11 @@ def _groups(files: list[InputFile], size: int) -> Iterator[tuple[InputFile, ...]
 
 
 def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
-    """Digests of the files that steps read, versions of the packages. Raises UsageError where a file is missing."""
+    """Digests of the files that steps read, versions of their packages. Raises UsageError where a file is missing."""
     found: list[str] = []
     for step in steps:
         found += map(_version, step.packages())
-        for path in step.reads():
+        for path in step.files():
             try:
                 found.append(digest_file(Path(path)))
             except OSError as error:
@@ -71,8 +70,14 @@ def read_by_steps(steps: Sequence[StepConfig]) -> list[str]:
     return found
 
 
+def read_code(config: TextConfig) -> list[str]:
+    """`read_by_steps`, and digests of the files of readers from outside."""
+    files = [path for source in config.sources.values() for path in source.reads()]
+    return [*read_by_steps(config.steps), *(digest_file(Path(path)) for path in files)]
+
+
 def _version(package: str) -> str:
-    """Name and version; without one the step says how to install it."""
+    """Name and version; where the package is missing the step says how to install it."""
     try:
         return f"{package} {metadata.version(package)}"
     except metadata.PackageNotFoundError:
@@ -80,7 +85,7 @@ def _version(package: str) -> str:
 
 
 def workers_for(asked: int, tasks: list[MeasureTask], total: int) -> int:
-    """One process where others would not see the input (memory://) or are not worth their start."""
+    """Number of processes: one where others would not see the input (memory://), or where it is too small."""
     if any(file.path.startswith("memory://") for task in tasks for file in task.files):
         return 1
     return 1 if not asked and total < _SMALL_BYTES else choose_workers(asked, len(tasks))

@@ -20,26 +20,14 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import with_names
 from hornbook.text.pool import Where, run_tasks
+from hornbook.text.refinery.build import build
+from hornbook.text.refinery.pipeline import folder
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask, apply
-from hornbook.text.refinery.pipeline.decide import KEPT, decide
-from hornbook.text.refinery.pipeline.folder import (
-    WORK,
-    begin,
-    clear,
-    commit,
-    finished,
-    forget_work,
-    make_folder,
-    require_documents,
-    require_named,
-    write_whole,
-)
+from hornbook.text.refinery.pipeline.decide import KEPT, decide, decided_before, read_verdicts, write_verdicts
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 from hornbook.text.refinery.pipeline.measure import measure
 from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
 from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
-from hornbook.text.refinery.pipeline.verdicts import decided_before, read_verdicts, write_verdicts
-from hornbook.text.refinery.table import build
 
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
@@ -66,7 +54,7 @@ def prepare(
     progress: Progress | None = None,
     on: Where = "here",
 ) -> Funnel:
-    """Read all sources, refine them and write the folder `out`; a killed run goes on where it was.
+    """Read all sources, refine them and write the folder `out`; a killed run continues.
 
     `workers` 0 takes one process per core. If `out` is already finished for the same configuration and the
     same input bytes, its funnel is returned.
@@ -75,17 +63,17 @@ def prepare(
     nothing left to keep), StorageError, InUseError.
     """
     inputs = list_all(config)
-    make_folder(out)
+    folder.make_folder(out)
     with RunLock(RunDir(out)):
         RunDir(out).clean()
-        done = None if overwrite else finished(config, inputs, out)
+        done = None if overwrite else folder.finished(config, inputs, out)
         if done is not None:
-            forget_work(out)
+            folder.forget_work(out)
             return done
         job = _Job(config, inputs, out, workers, progress or silent, on)
         if overwrite:
-            clear(out)
-        begin(config, out)
+            folder.clear(out)
+        folder.begin(config, out)
         return _finish(job)
 
 
@@ -99,16 +87,16 @@ def prepare_share(
     progress: Progress | None = None,
     on: Where = "here",
 ) -> str:
-    """Do one phase, or one job's share of it; `prepare` then finds it done. Says what was done.
+    """Do one phase, or one job's share of it, which `prepare` then need not do. Returns a line that says what was done.
 
     Raises UsageError where the phase before is not finished, or `out` is another's folder; and what `prepare` raises.
     """
     inputs = list_all(config)
-    make_folder(out)
-    if finished(config, inputs, out) is not None:
+    folder.make_folder(out)
+    if folder.finished(config, inputs, out) is not None:
         return f"{out} is finished"
     job = _Job(config, inputs, out, workers, progress or silent, on)
-    begin(config, out)
+    folder.begin(config, out)
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"
     job.require_measured()
@@ -133,8 +121,8 @@ class _Job:
     ) -> None:
         self.config, self.out, self._progress = config, out, progress
         self._on: Where = on
-        self._steps = build(config.all_steps)  # what is wrong with one is said before anything is written or deleted
-        self.tasks = plan(config, inputs, out / WORK)
+        self._steps = build(config.all_steps)  # raises before anything is written or deleted
+        self.tasks = plan(config, inputs, out / folder.WORK)
         self.total = sum(task.size for task in self.tasks)
         self._workers = workers_for(workers, self.tasks, self.total)
 
@@ -146,7 +134,7 @@ class _Job:
             self._progress(name, done, total)
 
     def measure(self, share: Share = WHOLE) -> list[Measured]:
-        """Phase 1."""
+        """Phase 1 for a share of the tasks."""
         return list(self._run("read and measure", measure, self.tasks[share.index :: share.count]))
 
     def require_measured(self) -> None:
@@ -162,25 +150,25 @@ class _Job:
         return digest_of([task.key() for task in self.tasks])
 
     def require_decided(self) -> None:
-        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it, in one place."""
-        if not decided_before(self.out / WORK, self._key()):
+        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it."""
+        if not decided_before(self.out / folder.WORK, self._key()):
             raise UsageError("nothing is decided about these inputs yet: let `--phase decide` end first")
 
     def decide(self) -> list[ApplyTask]:
-        """Phase 2, unless its verdicts are there."""
+        """Phase 2, unless an earlier run did it."""
         key = self._key()
-        found = read_verdicts(self.out / WORK, key)
+        found = read_verdicts(self.out / folder.WORK, key)
         if found is None:
-            require_named(self.config, self.tasks, self.out)
-            found = decide(self.tasks, self._steps, self.out / WORK / "scratch")
-            write_verdicts(self.out / WORK, key, *found)
+            folder.require_named(self.config, self.tasks, self.out)
+            found = decide(self.tasks, self._steps, self.out / folder.WORK / "scratch")
+            write_verdicts(self.out / folder.WORK, key, *found)
         self._progress("decide", self.total, self.total)
         names, verdicts = found
         pairs = zip(self.tasks, verdicts, strict=True)
         return [ApplyTask(task, tuple(names), verdict, self.out) for task, verdict in pairs]
 
     def write(self, tasks: Sequence[ApplyTask], share: Share = WHOLE) -> list[Applied]:
-        """Phase 3."""
+        """Phase 3 for a share of the tasks."""
         return list(self._run("write", apply, tasks[share.index :: share.count]))
 
 
@@ -190,14 +178,14 @@ def _finish(job: _Job) -> Funnel:
     applied = job.write(tasks)
     funnel = _count(job.tasks, measured, applied)
     labels = None if job.config.labels is None else _list_labels(job.config.labels, applied, funnel)
-    write_whole(job.config, tasks, funnel, job.out)
-    require_documents(funnel, job.out)
-    commit(job.config, labels, job.tasks, measured, applied, job.out)
+    folder.write_whole(job.config, tasks, funnel, job.out)
+    folder.require_documents(funnel, job.out)
+    folder.commit(job.config, labels, job.tasks, measured, applied, job.out)
     return funnel
 
 
 def _list_labels(config: LabelsConfig, applied: list[Applied], funnel: Funnel) -> LabelsConfig:
-    """What the labels of the folder are, with the list of their names; the funnel gets their counts."""
+    """The configuration of labels with the list of their names; the funnel gets their counts."""
     counts = sum((Counter(each.labels) for each in applied), Counter[str]())
     named = with_names(config, counts)
     if isinstance(named, ClassLabels | TagLabels):

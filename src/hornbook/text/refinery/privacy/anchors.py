@@ -1,54 +1,32 @@
-"""One pass over the bytes of a text that finds where personal data could begin, so that patterns run there only.
+"""One pass over the bytes of a text that finds where personal data may start, so that patterns run only there.
 
 An anchor is an `@` between the letters of an address, a run of digits of some length, a colon between hexadecimal
 digits, an assignment to a name such as `password`, or letters that only keys begin with.
 """
+
+import tomllib
+from pathlib import Path
 
 import numpy as np
 
 from hornbook.kernels.compiled import compiled, inlined
 
 AT, NUMBER, LETTERS, COLON, KEY, ASSIGNED, HOUSE = range(7)
-"""What an anchor is: the second column of anchors."""
+"""Kinds of anchors: the second column."""
 
 _NONE, _AT, _DIGIT, _COLON, _EQUALS, _KEY = range(6)
 _MOST_BYTES, _LEAST_DIGITS = 48, 8
 
 
-def _letters(text: bytes) -> int:
+def _as_number(text: bytes) -> int:
     return int.from_bytes(text[-8:], "big")
 
 
-GH, HF, NPM, WHSEC, GITHUB_PAT = (_letters(each) for each in (b"gh", b"hf", b"npm", b"whsec", b"thub_pat"))
-SK, RK, PK, GLPAT, XOX = (_letters(each) for each in (b"sk", b"rk", b"pk", b"glpat", b"xox"))
+GH, HF, NPM, WHSEC, GITHUB_PAT = (_as_number(each) for each in (b"gh", b"hf", b"npm", b"whsec", b"thub_pat"))
+SK, RK, PK, GLPAT, XOX = (_as_number(each) for each in (b"sk", b"rk", b"pk", b"glpat", b"xox"))
 
 _BEFORE, _AFTER = np.uint8(1), np.uint8(2)
-STREETS_BEFORE = (
-    *("stra", "str.", "gass", "alle", "plat", "weg ", "damm", "ufer", "Stra", "Alle", "Plat", "Weg ", "laan", "Laan"),
-    *("plei", "grac", "Call", "Aven", "Avda", "Plaz", "Pase", "Via ", "Vial", "Piaz", "Cors", "Rua ", "Pra\u00e7"),
-    *("Trav", "ul. ", "al. ", "\u0443\u043b", "\u043f\u0440"),
-)
-STREETS_AFTER = (
-    *(
-        "Stre",
-        "St.",
-        "St ",
-        "St,",
-        "St\n",
-        "Road",
-        "Rd",
-        "Aven",
-        "Ave",
-        "Lane",
-        "Ln",
-        "Driv",
-        "Dr",
-        "Boul",
-        "Blvd",
-        "Terr",
-    ),
-    *("Cres", "Squa", "Clos"),
-)
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
 def _triple(a, b, c):
@@ -56,9 +34,9 @@ def _triple(a, b, c):
 
 
 def _streets() -> np.ndarray:
-    """uint8 [8192] by a hash of the first three bytes of words for street: bit 1 before a number, bit 2 after it."""
+    """uint8 [8192], by a hash of the first three bytes of words for street: bit 1 before a number, bit 2 after it."""
     table = np.zeros(8192, dtype=np.uint8)
-    for bit, words in ((_BEFORE, STREETS_BEFORE), (_AFTER, STREETS_AFTER)):
+    for bit, words in ((_BEFORE, WORDS["streets"]["before"]), (_AFTER, WORDS["streets"]["after"])):
         for word in words:
             data = word.encode("utf-8")
             for third in [data[2]] if len(data) > 2 else range(128):
@@ -81,16 +59,6 @@ CLASSES = _classes()
 
 
 @inlined
-def _is_digit(byte):
-    return np.uint8(48) <= byte <= np.uint8(57)
-
-
-@inlined
-def _is_upper(byte):
-    return np.uint8(65) <= byte <= np.uint8(90)
-
-
-@inlined
 def _is_word(byte):
     return 48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122 or byte == 95
 
@@ -102,7 +70,7 @@ def _is_hex(byte):
 
 @compiled
 def _number(data, start):
-    """(end of the first group, digits, dots) of the run of digits and separators that begins at `start`."""
+    """(end of the first group, digits, dots) of the run of digits and separators at `start`."""
     end, place, digits, dots = 0, start, 0, 0
     limit = min(data.size, start + _MOST_BYTES)
     while place < limit:
@@ -112,7 +80,7 @@ def _number(data, start):
         else:
             if end == 0:
                 end = place
-            if byte not in (32, 40, 41, 45, 46, 47):  # blank ( ) - . /
+            if byte not in (32, 40, 41, 45, 46, 47):  # space ( ) - . /
                 break
             if not (place + 1 < limit and (48 <= data[place + 1] <= 57 or data[place + 1] in (32, 40, 41, 45))):
                 break
@@ -127,7 +95,7 @@ def _number(data, start):
 
 @compiled
 def _letters_before(data, start):
-    """First capital of those (at most six) that stand before a digit or a blank before it; -1 where it is no word."""
+    """Start of the capitals (at most six) before a digit, or before a space and a digit; -1 where they are no word."""
     place = start - 1 if start > 0 and data[start - 1] == 32 else start
     first = place
     while first > 0 and place - first < 7 and 65 <= data[first - 1] <= 90:
@@ -142,7 +110,7 @@ def _letters_before(data, start):
 
 @compiled
 def _ends(data, i, letters):
-    """Whether the bytes before place i are `letters`, last first, as a number of base 256."""
+    """Whether the bytes before `i` are `letters`, a number in base 256 whose lowest digit is the last byte."""
     place = i - 1
     while letters > 0:
         if place < 0 or data[place] != letters & 255:
@@ -154,7 +122,7 @@ def _ends(data, i, letters):
 
 @compiled
 def _is_key(data, i):  # noqa: PLR0911 - one for each prefix
-    """Whether a prefix of keys stands at its rarest letter: _ - K I S J."""
+    """Whether a prefix of keys is around its rarest character, at `i`: _ - K I S J."""
     byte = data[i]
     if i + 16 >= data.size or i < 1:
         return False
@@ -178,7 +146,7 @@ def _is_key(data, i):  # noqa: PLR0911 - one for each prefix
 
 @compiled
 def _is_assigned(data, i):
-    """Whether the name before `=` or `:` ends as secrets' do: password, secret, token, key, pwd, passwd, auth."""
+    """Whether the name before `=` or `:` ends as names of secrets do: password, secret, token, key, pwd, passwd."""
     place = i - 1
     while place >= 0 and i - place < 4 and data[place] in (32, 34, 39):
         place -= 1
@@ -195,7 +163,7 @@ def _is_assigned(data, i):
 
 @compiled
 def _is_house(data, start, end, streets):
-    """Whether a word for street may stand in the line up to 60 bytes before the number, or after it."""
+    """Whether a word for street may be in the line, up to 60 bytes before the number or after it."""
     place, least = start - 3, max(0, start - 60)
     while place >= least and data[place + 2] != 10:
         if streets[(np.int64(data[place]) * 961 + np.int64(data[place + 1]) * 31 + data[place + 2]) & 8191] & 1:
@@ -219,7 +187,7 @@ def _is_house(data, start, end, streets):
 
 @compiled
 def _group_start(data, colon):
-    """Where the hexadecimal group before a colon begins; -1 where a word or another group goes before it."""
+    """Start of the hexadecimal group before a colon; -1 where a word or another group precedes it."""
     first = colon
     while first > 0 and colon - first < 5 and _is_hex(data[first - 1]):
         first -= 1
@@ -230,7 +198,7 @@ def _group_start(data, colon):
 
 @compiled
 def _is_colon(data, colon):
-    """Whether an IPv6 address may have its first colon here: a second one follows within five bytes."""
+    """Whether this may be the first colon of an IPv6 address: a second one follows within five bytes."""
     if _group_start(data, colon) < 0:
         return False
     for place in range(colon + 1, min(data.size, colon + 6)):
@@ -243,7 +211,7 @@ def _is_colon(data, colon):
 
 @compiled
 def find_anchors(data, classes, streets, out):  # noqa: PLR0912 - one for each kind
-    """Fill `out` int64 [anchors, 2] with (place, kind) in the order of places; how many; -1 where it is too short."""
+    """Fill `out` int64 [anchors, 2] with (position, kind), sorted; returns their number, -1 if `out` is too short."""
     count, i, size = 0, 0, data.size
     while i < size:
         kind = classes[data[i]]

@@ -1,4 +1,4 @@
-"""Check digits and rules of numbers that name people, accounts and cards. Each takes the number without separators."""
+"""Check digits and rules of numbers of people, accounts and cards. Each function takes a number without separators."""
 
 import datetime
 import re
@@ -49,7 +49,7 @@ def luhn(digits: str) -> bool:
 
 
 def card(digits: str) -> bool:
-    """A length and beginning that an issuer uses, and Luhn's sum."""
+    """An issuer's length and first digits, and Luhn's sum."""
     return _ISSUERS.fullmatch(digits) is not None and luhn(digits)
 
 
@@ -61,7 +61,7 @@ def iban(text: str) -> bool:
 
 
 def us_ssn(digits: str) -> bool:
-    """Area, group and serial that can have been given out (SSA)."""
+    """Area, group and serial in the ranges that the SSA issues."""
     area = digits[:3]
     return area not in ("000", "666") and area[0] != "9" and digits[3:5] != "00" and digits[5:] != "0000"
 

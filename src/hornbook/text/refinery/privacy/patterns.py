@@ -1,6 +1,6 @@
-"""What stands at an anchor: patterns of bounded length over bytes, and the rules of what they find.
+"""The personal data at an anchor: patterns of bounded length over bytes, and rules for their matches.
 
-Every matcher takes (text in UTF-8, place of the anchor, least start) and gives (start, end, kind) or None.
+Every matcher takes (text in UTF-8, position of the anchor, least start) and returns (start, end, kind) or None.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
+from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER, WORDS
 from hornbook.text.refinery.privacy.streets import street
 
 Found = tuple[int, int, str] | None
@@ -50,7 +50,7 @@ _IPV6 = re.compile(rb"(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}")
 
 
 def ipv4(data: bytes, place: int) -> Found:
-    """Four octets without leading zeros that no word for a version goes before."""
+    """Four octets without leading zeros, unless a word for a version precedes them."""
     found = _IPV4.match(data, place)
     if found is None or _VERSION.search(data, max(0, place - 12), place):
         return None
@@ -80,40 +80,7 @@ def ipv6(data: bytes, place: int, least: int) -> Found:
     return (start, end, "ip") if sum(each != ":" for each in text) >= 3 else None
 
 
-_CONTEXT = {
-    kind: re.compile("|".join(words).encode(), re.IGNORECASE)
-    for kind, words in {
-        "us_ssn": ("ssn", "social security"),
-        "de_tax": ("steuer", "idnr", r"\btin\b"),
-        "nl_bsn": ("bsn", "burgerservice", "sofinummer"),
-        "br_cpf": ("cpf", "contribuinte"),
-        "in_aadhaar": ("aadhaar", "aadhar", "uidai"),
-        "pl_pesel": ("pesel",),
-        "phone": (
-            *(
-                r"\btel",
-                "phone",
-                "telefon",
-                r"\bfax",
-                r"\bmobil",
-                r"\bhandy",
-                r"\bcall\b",
-                "whatsapp",
-                "m\u00f3vil",
-                "celular",
-            ),
-            *(
-                "\u7535\u8bdd",
-                "\u624b\u673a",
-                "\u96fb\u8a71",
-                "\u643a\u5e2f",
-                "\u0442\u0435\u043b",
-                "\u0422\u0435\u043b",
-            ),
-            *("\u0647\u0627\u062a\u0641", "\u062c\u0648\u0627\u0644", "ligue", r"\bsms", "t\u00e9l"),
-        ),
-    }.items()
-}
+_CONTEXT = {kind: re.compile("|".join(words).encode(), re.IGNORECASE) for kind, words in WORDS["context"].items()}
 
 _SHAPES = {  # digits grouped as their country writes them; the rule; the context that is needed without the groups
     "us_ssn": (rb"\d{3}-\d{2}-\d{4}", rb"\d{9}", check_digits.us_ssn),
@@ -143,7 +110,7 @@ def _has_context(kind: str, data: bytes, place: int) -> bool:
 
 
 def number(data: bytes, place: int, least: int) -> Found:
-    """An address, a card, a national number or a telephone number that begins with a digit (or `+`, `(` before)."""
+    """An IPv4 address, a card, a national number or a telephone number that starts with a digit (or `+`, `(`)."""
     found = ipv4(data, place)
     if found:
         return found
@@ -204,7 +171,7 @@ def _digits(found: bytes) -> int:
 
 
 def _is_count(found: bytes) -> bool:
-    """Groups that go up by one are a table or a dump, not a number to call; so are dates."""
+    """Whether the groups count up by one: a table, a dump or dates, not a telephone number."""
     groups = [int(each) for each in re.findall(rb"\d+", found)]
     return len(groups) > 2 and all(b - a == 1 for a, b in pairwise(groups))
 
@@ -224,7 +191,7 @@ _LETTERED = (
 
 
 def lettered(data: bytes, place: int, least: int) -> Found:
-    """IBAN and national numbers that begin with letters."""
+    """An IBAN, or a national number that starts with letters."""
     del least
     match = _iban_pattern(data[place : place + 2].decode()).match(data, place)
     if match and check_digits.iban(match.group().decode().translate(_SEPARATORS)):
@@ -238,7 +205,7 @@ def lettered(data: bytes, place: int, least: int) -> Found:
 
 @cache
 def _iban_pattern(country: str) -> re.Pattern[bytes]:
-    """As many characters as the country has, in groups of four or without blanks; no match for other letters."""
+    """IBANs of a country's length, in groups of four or without spaces; matches nothing for other letters."""
     groups, rest = divmod(check_digits.IBAN_LENGTHS.get(country, 0) - 4, 4)
     if groups < 0:
         return _NOTHING
@@ -258,7 +225,7 @@ _PEM_BYTES = 16384
 
 
 def key(data: bytes, place: int, least: int) -> Found:
-    """A key that its issuer's prefix tells, or a private key in PEM."""
+    """A key with the prefix of its issuer, or a private key in PEM."""
     if data[place : place + 5] == b"-----":
         found = _PEM.match(data, place, place + 64)
         if found is None:
@@ -282,7 +249,7 @@ _LEAST_BITS = 3.0
 
 
 def assigned(data: bytes, place: int, least: int) -> Found:
-    """A value like chance (letters and digits, three bits a character) that a secret's name is set to."""
+    """A value that looks random (letters and digits, three bits a character), assigned to the name of a secret."""
     if _NAMED.search(data, max(least, place - 20), place) is None:
         return None
     found = _VALUE.match(data, place, place + 300)
@@ -304,4 +271,4 @@ MATCHERS: dict[int, Callable[[bytes, int, int], Found]] = {
     ASSIGNED: assigned,
     HOUSE: street,
 }
-"""Kind of anchor -> what may stand there."""
+"""Kind of anchor -> matcher."""

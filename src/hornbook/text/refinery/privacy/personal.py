@@ -1,4 +1,4 @@
-"""Personal data: one pass finds anchors, patterns and check digits judge what stands there."""
+"""Personal data: one pass finds anchors, patterns and check digits decide about the text there."""
 
 import ipaddress
 from typing import Any
@@ -15,21 +15,21 @@ Spans = list[tuple[int, int, str]]
 
 
 class Personal(Edit):
-    """Finds personal data and redacts, counts or drops."""
+    """Finds personal data; redacts it, counts it, or drops the document."""
 
     counters = PERSONAL
-    reason = "personal data"
+    reasons = ("personal data",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._finder = Finder()
+        self._anchors = np.empty((1024, 2), dtype=np.int64)  # kept from text to text
         self._kinds = frozenset(config.kinds)
         self._placeholders = {
             kind: config.placeholders.get(kind, f"<{kind.upper()}>").encode("utf-8") for kind in config.kinds
         }
 
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
-        """The text without what was found, and how often each kind was."""
+        """The text with placeholders, and how often each kind was found."""
         data = document.text.encode("utf-8")
         spans = self.find(data)
         counts = tuple(sum(kind == each for _, _, kind in spans) for each in PERSONAL)
@@ -38,8 +38,20 @@ class Personal(Edit):
         return (None if self.config.action == "drop" else self._redact(data, spans)), counts
 
     def find(self, data: bytes) -> Spans:
-        """(start, end, kind) in UTF-8 text of what the configuration asks for."""
-        return [each for each in self._finder.find(data) if self._counts(data, *each)]
+        """(start, end, kind) in UTF-8 text, in order, without overlaps, of the kinds asked for; in linear time.
+
+        What is found of another kind still hides what it overlaps.
+        """
+        view = np.frombuffer(data, dtype=np.uint8)
+        while (count := find_anchors(view, CLASSES, STREETS, self._anchors)) < 0:
+            self._anchors = np.empty((4 * len(self._anchors), 2), dtype=np.int64)
+        spans: Spans = []
+        least = 0
+        for anchor, kind in self._anchors[:count].tolist():
+            if anchor >= least and (found := MATCHERS[kind](data, anchor, least)):
+                spans.append(found)
+                least = found[1]
+        return [span for span in spans if self._counts(data, *span)]
 
     def _counts(self, data: bytes, start: int, end: int, kind: str) -> bool:
         if kind == "ip" and self.config.ip == "public":
@@ -52,25 +64,3 @@ class Personal(Edit):
             parts += [data[last:start], self._placeholders[kind]]
             last = end
         return b"".join([*parts, data[last:]]).decode("utf-8")
-
-
-class Finder:
-    """Finds spans; keeps the memory of its anchors from text to text."""
-
-    def __init__(self) -> None:
-        self._anchors = np.empty((1024, 2), dtype=np.int64)
-
-    def find(self, data: bytes) -> Spans:
-        """(start, end, kind) of everything found in UTF-8 text, in order, none over another. Linear in its length."""
-        view = np.frombuffer(data, dtype=np.uint8)
-        while (count := find_anchors(view, CLASSES, STREETS, self._anchors)) < 0:
-            self._anchors = np.empty((4 * len(self._anchors), 2), dtype=np.int64)
-        spans: Spans = []
-        least = 0
-        for place, kind in self._anchors[:count].tolist():
-            if place >= least:
-                found = MATCHERS[kind](data, place, least)
-                if found:
-                    spans.append(found)
-                    least = found[1]
-        return spans

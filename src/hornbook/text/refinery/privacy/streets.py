@@ -1,5 +1,5 @@
-"""Street addresses around a house number, as they are written in nine languages. A heuristic: it needs the word for
-street and a name with a capital, so it misses many and errs rarely.
+"""Street addresses around a house number, in nine languages. A heuristic: it needs the word for street and a name with
+a capital, so it misses many addresses and is rarely wrong.
 """
 
 import re
@@ -27,7 +27,7 @@ _WINDOW = 80
 
 
 def street(data: bytes, place: int, least: int) -> tuple[int, int, str] | None:
-    """The address with its house number at `place`: street after it (English, French), or before it."""
+    """The address with its house number at `place`: the street follows it (English, French) or precedes it."""
     found = _AFTER.match(data[place : place + _WINDOW].decode("utf-8", "ignore"))
     if found:
         return place, place + len(found.group().encode()), "address"

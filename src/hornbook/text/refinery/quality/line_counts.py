@@ -1,7 +1,7 @@
-"""What rules count in the characters and lines of one document.
+"""Counts of the characters and lines of one document, for the rules.
 
 A sentence has a word and lasts until a terminal mark that ends it, or to the end of its line. `.`, `!` and `?` end it
-if a blank follows, with other marks between at most; terminal marks beyond ASCII always do.
+if whitespace follows, possibly after other marks; terminal marks beyond ASCII always do.
 """
 
 import numpy as np
@@ -10,33 +10,13 @@ from hornbook.kernels.compiled import compiled
 from hornbook.text.refinery.words.characters import SPACE, WORD, decode
 
 COLUMNS = (
-    "characters",
-    "line_characters",
-    "newlines",
-    "hashes",
-    "ellipses",
-    "lines",
-    "bullet_lines",
-    "ellipsis_lines",
-    "sentences",
-    "lorem_ipsum_line",
-    "curly_bracket_line",
+    *("characters", "line_characters", "newlines", "hashes", "ellipses", "lines", "bullet_lines", "ellipsis_lines"),
+    *("sentences", "lorem_ipsum_line", "curly_bracket_line"),
 )
-"""`newlines` are U+000A, `line_characters` all others, `lines` those of `str.splitlines`; the last two are the first
-such line, -1 for none."""
-(
-    _CHARACTERS,
-    _LINE_CHARACTERS,
-    _NEWLINES,
-    _HASHES,
-    _ELLIPSES,
-    _LINES,
-    _BULLETS,
-    _TRAILING,
-    _SENTENCES,
-    _LOREM,
-    _CURLY,
-) = range(len(COLUMNS))
+"""`newlines` are U+000A, `line_characters` all others, `lines` those of `str.splitlines`; the last two are the index of
+the first such line, -1 for none."""
+_CHARACTERS, _LINE_CHARACTERS, _NEWLINES, _HASHES, _ELLIPSES, _LINES, _BULLETS, _TRAILING = range(8)
+_SENTENCES, _LOREM, _CURLY = range(8, 11)
 _ASCII = np.uint8(0x80)
 _LOREM_IPSUM = np.frombuffer(b"lorem ipsum", np.uint8)
 
@@ -45,7 +25,7 @@ _LOREM_IPSUM = np.frombuffer(b"lorem ipsum", np.uint8)
 def count_lines(data, begin, end, kind, terminal, row):
     """Fill `row` [columns] for the text data[begin:end].
 
-    One loop, because most characters are parts of words and ask for nothing. Of a line it keeps its first visible
+    One loop, because most characters are parts of words and need no work. Of a line it keeps the first visible
     character and the end of the last; of a sentence, whether it has a word (`inside`) and an end (`marked`).
     """
     row[_LOREM] = row[_CURLY] = -1
@@ -88,7 +68,7 @@ def count_lines(data, begin, end, kind, terminal, row):
 
 @compiled
 def _count_mark(code, dots, lines, row):
-    """Count a character that is no part of a word; the dots that stand before the next one, in threes."""
+    """Count a character outside words; returns the number of dots before the next one, modulo 3."""
     if code == 0x2E:
         row[_ELLIPSES] += dots == 2
         return (dots + 1) % 3
@@ -103,7 +83,7 @@ def _count_mark(code, dots, lines, row):
 
 @compiled
 def _ends_line(code, data, following, end):
-    """As `str.splitlines` has it; of CR LF the second does."""
+    """Whether the character ends a line as in `str.splitlines`; of CR LF the second does."""
     if code == 0x0D:
         return following == end or data[following] != 0x0A
     return 0x0A <= code <= 0x0C or 0x1C <= code <= 0x1E or code in (0x85, 0x2028, 0x2029)
@@ -111,7 +91,7 @@ def _ends_line(code, data, following, end):
 
 @compiled
 def _count_line(data, line, tail, first, row):
-    """Whether a line begins with `-` or U+2022, or ends in three dots or U+2026, blanks aside."""
+    """Count a line that begins with `-` or U+2022, or ends in three dots or U+2026, without outer whitespace."""
     row[_BULLETS] += first in (0x2D, 0x2022)
     if tail - line >= 3:
         one, two, three = data[tail - 3], data[tail - 2], data[tail - 1]
@@ -133,7 +113,7 @@ def _is_lorem_ipsum(data, place, end):
 
 @compiled
 def first_visible(data, begin, end, kind):
-    """Place of the first character that is no blank; `end` if there is none."""
+    """Start of the first character that is not whitespace; `end` if there is none."""
     while begin < end:
         code, width = decode(data, begin, end)
         if not kind[code] & SPACE:
@@ -144,7 +124,7 @@ def first_visible(data, begin, end, kind):
 
 @compiled
 def last_begin(data, begin, end):
-    """Where the last character before `end` begins."""
+    """Start of the last character before `end`."""
     end -= 1
     while end > begin and data[end] & 0xC0 == 0x80:
         end -= 1
@@ -153,7 +133,7 @@ def last_begin(data, begin, end):
 
 @compiled
 def visible_end(data, begin, end, kind):
-    """The end of the last character that is no blank; `begin` if there is none."""
+    """End of the last character that is not whitespace; `begin` if there is none."""
     while end > begin:
         last = last_begin(data, begin, end)
         if not kind[decode(data, last, end)[0]] & SPACE:

@@ -1,41 +1,31 @@
-"""What is said again within one document: lines, paragraphs, and n-grams of words. Equal means equal, not equal hashes.
+"""Repeated lines and paragraphs within one document. Equal means equal bytes, not equal hashes.
 
-Tables of places (uint32, place + 1, 0 for free) are open-addressed and at most half full, so all of this is linear.
+Hash tables (uint32: index + 1, 0 for free) use open addressing and are at most half full, so all of this is linear.
 """
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import GOLDEN, compiled
 from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.quality.line_counts import first_visible, last_begin, visible_end
 from hornbook.text.refinery.quality.word_counts import same_bytes, table_bits
-from hornbook.text.refinery.words.characters import decode
+from hornbook.text.refinery.words.characters import decode, find_newline
 
 PART_COLUMNS = (
-    "paragraphs",
-    "duplicate_paragraphs",
-    "duplicate_paragraph_characters",
-    "text_lines",
-    "duplicate_lines",
-    "duplicate_line_characters",
-    "visible_lines",
-    "terminal_lines",
-    "short_lines",
-    "duplicate_visible_characters",
-    "third_longest_line",
+    *("paragraphs", "duplicate_paragraphs", "duplicate_paragraph_characters"),
+    *("text_lines", "duplicate_lines", "duplicate_line_characters", "visible_lines", "terminal_lines", "short_lines"),
+    *("duplicate_visible_characters", "third_longest_line"),
 )
 """Paragraphs stand between empty lines, text lines between runs of newlines (with an empty one at an end that is a
 newline), visible lines are those with a character to see. Lengths are in characters."""
 _PARAGRAPHS, _LINES, _VISIBLE, _TERMINAL, _SHORT, _VISIBLE_CHARACTERS, _THIRD = 0, 3, 6, 7, 8, 9, 10
-_NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled
 def first_equal(data, starts, ends, i, table, bits):
-    """The first of parts 0..i whose bytes are those of part i; all before it have been asked for."""
+    """Index of the first of the parts 0..i with the bytes of part i; called for each i in turn."""
     start, size = starts[i], ends[i] - starts[i]
-    place = np.int64((hash_bytes(data, start, ends[i]) * _GOLDEN) >> np.uint64(64 - bits))
+    place = np.int64((hash_bytes(data, start, ends[i]) * GOLDEN) >> np.uint64(64 - bits))
     while table[place]:
         other = np.int64(table[place]) - 1
         if ends[other] - starts[other] == size and same_bytes(data, starts[other], start, size):
@@ -66,8 +56,8 @@ def count_parts(data, begin, end, kind, terminal, short, starts, ends, row):
 
 @compiled
 def _split(data, begin, end, least, starts, ends):
-    """Parts between runs of at least so many newlines; the first and the last may be empty."""
-    count, place = 0, _newline(data, begin, end)
+    """Parts between runs of at least `least` newlines; the first and the last may be empty."""
+    count, place = 0, find_newline(data, begin, end)
     starts[0] = begin
     while place < end:
         run = place
@@ -77,27 +67,14 @@ def _split(data, begin, end, least, starts, ends):
             ends[count] = run
             count += 1
             starts[count] = place
-        place = _newline(data, place, end)
+        place = find_newline(data, place, end)
     ends[count] = end
     return count + 1
 
 
 @compiled
-def _newline(data, place, end):
-    """The first newline from `place` on, eight bytes at a time: one of them is zero where bits would be borrowed."""
-    while place + 8 <= end:
-        eight = load64(data, place) ^ _NEWLINES
-        if (eight - _LOWEST) & ~eight & _HIGHEST:
-            break
-        place += 8
-    while place < end and data[place] != 0x0A:
-        place += 1
-    return place
-
-
-@compiled
 def _count_repeats(data, count, kind, starts, ends, row):
-    """Parts, those that an earlier one equals, and characters of these into `row`; gives those of visible parts."""
+    """Write the number of parts, of repeated parts, and their characters; returns those of visible repeated parts."""
     bits = table_bits(count)
     table = np.zeros(1 << bits, np.uint32)
     visible = 0
@@ -114,7 +91,7 @@ def _count_repeats(data, count, kind, starts, ends, row):
 
 @compiled
 def characters(data, begin, end):
-    """How many characters a stretch of UTF-8 has."""
+    """Number of characters in a span of UTF-8."""
     count = 0
     for place in range(begin, end):
         count += (data[place] & 0xC0) != 0x80

@@ -1,11 +1,12 @@
-"""All that the published rules look at, measured on each document in one pass and kept as columns.
+"""The columns that the published rules need, measured on each document in one pass.
 
-Ratios are not kept: their two parts are, as whole numbers, so that a rule's decision is exact and its threshold free.
+Of ratios both parts are stored, as integers, so that a decision is exact and its threshold can be moved later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -19,7 +20,7 @@ from hornbook.text.refinery.quality.line_counts import count_lines
 from hornbook.text.refinery.quality.repeats import count_parts
 from hornbook.text.refinery.quality.word_counts import count_words
 from hornbook.text.refinery.step import Columns
-from hornbook.text.refinery.words.characters import CODE_POINTS, kinds, sentence_terminals
+from hornbook.text.refinery.words.characters import kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
 COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
@@ -29,20 +30,28 @@ _PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(repeat
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the numbers depend on beside the text."""
+    """What the columns depend on beside the text."""
 
     words: str = "whitespace"
     """What a word is (`words.py`)."""
     stop_words: tuple[tuple[str, ...], ...] = (STOP_WORDS,)
-    """Of each language."""
+    """Stop words of each language."""
     terminals: str = ""
     """Characters that end a sentence; "" for those of all scripts."""
     short_line: int = 30
-    """Lines of at most so many characters are short."""
+    """Most characters of a short line."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """The settings that a step's configuration has, the others at their defaults."""
+        given = {name: getattr(config, name) for name in cls.__slots__ if hasattr(config, name)}
+        if "stop_words" in given:
+            given["stop_words"] = tuple(tuple(words) for words in given["stop_words"].values())
+        return cls(**given)
 
     @property
     def label(self) -> str:
-        """In the names of columns: `statistics`, and what sets it apart from the default."""
+        """Prefix of the columns: `statistics`, and what differs from the defaults."""
         plain = replace(self, words="whitespace")
         words = "" if self.words == plain.words else f"_{self.words}"
         other = "" if plain == Settings() else f"_{xxhash.xxh32_hexdigest(repr(asdict(plain)).encode())}"
@@ -52,23 +61,15 @@ class Settings:
 class Statistics:
     """The measurer that all rules share; steps with the same settings share one pass."""
 
+    columns = dict.fromkeys(COLUMNS, "int64")
+
     def __init__(self, settings: Settings) -> None:
+        self.name = settings.label
         self._definition = DEFINITIONS.index(settings.words)
         self._short = settings.short_line
         self._terminals = settings.terminals or sentence_terminals()
         self._count = len(settings.stop_words)
         self._stop = _stop_table(settings.stop_words)
-        self._name = settings.label
-
-    @property
-    def name(self) -> str:
-        """As in its columns' full names."""
-        return self._name
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """All are whole numbers."""
-        return dict.fromkeys(COLUMNS, "int64")
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Every column of every document."""
@@ -76,14 +77,9 @@ class Statistics:
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
         starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)
         keys, languages = self._stop
-        terminal, words = self._terminal_table(), self._definition
+        terminal, words = table_of(self._terminals), self._definition
         _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)
         return {name: rows[:, place] for place, name in enumerate(COLUMNS)}
-
-    def _terminal_table(self) -> np.ndarray:
-        table = np.zeros(CODE_POINTS, np.uint8)
-        table[[ord(character) for character in self._terminals]] = 1
-        return table
 
 
 @cache
@@ -101,7 +97,7 @@ def _stop_table(languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, np.
 
 @compiled
 def _measure(data, bounds, kind, terminal, short, definition, stop_keys, stop_languages, languages, starts, ends, rows):
-    """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are room for words or lines."""
+    """Fill rows [documents, columns] for the packed documents; `starts` and `ends` are buffers for words or lines."""
     data, kind, terminal, rows = borrowed(data), borrowed(kind), borrowed(terminal), borrowed(rows)
     stop_keys, stop_languages = borrowed(stop_keys), borrowed(stop_languages)
     starts, ends = borrowed(starts), borrowed(ends)

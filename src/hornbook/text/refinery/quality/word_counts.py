@@ -1,44 +1,33 @@
-"""What rules count in the words of one document: their kinds, stop words, and n-grams that are said again.
+"""Counts of the words of one document, for the rules: kinds of words, stop words, repeated n-grams.
 
-Loops over words call nothing but what is rare: a call in a kernel passes each array as ten values.
+Loops over words call functions only in rare cases: a call in a kernel passes each array as ten values.
 """
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, compiled, load64
 from hornbook.kernels.packed import hash_bytes
 from hornbook.text.refinery.words.characters import LETTER, SYMBOL, decode
 
 COLUMNS = (
-    "words",
-    "plain_words",
-    "plain_word_characters",
-    "alphabetic_words",
-    "stop_words",
-    "top_2_gram_characters",
-    "top_3_gram_characters",
-    "top_4_gram_characters",
-    "duplicate_5_gram_characters",
-    "duplicate_6_gram_characters",
-    "duplicate_7_gram_characters",
-    "duplicate_8_gram_characters",
-    "duplicate_9_gram_characters",
-    "duplicate_10_gram_characters",
+    *("words", "plain_words", "plain_word_characters", "alphabetic_words", "stop_words"),
+    *(f"top_{n}_gram_characters" for n in (2, 3, 4)),
+    *(f"duplicate_{n}_gram_characters" for n in range(5, 11)),
 )
 """Plain words have more than symbols, alphabetic ones a letter; stop words are the different ones of the language that
-has most of them. An n-gram's characters: in the top ones with a blank between words, in the duplicates without."""
+has most of them. Characters of the top n-grams include one space between words, those of duplicates do not."""
 _WORDS, _PLAIN, _PLAIN_CHARACTERS, _ALPHABETIC, _STOP, _TOP, _DUPLICATE = 0, 1, 2, 3, 4, 5, 8
-_BASE, _INVERSE = np.uint64(0x9E3779B97F4A7C15), np.uint64(pow(0x9E3779B97F4A7C15, -1, 2**64))
-_SCRAMBLE, _ONE, _HALF, _ASCII = np.uint64(0xBF58476D1CE4E5B9), np.uint64(1), np.uint64(32), np.uint8(0x80)
+_INVERSE = np.uint64(pow(int(GOLDEN), -1, 2**64))
+_ONE, _HALF, _ASCII = np.uint64(1), np.uint64(32), np.uint8(0x80)
 _CACHED = 15
 """Bits of a table of uint32 that takes 128 KiB, which second-level caches hold."""
 
 
 @compiled
 def table_bits(count):
-    """Binary digits of the number of places in a table that so many entries fill by half at most.
+    """log2 of the size of a hash table that `count` entries fill by half at most.
 
-    By an eighth while it then fits into the second-level cache: whether a place is taken is foreseen more often.
+    By an eighth while the table fits into the second-level cache: then branches on taken slots are predicted better.
     """
     bits = 4
     while (1 << bits) < 2 * count or (bits < _CACHED and (1 << bits) < 8 * count):
@@ -48,7 +37,7 @@ def table_bits(count):
 
 @compiled
 def same_bytes(data, one, other, size):
-    """Whether two stretches of bytes are equal."""
+    """Whether two spans of bytes are equal."""
     while size >= 8:
         if load64(data, one) != load64(data, other):
             return False
@@ -84,7 +73,7 @@ def count_words(data, starts, ends, count, kind, stop_keys, stop_languages, lang
 
 @compiled
 def _count_kinds(data, starts, ends, count, kind, lengths, places, row):
-    """What each word is; the characters and bytes of all words before each."""
+    """Count kinds of words; fill `lengths` and `places` with the characters and bytes of all words before each."""
     plain, plain_characters, alphabetic = 0, 0, 0
     for i in range(count):
         place, end, length = starts[i], ends[i], 0
@@ -110,10 +99,11 @@ def _count_kinds(data, starts, ends, count, kind, lengths, places, row):
 
 @compiled
 def _join(data, starts, ends, places):
-    """Bytes of all words one after the other; before each word the sum so far, and BASE ** -(its place).
+    """The bytes of all words, joined; for each word the sum over the bytes before it, and BASE ** -(its start).
 
-    The sum of byte * BASE ** place over a stretch, times BASE ** -(its begin), is the same wherever the stretch is:
-    a name for words, and for windows of words joined without blanks, where `ab c` is `a bc`. Equal bytes are checked.
+    The sum of byte * BASE ** position over a span, times BASE ** -(its start), does not depend on where the span is:
+    a hash of words, and of windows of words joined without spaces, where `ab c` equals `a bc`. Equal hashes are
+    checked by their bytes.
     """
     count = len(places) - 1
     joined = np.empty(places[count] + 8, np.uint8)
@@ -124,7 +114,7 @@ def _join(data, starts, ends, places):
         for at in range(starts[i], ends[i]):
             joined[place] = data[at]
             total += (np.uint64(data[at]) + _ONE) * power
-            power *= _BASE
+            power *= GOLDEN
             inverse *= _INVERSE
             place += 1
     sums[count], inverses[count] = total, inverse
@@ -133,11 +123,11 @@ def _join(data, starts, ends, places):
 
 @compiled
 def _name_words(joined, places, sums, inverses, table, bits, words):
-    """words[i]: the first word that is equal to word i."""
+    """Set words[i] to the index of the first word equal to word i."""
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     for i in range(len(words)):
         value = (sums[i + 1] - sums[i]) * inverses[i]
-        at = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift
+        at = ((value ^ (value >> _HALF)) * MIX_FIRST) >> shift
         words[i] = i
         while table[at]:
             j = np.int64(table[at]) - 1
@@ -153,7 +143,7 @@ def _name_words(joined, places, sums, inverses, table, bits, words):
 
 @compiled
 def _stop_words(data, starts, ends, words, keys, masks, languages):
-    """Different stop words of the language that has most of them."""
+    """Number of different stop words of the language with most of them."""
     found = np.zeros(languages, np.int64)
     for i in range(len(words)):
         if words[i] == i:
@@ -170,9 +160,9 @@ def _stop_words(data, starts, ends, words, keys, masks, languages):
 
 @compiled
 def _top_gram(grams, words, n, lengths, table, bits, longer):
-    """Characters of all places of the most frequent n-gram, of the first that is so frequent.
+    """Characters of all occurrences of the most frequent n-gram (of equals the first).
 
-    longer[i] becomes the first n-gram equal to that at i: its first n - 1 words, named in `grams`, and its last word.
+    Sets longer[i] to the first n-gram equal to that at i; an n-gram is its first n - 1 words (`grams`) and the last.
     """
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     windows = len(words) - n + 1
@@ -180,7 +170,7 @@ def _top_gram(grams, words, n, lengths, table, bits, longer):
     table[:] = 0
     for i in range(windows):
         gram, word = grams[i], words[i + n - 1]
-        at = ((np.uint64(gram) * _BASE ^ np.uint64(word)) * _SCRAMBLE) >> shift
+        at = ((np.uint64(gram) * GOLDEN ^ np.uint64(word)) * MIX_FIRST) >> shift
         first = np.int64(i)
         while table[at]:
             j = np.int64(table[at]) - 1
@@ -198,13 +188,13 @@ def _top_gram(grams, words, n, lengths, table, bits, longer):
 
 @compiled
 def _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits):
-    """Characters of n-grams that were there before; the search goes on behind each that is found."""
+    """Characters of n-grams that occurred before, without overlaps: the search continues after each."""
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     table[:] = 0
     i, total = 0, 0
     while i + n < len(places):
         value = (sums[i + n] - sums[i]) * inverses[i]
-        at, found = ((value ^ (value >> _HALF)) * _SCRAMBLE) >> shift, False
+        at, found = ((value ^ (value >> _HALF)) * MIX_FIRST) >> shift, False
         while table[at] and not found:
             j = np.int64(table[at]) - 1
             if (sums[j + n] - sums[j]) * inverses[j] == value:

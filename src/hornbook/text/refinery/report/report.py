@@ -1,4 +1,4 @@
-"""The receipt of prepare for people: a page with the funnel, every rule's examples and precision, and a data card."""
+"""The receipt of prepare: a page with the funnel, every rule's examples and precision; and a data card."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,8 @@ from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
 from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.refinery.pipeline.measured import FIELDS
-from hornbook.text.refinery.report.bias_page import STYLE, bias_card, bias_page
-from hornbook.text.refinery.report.curves import curves_page
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
+from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
@@ -40,7 +39,7 @@ _MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """All that the page and the card say."""
+    """The data of the page and the card."""
 
     data: Path
     config: TextConfig
@@ -48,13 +47,13 @@ class Receipt:
     examples: list[Example]
     precisions: dict[str, Precision]
     known: dict[str, dict[str, int]]
-    """licence, url (with or without) -> kept documents."""
+    """Licence and date: value -> kept documents."""
     inputs: list[dict[str, Any]]
     bias: list[MentionReport]
 
 
 def read_receipt(data: Path) -> Receipt:
-    """Gather it. Raises UsageError where prepare has not finished, IntegrityError where its files are damaged."""
+    """Read the data. Raises UsageError where prepare has not finished, IntegrityError where its files are damaged."""
     config, manifest, funnel = read_text_config(data), read_manifest(data), read_json(data / FUNNEL)
     if manifest is None or not isinstance(funnel, dict):
         raise IntegrityError(f"{data / FUNNEL} is damaged; prepare again with --overwrite")
@@ -71,7 +70,7 @@ def read_receipt(data: Path) -> Receipt:
 
 
 def _counts(data: Path, column: str) -> dict[str, int]:
-    """Value -> kept documents; "unknown" where the reader knew none. Of dates the years."""
+    """Value -> kept documents; "unknown" where there is none. Of dates the years."""
     found: dict[str, int] = {}
     for path in sorted((data / "documents").rglob("*.parquet")):
         values = pq.read_table(path, columns=[column])[column]
@@ -83,8 +82,9 @@ def _counts(data: Path, column: str) -> dict[str, int]:
 
 
 def page(receipt: Receipt) -> str:
-    """The receipt as one HTML file that needs nothing else."""
+    """The receipt as one self-contained HTML file."""
     total = receipt.funnel.total()
+    reasons = sorted({each.reason for each in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     parts = [
@@ -97,12 +97,12 @@ def page(receipt: Receipt) -> str:
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
         "precision appears here once they are judged.</p>",
-        *(_rule(reason, receipt) for reason in _reasons(receipt)),
+        *(_rule(reason, receipt) for reason in reasons),
         curves_page(receipt.data, receipt.config.steps),
         *bias_page(receipt.bias),
         "<h2>Licences and dates</h2>",
         *(
-            _table((name, "documents"), [(value, f"{n:,}") for value, n in list(counts.items())[:20]])
+            table((name, "documents"), [(escape(value), f"{n:,}") for value, n in list(counts.items())[:20]])
             for name, counts in receipt.known.items()
         ),
     ]
@@ -115,33 +115,27 @@ def _sources(receipt: Receipt) -> list[tuple[str, SourceFunnel]]:
 
 
 def _source(name: str, source: SourceFunnel) -> str:
-    rows = "".join(_lines(source))
-    changes = [
-        (counter, f"{documents:,}", f"{changes:,}") for counter, (documents, changes) in sorted(source.changed.items())
+    changes = [(escape(counter), *map("{:,}".format, counts)) for counter, counts in sorted(source.changed.items())]
+    edits = table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
+    return f"<h2>{escape(name)}</h2>{table(('', 'rows', 'share', 'bytes', ''), _lines(source))}{edits}"
+
+
+def _lines(source: SourceFunnel) -> Iterator[tuple[str, ...]]:
+    tallies = [
+        ("read", source.read),
+        *((f"damaged: {reason}", tally) for reason, tally in sorted(source.quarantined.items())),
+        *_by_rows(source.dropped),
+        (KEPT, source.kept),
     ]
-    edits = _table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
-    header = "<tr><th></th><th>rows</th><th>share</th><th>bytes</th><th></th></tr>"
-    return f"<h2>{escape(name)}</h2><table>{header}{rows}</table>{edits}"
+    for name, tally in tallies:
+        share = tally.rows / max(source.read.rows, 1)
+        bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
+        yield escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar
 
 
-def _lines(source: SourceFunnel) -> Iterator[str]:
-    yield _line("read", source.read, source)
-    for reason, tally in sorted(source.quarantined.items()):
-        yield _line(f"damaged: {reason}", tally, source)
-    for reason, tally in sorted(source.dropped.items(), key=lambda item: -item[1].rows):
-        yield _line(reason, tally, source)
-    yield _line(KEPT, source.kept, source)
-
-
-def _line(name: str, tally: Tally, source: SourceFunnel) -> str:
-    share = tally.rows / max(source.read.rows, 1)
-    bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
-    cells = (escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar)
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-
-def _reasons(receipt: Receipt) -> list[str]:
-    return sorted({example.reason for example in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
+def _by_rows(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
+    """The reasons with most rows first."""
+    return sorted(tallies.items(), key=lambda item: -item[1].rows)
 
 
 def _rule(reason: str, receipt: Receipt) -> str:
@@ -159,14 +153,8 @@ def _rule(reason: str, receipt: Receipt) -> str:
     return f"<details><summary>{escape(reason)}{said} ({len(shown)} examples)</summary>{texts}</details>"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    cells = ["".join(f"<th>{escape(name)}</th>" for name in header)]
-    cells += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
-
-
 def card(receipt: Receipt) -> str:
-    """A data card in Markdown: what a reader of the trained model's card wants to know about its text."""
+    """A data card in Markdown, for the readers of the trained model's card."""
     total, config = receipt.funnel.total(), receipt.config
     lines = [
         f"# Data card: {receipt.data.name}",
@@ -194,7 +182,7 @@ def card(receipt: Receipt) -> str:
         "|---|--:|--:|--:|",
         *(
             f"| {reason} | {tally.rows:,} | {tally.rows / max(total.read.rows, 1):.2%} | {_said(receipt, reason)} |"
-            for reason, tally in sorted(total.dropped.items(), key=lambda item: -item[1].rows)
+            for reason, tally in _by_rows(total.dropped)
         ),
         "",
         *_facts("Licences", receipt.known["licence"]),
@@ -226,6 +214,6 @@ def _facts(title: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """What a document says of itself, as one cell: no line of it begins a table, no sign of it is Markdown or HTML."""
+    """Metadata of a document as one cell: one line, with all marks of Markdown and HTML escaped."""
     line = "".join(char if char.isprintable() else " " for char in value[:_CELL])
     return "".join(f"&#{ord(char)};" if char in _MARKS else char for char in line)

@@ -1,4 +1,4 @@
-"""What people say about examples of each rule, and the precision that follows from it.
+"""People's judgements on examples of each rule, and the precision they imply.
 
 A judgement is about one text and one reason, so it outlives changes of a rule's settings; precision does not. It is
 estimated from examples of the present folder alone: those whose keyed hashes are least, so a random sample of what
@@ -24,7 +24,7 @@ SAMPLES, REVIEWS = "samples.jsonl", "reviews.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A document that a rule dropped, or (reason "kept") that none did."""
+    """A document that a rule dropped, or (reason "kept") that no rule dropped."""
 
     reason: str
     source: str
@@ -34,7 +34,7 @@ class Example:
     """Hash of its edited text, in hex."""
     bytes: int
     text: str
-    """Its beginning, after the edits."""
+    """The start of the edited text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Precision:
 
     @property
     def share(self) -> float:
-        """Of those that were judged."""
+        """Share of the judged examples on which people agreed."""
         return self.right / (self.right + self.wrong)
 
     @property
@@ -72,14 +72,14 @@ def read_examples(data: Path) -> list[Example]:
 
 
 def judge(data: Path, example: Example, right: bool) -> None:
-    """Keep a judgement; the last about a document with that text and a reason counts."""
+    """Store a judgement; the last one about a text and a reason counts."""
     with Appender(data / REVIEWS, sync_seconds=0) as file:
         about = {"reason": example.reason, "id": example.id, "origin": example.origin, "cluster": example.cluster}
         file.append({**about, "right": right})
 
 
 def judged(data: Path) -> list[tuple[Example, bool | None]]:
-    """The examples in random order, which is the same every time; with each whether the rule was right, if known.
+    """The examples in a fixed random order, with each whether the rule was right (None: not judged).
 
     Raises what `read_examples` raises, and IntegrityError where judgements are damaged.
     """
@@ -94,12 +94,12 @@ def judged(data: Path) -> list[tuple[Example, bool | None]]:
 
 
 def _order(example: Example) -> int:
-    """Not of its origin: the same text is asked about at the same turn wherever the files lie."""
+    """Without the origin: the order of texts does not depend on where the files are."""
     return xxhash.xxh3_64_intdigest(f"{example.cluster}\n{example.reason}".encode())
 
 
 def precisions(data: Path) -> dict[str, Precision]:
-    """Reason -> precision, of reasons with judgements; that of "kept" is how many documents deserved to stay."""
+    """Reason -> precision, of reasons with judgements; of "kept": the share of documents that should be kept."""
     found: dict[str, list[int]] = {}
     ended: set[str] = set()
     for example, right in judged(data):

@@ -1,9 +1,8 @@
-"""A classifier of documents that learns from a user's own samples: logistic regression on hashed words and pairs.
+"""A classifier of documents trained on a user's samples: logistic regression on hashed words and pairs of words.
 
 The features are those of fastText's classifier (Joulin et al. 2016, arXiv 1607.01759), words and pairs of adjacent
 words hashed into a table, without its hidden layer: two classes need none. A document's vector is the square roots of
-its counts at length 1. AdaGrad over the samples in an order that their hashes give, so the same samples make the same
-file.
+its counts, normalised. AdaGrad takes the samples in the order of their hashes, so the same samples give the same file.
 """
 
 import json
@@ -19,16 +18,16 @@ from safetensors.numpy import save
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import GOLDEN, compiled
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import HashedWords, hashed_words
+from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
 BUCKETS = 1 << 18
 _LEAST = 10
-"""Samples of each kind, or nothing can be learned and nothing held out."""
+"""Fewest samples of each kind."""
 _HELD_OUT = 5
-"""Every fifth sample is not learned from, but judged."""
+"""Every fifth sample is held out for evaluation."""
 _BATCH = 512
 
 
@@ -43,7 +42,7 @@ def _features(hashes, first, last, counts, used):
             if pair:
                 if i + 1 == last:
                     break
-                value = (value * np.uint64(0x9E3779B97F4A7C15)) ^ hashes[i + 1]
+                value = (value * GOLDEN) ^ hashes[i + 1]
             bucket = np.int64((value ^ (value >> np.uint64(29))) & mask)
             if counts[bucket] == 0:
                 used[total] = bucket
@@ -54,7 +53,7 @@ def _features(hashes, first, last, counts, used):
 
 @compiled
 def _score(weights, bias, counts, used, total):
-    """The document's log odds, its vector being at length 1 in `counts` afterwards."""
+    """The document's log odds; leaves its normalised vector in `counts`."""
     norm = 0.0
     for j in range(total):
         norm += counts[used[j]]
@@ -107,7 +106,7 @@ def _train(hashes, firsts, labels, order, epochs, rate, weights):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class TrainedClassifier:
     """A classifier."""
 
     weights: np.ndarray
@@ -117,7 +116,7 @@ class Trained:
     """The definition of a word."""
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """float64 [texts]: how probably each is of the good kind."""
+        """float64 [texts]: probability that each is of the good kind."""
         out = np.empty(len(texts))
         for first in range(0, len(texts), _BATCH):
             words = hashed_words(texts[first : first + _BATCH], self.words, plain=True)
@@ -130,12 +129,12 @@ class Trained:
         write_atomic(path, save({"weights": self.weights}, metadata={"classifier": facts}))
 
     @staticmethod
-    def load(path: Path) -> "Trained":
-        """Read the file. Raises UsageError where it is absent, IntegrityError where it is no classifier."""
+    def load(path: Path) -> "TrainedClassifier":
+        """Read the file. Raises UsageError where it is missing, IntegrityError where it is not a classifier."""
         try:
             with safe_open(path, framework="numpy") as file:
                 facts = json.loads(file.metadata()["classifier"])
-                return Trained(file.get_tensor("weights"), float(facts["bias"]), facts["words"])
+                return TrainedClassifier(file.get_tensor("weights"), float(facts["bias"]), facts["words"])
         except FileNotFoundError as error:
             raise UsageError(f"{path}: no such classifier; train one with `hornbook prepare classifier`") from error
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -143,20 +142,22 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """How a classifier does on the samples that it did not learn from."""
+class ClassifierReport:
+    """Results of a classifier on the samples held out."""
 
     good: int
     bad: int
     """Samples held out."""
     accuracy: float
-    """At a threshold of 0.5; the mean of both kinds'."""
+    """Mean of the accuracies on both kinds, at a threshold of 0.5."""
     auc: float
     """Probability that a good sample scores higher than a bad one."""
 
 
-def train(good: Sequence[str], bad: Sequence[str], words: str, *, epochs: int = 8) -> tuple[Trained, Report]:
-    """Learn to tell samples apart; texts that stand on one side several times count once. Raises UsageError."""
+def train(
+    good: Sequence[str], bad: Sequence[str], words: str, *, epochs: int = 8
+) -> tuple[TrainedClassifier, ClassifierReport]:
+    """Train on two kinds of samples; a repeated text counts once. Raises UsageError where they are too few."""
     sides = [sorted(dict.fromkeys(texts), key=_hash) for texts in (good, bad)]
     for name, texts in zip(("good", "bad"), sides, strict=True):
         if len(texts) < _LEAST:
@@ -174,44 +175,36 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def _fit(good: Sequence[str], bad: Sequence[str], words: str, epochs: int) -> Trained:
+def _fit(good: Sequence[str], bad: Sequence[str], words: str, epochs: int) -> TrainedClassifier:
     texts = [*good, *bad]
     found: HashedWords = hashed_words(texts, words, plain=True)
     labels = np.array([1.0] * len(good) + [0.0] * len(bad))
     order = np.array(sorted(range(len(texts)), key=lambda n: _hash(texts[n])), np.int64)
     weights = np.zeros(BUCKETS)
     bias = _train(found.hashes, found.firsts, labels, order, epochs, 0.2, weights)
-    return Trained(weights.astype(np.float32), float(bias), words)
+    return TrainedClassifier(weights.astype(np.float32), float(bias), words)
 
 
-def _judge(model: Trained, good: Sequence[str], bad: Sequence[str]) -> Report:
+def _judge(model: TrainedClassifier, good: Sequence[str], bad: Sequence[str]) -> ClassifierReport:
     high, low = model.scores(good), model.scores(bad)
     accuracy = (np.mean(high > 0.5) + np.mean(low <= 0.5)) / 2
     ranks = np.searchsorted(np.sort(low), high, "left") + np.searchsorted(np.sort(low), high, "right")
-    return Report(len(good), len(bad), float(accuracy), float(ranks.mean() / (2 * len(low))))
+    return ClassifierReport(len(good), len(bad), float(accuracy), float(ranks.mean() / (2 * len(low))))
 
 
-class Scores:
-    """Measures a classifier's score."""
+class Classifier(Decision):
+    """Drops documents whose score is on the wrong side of the threshold."""
 
     columns = {"score": "float64"}  # noqa: RUF012 - read only
-
-    def __init__(self, name: str, model: Trained) -> None:
-        self.name, self._model = name, model
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """The score of each document."""
-        return {"score": self._model.scores([document.text for document in documents])}
-
-
-class ClassifierStep(Decision):
-    """Drops documents whose score is on the wrong side of the threshold."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.reasons = (config.name or f"score of {Path(config.model).stem}",)
-        self.measurers = (Scores(self.name, Trained.load(Path(config.model))),)
-        self.needs = (f"{self.name}.score",)
+        self._model = TrainedClassifier.load(Path(config.model))
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """The score of each document."""
+        return {"score": self._model.scores([document.text for document in documents])}
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 on the wrong side."""

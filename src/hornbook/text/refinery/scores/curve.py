@@ -1,6 +1,6 @@
-"""The cleaning-coverage curve: what stays, and of which sources and languages, as one threshold of one step moves.
+"""The cleaning-coverage curve: what is kept, of which sources and languages, as one threshold of a step moves.
 
-From the stored columns alone; no text is read. What of the vocabulary stays is there where a step noted a sample of it.
+Computed from the stored columns; no text is read. Coverage of the vocabulary needs a step that stored a sample of it.
 """
 
 from collections.abc import Sequence
@@ -15,36 +15,37 @@ import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
 from hornbook.text.config.step import StepConfig
+from hornbook.text.config.text import KINDS
+from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import KEPT, NOTHING_LEFT
-from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, WordSample
+from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, Vocabulary
 from hornbook.text.refinery.step import Decision
-from hornbook.text.refinery.table import STEPS, Steps, build
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What stays at one value of a threshold, of the documents that come to the step."""
+    """What is kept at one value of a threshold, of the documents that reach the step."""
 
     value: float
     documents: int
     share: float
     bytes: int
     groups: dict[str, float] = field(default_factory=dict)
-    """Source, and language where that was measured -> share of its documents that stays."""
+    """Source, and language where it was measured -> share of its documents that is kept."""
     words: Coverage | None = None
-    """Where a sample of the vocabulary was noted."""
+    """Coverage of the vocabulary, where a sample of it was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """To which group each document belongs."""
+    """The group of each document."""
 
     names: list[str]
     numbers: np.ndarray
-    """int32 [rows]: places in `names`."""
+    """int32 [rows]: indices into `names`."""
 
     def shares(self, kept: np.ndarray) -> dict[str, float]:
-        """The part of each group that is kept."""
+        """The share of each group that is kept."""
         count = len(self.names)
         all_, stay = (np.bincount(numbers, minlength=count) for numbers in (self.numbers, self.numbers[kept]))
         return {name: float(part / whole) for name, part, whole in zip(self.names, stay, all_, strict=True) if whole}
@@ -52,30 +53,30 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Columns of the documents that come to a step."""
+    """Columns of the documents that reach a step."""
 
     columns: dict[str, np.ndarray]
     bytes: np.ndarray
     groups: list[Groups] = field(default_factory=list)
-    """By source, and by language where that was measured."""
+    """By source, and by language where it was measured."""
     words: SampledWords | None = None
 
 
 def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple[Decision, Signals]:
-    """The step with that name and the columns it needs. Raises UsageError where there is none, or it has no columns."""
+    """The step of that name and the columns it needs. Raises UsageError where there is no such decision."""
     steps = build(configs)
     step = next((each for each in steps.decisions if each.name == label), None)
     if not isinstance(step, Decision):
         known = ", ".join(each.name for each in steps.decisions if isinstance(each, Decision))
-        absent = label in STEPS and label not in [config.label for config in configs]
+        absent = label in KINDS and label not in [config.label for config in configs]
         remedy = "add it to text.steps and prepare again" if absent else f"there are: {known or 'none'}"
         raise UsageError(f"{data} has no step {label} with a threshold: {remedy}")
     languages = [name for name in steps.columns() if name.endswith(".language")]
-    sample = next((each for each in steps.measurers if isinstance(each, WordSample)), None)
+    sample = next((each for each in steps.measurers if isinstance(each, Vocabulary)), None)
     words = [f"{sample.name}.{column}" for column in (COUNT, SAMPLE)] if sample else []
     names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages, *words]))
     reach = pc.SetLookupOptions(pa.array(_reach(steps, step)))
-    noted = SampledWords(sample.one_in) if sample else None
+    noted = SampledWords(sample.config.one_in) if sample else None
     parts = []
     for path in sorted((data / "signals").glob("*.parquet")):
         part = pq.read_table(path, columns=names, read_dictionary=["source", *languages])
@@ -95,13 +96,13 @@ def _groups(kind: str, column: Any) -> Groups:
 
 
 def _reach(steps: Steps, step: Decision) -> list[str]:
-    """Reasons of documents that come to a step: it drops them, or a later one does, or none."""
+    """Reasons of documents that reach a step: its own, those of later steps, and none."""
     later = steps.decisions[steps.decisions.index(step) :]
     return [KEPT, NOTHING_LEFT, *(reason for each in later for reason in each.reasons)]
 
 
 def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -> list[Point]:
-    """A point for each value of `step.config.key`. Raises UsageError where that is no number that the step compares."""
+    """A point for each value of `step.config.key`. Raises UsageError where the key is no threshold."""
     kept_at = step.sweep(signals.columns, _checked(step, key))
     found = []
     for value in values:
@@ -114,7 +115,7 @@ def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -
 
 
 def numbers(config: StepConfig) -> dict[str, float]:
-    """The settings of a step that are numbers; those that are off, at their defaults."""
+    """The numeric settings of a step; those that are off, at their defaults."""
     fields = type(config).model_fields
     values = {key: getattr(config, key) for key in fields}
     values = {key: fields[key].default if value is None else value for key, value in values.items()}
@@ -122,17 +123,17 @@ def numbers(config: StepConfig) -> dict[str, float]:
 
 
 def thresholds(step: Decision) -> dict[str, float]:
-    """Those that it compares with what was measured, and that are no part of measuring."""
+    """The numeric settings that are compared with columns and do not change how these are measured."""
     return {key: value for key, value in numbers(step.config).items() if not _is_measured(step, key, value)}
 
 
 def _is_measured(step: Decision, key: str, value: float) -> bool:
-    other = type(step)(step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}))
+    other = step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}).build()
     return key in step.fixed or other.needs != step.needs
 
 
 def around(now: float) -> list[float]:
-    """Values from nothing to four times today's."""
+    """Values from 0 to four times the current one."""
     return [float(f"{now * factor:.3g}") for factor in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 4)]
 
 
@@ -146,5 +147,34 @@ def _checked(step: Decision, key: str) -> str:
 
 
 def _as_set(config: StepConfig, key: str, value: float) -> float:
-    """A whole number where the setting is one."""
+    """An integer where the setting is one."""
     return int(value) if isinstance(numbers(config)[key], int) and value == int(value) else value
+
+
+_SHOWN = 3
+"""Groups shown: those of which least is kept."""
+
+
+def curve_table(points: Sequence[Point], now: float | None) -> list[tuple[str, ...]]:
+    """A header, and a row for each value; `now` is the current one."""
+    vocabulary = ("different words", "running words") if any(point.words for point in points) else ()
+    return [("value", "documents", "share", "bytes", *vocabulary, "least kept"), *(_row(each, now) for each in points)]
+
+
+def _row(point: Point, now: float | None) -> tuple[str, ...]:
+    least = sorted(point.groups.items(), key=lambda item: item[1])[:_SHOWN]
+    return (
+        f"{point.value:g}{' (now)' if point.value == now else ''}",
+        f"{point.documents:,}",
+        f"{point.share:.1%}",
+        f"{point.bytes:,}",
+        *_words(point),
+        ", ".join(f"{name} {share:.0%}" for name, share in least),
+    )
+
+
+def _words(point: Point) -> tuple[str, ...]:
+    if (found := point.words) is None:
+        return ()
+    pairs = ((found.vocabulary, found.vocabulary_error), (found.running, found.running_error))
+    return tuple(f"{share:.1%} +-{error * 100:.1f}" for share, error in pairs)

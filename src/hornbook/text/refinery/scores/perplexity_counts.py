@@ -1,7 +1,7 @@
-"""How often runs of up to eight bytes occur in texts: each run is one 64-bit number, so no two are taken for one.
+"""Counts of n-grams of up to eight bytes: each n-gram is one 64-bit number, so there are no collisions.
 
-A text is read as if line feeds stood before it. Every run of a lower order is then the end of one of the highest, and
-the beginning of one unless it is all line feeds.
+A text is read as if line feeds preceded it. Every n-gram of a lower order is then a suffix of one of the highest
+order, and a prefix of one unless it is all line feeds.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from hornbook.kernels.packed import pack
 MOST_ORDER = 8
 """Bytes in a 64-bit number."""
 FEED = 0x0A
-"""What stands before a text, as often as an n-gram needs."""
+"""Padding before a text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class NgramCounts:
     """All n-grams of one order."""
 
     keys: np.ndarray
@@ -27,7 +27,7 @@ class Counts:
     raw: np.ndarray
     """int64: how often each occurs."""
     adjusted: np.ndarray
-    """int64: as `raw` at the highest order, else how many different bytes stand before it (Kneser and Ney 1995)."""
+    """int64: as `raw` at the highest order, else the number of different bytes before it (Kneser and Ney 1995)."""
 
 
 def run_of_feeds(order: int) -> np.uint64:
@@ -36,12 +36,12 @@ def run_of_feeds(order: int) -> np.uint64:
 
 
 def last_bytes(keys: np.ndarray, count: int) -> np.ndarray:
-    """The n-grams that the last `count` bytes of each are."""
+    """The n-grams of the last `count` bytes of each."""
     return keys & np.uint64((1 << 8 * count) - 1)
 
 
 class NgramCounter:
-    """Counts n-grams of one order over batches of texts; memory goes by how many different ones there are."""
+    """Counts n-grams of one order over batches of texts; memory grows with the number of different n-grams."""
 
     def __init__(self, order: int) -> None:
         self._order = order
@@ -58,29 +58,27 @@ class NgramCounter:
             self._merge_last()
 
     def _merge_last(self) -> None:
-        (keys, counts), (others, more) = self._parts.pop(), self._parts.pop()
-        room = np.empty(len(keys) + len(others), np.uint64), np.empty(len(keys) + len(others), np.int64)
-        size = _merge(keys, counts, others, more, *room)
-        self._parts.append((room[0][:size].copy(), room[1][:size].copy()))
+        keys, counts = (np.concatenate(arrays) for arrays in zip(*self._parts[-2:], strict=True))
+        self._parts[-2:] = [_summed(keys, counts)[:2]]
 
-    def levels(self) -> list[Counts]:
+    def levels(self) -> list[NgramCounts]:
         """Counts of all orders, from 1 on."""
         while len(self._parts) > 1:
             self._merge_last()
         keys, raw = self._parts[0]
-        found = [Counts(keys, raw, raw)]
+        found = [NgramCounts(keys, raw, raw)]
         for order in range(self._order - 1, 0, -1):
-            found.append(_ends(found[-1], order))
+            longer = found[-1]
+            found.append(NgramCounts(*_summed(last_bytes(longer.keys, order), longer.raw)))
         return found[::-1]
 
 
-def _ends(longer: Counts, order: int) -> Counts:
-    """The n-grams of the order below: the ends of the longer ones."""
-    ends = last_bytes(longer.keys, order)
-    place = np.argsort(ends, kind="stable")  # 256 sorted runs, which this kind of sort merges
-    ends = ends[place]
-    first = np.flatnonzero(np.concatenate([[True], ends[1:] != ends[:-1]]))
-    return Counts(ends[first], np.add.reduceat(longer.raw[place], first), np.diff(first, append=len(ends)))
+def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sorted keys, each once; sum of its counts; number of its counts). Fast where `keys` are a few sorted runs."""
+    order = np.argsort(keys, kind="stable")  # this kind of sort merges runs
+    keys = keys[order]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[first], np.add.reduceat(counts[order], first), np.diff(first, append=len(keys))
 
 
 @compiled
@@ -93,21 +91,3 @@ def _windows(data, bounds, feeds, mask, keys):
             key = key << np.uint64(8) | np.uint64(data[i])
             keys[place] = key & mask
             place += 1
-
-
-@compiled
-def _merge(keys, counts, others, more, out_keys, out_counts):
-    """Join two sorted lists of n-grams with their counts; gives how many there are."""
-    i, j, size = 0, 0, 0
-    while i < len(keys) or j < len(others):
-        if j == len(others) or (i < len(keys) and keys[i] < others[j]):
-            out_keys[size], out_counts[size] = keys[i], counts[i]
-            i += 1
-        elif i == len(keys) or others[j] < keys[i]:
-            out_keys[size], out_counts[size] = others[j], more[j]
-            j += 1
-        else:
-            out_keys[size], out_counts[size] = keys[i], counts[i] + more[j]
-            i, j = i + 1, j + 1
-        size += 1
-    return size

@@ -1,16 +1,17 @@
-"""A language model over bytes as an automaton: one step for each byte of a text, no hashing, nothing to build.
+"""A language model over bytes as an automaton (one step per byte, no hashing), and the step that scores by it.
 
-A state is an n-gram that the model holds: the longest end of what was read. The next byte leads to one of the n-grams
-that go on from it, whose surprise is stored; where there is none, the state gives way to its own end at a price, the
-back-off weight, and asks again (Aho and Corasick 1975, with the probabilities of a back-off model).
+A state is the longest suffix of the text so far that is an n-gram of the model. The next byte leads to one of the
+n-grams that extend it, whose surprise is stored; where there is none, the state becomes its own longest suffix, for
+the back-off weight, and tries again (Aho and Corasick 1975, with the probabilities of a back-off model).
 
-Bytes, because then nothing is unknown: names, formulas, code and scripts without blanks are scored like prose,
-punctuation and blanks too, and no definition of a word decides.
+It reads bytes, so that nothing is unknown: names, formulas, code and scripts without spaces are scored like prose,
+and no definition of a word matters. CCNet (Wenzek et al. 2020) filters by such a score.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
 from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import pack
+from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.scores.perplexity_counts import FEED, MOST_ORDER
+from hornbook.text.refinery.step import Columns, Decision
 
 VERSION = 1
 _KIND = "perplexity"
@@ -33,16 +36,16 @@ _BATCH = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanguageModel:
-    """N-grams in the order of their length, and of their bytes; number 0 is that of no bytes."""
+    """N-grams in the order of their lengths, then of their bytes; number 0 is the empty n-gram."""
 
     byte: np.ndarray
     """uint8 [n-grams]: the last byte of each."""
     bits: np.ndarray
-    """float32 [n-grams]: -log2 of its probability behind the bytes before it."""
+    """float32 [n-grams]: -log2 of the probability of the last byte given those before it."""
     rest_bits: np.ndarray
     """float32 [contexts]: -log2 of the back-off weight, of n-grams shorter than the order."""
     first: np.ndarray
-    """uint32 [contexts + 1]: the first of the n-grams that go on from a context; the next one's ends them."""
+    """uint32 [contexts + 1]: the first of the n-grams that extend a context; those of the next context follow."""
     end: np.ndarray
     """uint32 [n-grams]: the n-gram without its first byte."""
     order: int
@@ -58,7 +61,7 @@ class LanguageModel:
         return found
 
     def start(self) -> int:
-        """The state before a text: line feeds were read."""
+        """The state before a text, which is as after line feeds."""
         state = 0
         for _ in range(self.order - 1):
             below = slice(int(self.first[state]), int(self.first[state + 1]))
@@ -80,7 +83,7 @@ class LanguageModel:
 
     @staticmethod
     def load(path: Path) -> "LanguageModel":
-        """Read the file. Raises what `read_facts` raises, and IntegrityError where it is not as it was written."""
+        """Read the file. Raises what `read_facts` raises, and IntegrityError where it is damaged."""
         facts = read_facts(path)
         with safe_open(path, framework="numpy") as file:
             model = LanguageModel(**{name: file.get_tensor(name) for name in _ARRAYS}, order=facts["order"])
@@ -89,7 +92,7 @@ class LanguageModel:
         return model
 
     def _is_sound(self) -> bool:
-        """Whether every step of the automaton stays inside the arrays and comes to an end."""
+        """Whether every step of the automaton stays inside the arrays and terminates."""
         count, contexts = len(self.byte), len(self.rest_bits)
         if not (len(self.bits) == len(self.end) == count and len(self.first) == contexts + 1 and count > 256):
             return False
@@ -102,7 +105,7 @@ class LanguageModel:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Version, order and digest of a model. Raises UsageError where it is absent, IntegrityError where it is none."""
+    """Version, order and digest of a model. Raises UsageError where it is missing, IntegrityError where damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
             known = file.metadata() or {}
@@ -123,7 +126,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 @compiled
 def _follow(byte, begin, end, wanted):
-    """The n-gram among begin..end whose last byte is wanted, or -1."""
+    """The n-gram among begin..end whose last byte is `wanted`, or -1."""
     while end - begin > 8:
         middle = (begin + end) >> 1
         if byte[middle] <= wanted:
@@ -151,3 +154,30 @@ def _mean_bits(data, bounds, start, byte, bits, rest_bits, first, end, out):
             total += bits[found]
             state = found if found < contexts else np.int64(end[found])
         out[text] = total / max(bounds[text + 1] - 1 - bounds[text], 1)
+
+
+class Perplexity(Decision):
+    """Drops documents above the maximum or below the minimum."""
+
+    columns = {"bits_per_byte": "float64"}  # noqa: RUF012 - read only
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._path = Path(config.model)
+        read_facts(self._path)
+        self.reasons = tuple(f"perplexity of {self._path.stem} too {side}" for side in ("high", "low"))
+
+    @cached_property
+    def _model(self) -> LanguageModel:
+        """Read when the first documents are measured."""
+        return LanguageModel.load(self._path)
+
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Bits per byte of each document; 0 where it is empty."""
+        return {"bits_per_byte": self._model.bits_per_byte([document.text for document in documents])}
+
+    def decide(self, columns: Columns) -> np.ndarray:
+        """1 above the maximum, 2 below the minimum."""
+        bits = columns[f"{self.name}.bits_per_byte"]
+        low = np.where(bits < self.config.minimum, 2, 0)
+        return np.where(bits > self.config.maximum, 1, low).astype(np.uint8)

@@ -2,8 +2,8 @@
 
     p(b | h) = max(a(hb) - D(a(hb)), 0) / sum over c of a(hc) + g(h) p(b | h without its first byte)
 
-with adjusted counts a and discounts D for counts of 1, 2, and 3 or more. g(h) is what the n-grams that are kept leave
-over, so that probabilities add up to 1 whichever n-grams are left out; without an n-gram of one byte it is 1/256.
+with adjusted counts a and discounts D for counts of 1, 2, and 3 or more. g(h) is the mass that the kept n-grams leave,
+so that probabilities sum to 1 whichever n-grams are left out; without an n-gram of one byte it is 1/256.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,26 +13,32 @@ import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.scores.perplexity_counts import MOST_ORDER, Counts, NgramCounter, last_bytes, run_of_feeds
+from hornbook.text.refinery.scores.perplexity_counts import (
+    MOST_ORDER,
+    NgramCounter,
+    NgramCounts,
+    last_bytes,
+    run_of_feeds,
+)
 from hornbook.text.refinery.scores.perplexity_model import LanguageModel
 
 PERCENTILES = (5, 33, 50, 67, 95)
 _FEWEST = 20
-"""Documents, or there is none to hold out."""
+"""Fewest documents: one is held out."""
 _HELD_OUT = 20
-"""Every twentieth document is not learned from, but judged."""
+"""Every twentieth document is held out for evaluation."""
 _BATCH_LENGTH = 8 * 2**20
 _NO_ESTIMATE = (0.5, 1.0, 1.5)
-"""Discounts where counts of counts give none, as in text of few different n-grams."""
+"""Discounts where counts of counts give no estimate, as in text with few different n-grams."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a model was made of, and how it does on documents that it did not learn from."""
+class PerplexityReport:
+    """The training data of a model, and its results on the documents held out."""
 
     documents: int
     bytes: int
-    """Learned from."""
+    """Of the training data."""
     held_out: int
     """Documents."""
     ngrams: int
@@ -43,7 +49,7 @@ class Report:
 
 
 class Sample:
-    """Different texts of some bytes in all, drawn evenly from any number by their hashes."""
+    """A uniform sample of different texts, of at most `most_bytes` in all, drawn by their hashes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes, self._bound = most_bytes, 0, 1 << 64
@@ -51,7 +57,7 @@ class Sample:
         self._sizes: dict[int, int] = {}
 
     def add(self, text: str) -> None:
-        """Take a text, unless it is one that goes."""
+        """Add a text, if its hash is in the sample."""
         data = text.encode()
         key = xxhash.xxh3_64_intdigest(data)
         if not data or key >= self._bound or key in self._texts:
@@ -68,12 +74,14 @@ class Sample:
             self._bytes -= self._sizes.pop(key)
 
     def texts(self) -> list[str]:
-        """In the order of their hashes: that in which they came does not matter."""
+        """The sample in the order of the hashes, which does not depend on the order of adding."""
         return [self._texts[key] for key in sorted(self._texts)]
 
 
-def train(texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int) -> tuple[LanguageModel, Report]:
-    """Learn from texts, of which equal ones count once. Raises UsageError."""
+def train(
+    texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int
+) -> tuple[LanguageModel, PerplexityReport]:
+    """Train on texts; equal ones count once. Raises UsageError where they are too few."""
     if not 2 <= order <= MOST_ORDER:
         raise UsageError(f"an order of {order}: it is from 2 to {MOST_ORDER} bytes")
     sample = Sample(most_bytes)
@@ -92,7 +100,7 @@ def train(texts: Iterable[str], order: int, most_bytes: int, most_ngrams: int) -
     held_out = model.bits_per_byte(drawn[::_HELD_OUT])
     found = {share: float(np.percentile(held_out, share)) for share in PERCENTILES}
     size = int(levels[0].raw.sum())
-    return model, Report(len(learned), size, len(held_out), len(model.bits) - 1, least, found)
+    return model, PerplexityReport(len(learned), size, len(held_out), len(model.bits) - 1, least, found)
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -106,8 +114,8 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _least(levels: Sequence[Counts], most: int) -> int:
-    """How often an n-gram must occur so that no more than `most` are kept; all of one and two bytes are."""
+def _least(levels: Sequence[NgramCounts], most: int) -> int:
+    """Least count of an n-gram so that at most `most` are kept; all of one and two bytes are."""
     raw = np.concatenate([level.raw for level in levels[2:]] or [np.zeros(0, np.int64)])
     room = max(most - 256 - len(levels[1].keys) - len(levels), 0)
     if len(raw) <= room:
@@ -127,7 +135,7 @@ def discounts(adjusted: np.ndarray) -> np.ndarray:
     return np.array([0.0, *(found if sound else _NO_ESTIMATE)])
 
 
-def estimate(levels: Sequence[Counts], least: int = 1) -> LanguageModel:
+def estimate(levels: Sequence[NgramCounts], least: int = 1) -> LanguageModel:
     """The model of counted n-grams; of those of three and more bytes, only what occurs `least` times."""
     keys, below = np.zeros(1, np.uint64), np.full(1, 1 / 256)  # the n-gram of no bytes
     parts = [(keys, np.ones(1), np.zeros(1, np.int64))]
@@ -146,18 +154,18 @@ def estimate(levels: Sequence[Counts], least: int = 1) -> LanguageModel:
     return _model(parts, rests)
 
 
-def _kept(level: Counts, order: int, highest: bool, least: int) -> Counts:
-    """What the model holds of one order: all bytes, and whatever every text begins with; both may count nothing."""
+def _kept(level: NgramCounts, order: int, highest: bool, least: int) -> NgramCounts:
+    """The n-grams of one order in the model, among them all bytes and the start of every text, even with count 0."""
     chosen = np.flatnonzero((level.raw >= least) | (order < 3))
     needed = np.arange(256, dtype=np.uint64) if order == 1 else np.array([run_of_feeds(order)] * (not highest))
     keys = np.unique(np.concatenate([level.keys[chosen], needed.astype(np.uint64)]))
     place = np.minimum(np.searchsorted(level.keys, keys), len(level.keys) - 1)
     there = level.keys[place] == keys
-    return Counts(keys, np.where(there, level.raw[place], 0), np.where(there, level.adjusted[place], 0))
+    return NgramCounts(keys, np.where(there, level.raw[place], 0), np.where(there, level.adjusted[place], 0))
 
 
-def _totals(level: Counts, contexts: np.ndarray) -> np.ndarray:
-    """Sum of the adjusted counts behind each context, of what is left out too; 1 where nothing stood behind it."""
+def _totals(level: NgramCounts, contexts: np.ndarray) -> np.ndarray:
+    """Sum of the adjusted counts after each context, of n-grams left out too; 1 where nothing followed it."""
     before = level.keys >> np.uint64(8)
     first = np.flatnonzero(np.concatenate([[True], before[1:] != before[:-1]]))
     place = np.minimum(np.searchsorted(before[first], contexts), len(first) - 1)
@@ -166,7 +174,7 @@ def _totals(level: Counts, contexts: np.ndarray) -> np.ndarray:
 
 
 def _model(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rests: Sequence[np.ndarray]) -> LanguageModel:
-    """Number the n-grams, order after order: those that go on from one context are neighbours."""
+    """Number the n-grams by order and bytes: those that extend one context are neighbours."""
     firsts = np.cumsum([0, *(len(keys) for keys, _, _ in parts)])
     pairs = zip(parts, parts[1:], firsts[:-2], strict=False)
     parents = np.concatenate([np.searchsorted(short[0], keys[0] >> np.uint64(8)) + at for short, keys, at in pairs])

@@ -1,4 +1,4 @@
-"""Keeping documents by the rank of one of their numbers among all of them, or among those of their language."""
+"""Quantiles of a measured column, over all documents or within groups such as languages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.step import Corpus, GlobalDecision
+from hornbook.text.refinery.step import CorpusView, GlobalDecision
 
 
-class QuantilesStep(GlobalDecision):
-    """Drops what is below the low quantile or above the high one, of those that no earlier step dropped."""
+class Quantiles(GlobalDecision):
+    """Drops documents below the low quantile or above the high one, of those that no earlier step dropped."""
 
     sketches = False
 
@@ -28,7 +28,7 @@ class QuantilesStep(GlobalDecision):
         if (kind := columns[self.config.column]) == "str":
             raise UsageError(f"step {self.name!r}: {self.config.column} is {kind}: quantiles are of numbers")
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """1 below, 2 above."""
         values = corpus.columns[self.config.column].astype(np.float64, copy=False)
         found = np.zeros(len(values), np.uint8)
@@ -38,8 +38,8 @@ class QuantilesStep(GlobalDecision):
         return found
 
 
-def _groups(corpus: Corpus, by: str) -> list[np.ndarray]:
-    """Rows that are alive, int64 [rows] for each value of the column; all in one without a column."""
+def _groups(corpus: CorpusView, by: str) -> list[np.ndarray]:
+    """Rows that are alive, int64 [rows] for each value of the column; one group without a column."""
     rows = np.flatnonzero(corpus.alive)
     if not by or not len(rows):
         return [rows] if len(rows) else []
@@ -48,8 +48,8 @@ def _groups(corpus: Corpus, by: str) -> list[np.ndarray]:
     return np.split(rows[order], np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
-def _numbers(corpus: Corpus, by: str) -> np.ndarray:
-    """int32 [rows]: a number for the value of each document; no more than the values of a task are held as text."""
+def _numbers(corpus: CorpusView, by: str) -> np.ndarray:
+    """int32 [rows]: a number for the value of each document; only one task's values are held as text."""
     found, known = np.zeros(len(corpus.alive), np.int32), {}
     for first, part in zip(corpus.firsts, corpus.stream(by), strict=True):
         names, places = np.unique(part.astype(str), return_inverse=True)

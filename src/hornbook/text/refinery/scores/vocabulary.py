@@ -1,9 +1,8 @@
-"""How much of the vocabulary stays with the documents that stay, from a sample of words that is noted of each document.
+"""The share of the vocabulary that the kept documents cover, from a sample of words stored for each document.
 
-A word is in the sample if its hash is small, so it is noted wherever it stands (Gibbons and Tirthapura 2001): what
-documents have of the sample can be joined for any choice of them. The share of the sample's words that stay estimates
-the share of all; how often words occur that do not stay estimates, times `one_in`, how much of the text they are
-(Horvitz and Thompson 1952).
+A word is in the sample if its hash is small, so it is stored wherever it occurs (Gibbons and Tirthapura 2001), and the
+samples of any set of documents can be joined. The covered share of the sample's words estimates that of all words; the
+occurrences of uncovered words, times `one_in`, estimate their share of the text (Horvitz and Thompson 1952).
 """
 
 from collections.abc import Sequence
@@ -15,35 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hornbook.kernels.compiled import compiled
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import compiled, mix
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
-from hornbook.text.refinery.words.hashed_words import hashed_words
+from hornbook.text.refinery.words.words import hashed_words
 
 COUNT, SAMPLE = "words", "word_sample"
 
 
-class WordSample:
-    """Measures how many words a document has, and notes each place of a word that is in the sample."""
-
-    columns = {COUNT: "int64", SAMPLE: "list"}  # noqa: RUF012 - read only
-
-    def __init__(self, name: str, definition: str, one_in: int) -> None:
-        self.name, self.one_in, self._definition = name, one_in, definition
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """Of each document the count, and the numbers of the sample's words, sorted, with repeats."""
-        words = hashed_words((document.text for document in documents), self._definition, plain=True)
-        numbers, firsts = np.empty(len(words.hashes), np.uint32), np.zeros(len(words.firsts), np.int32)
-        count = _sampled(words.hashes, words.firsts, np.uint64((1 << 32) // self.one_in), numbers, firsts)
-        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[:count]))
-        return {COUNT: np.diff(words.firsts), SAMPLE: lists}
-
-
 @compiled
 def _sampled(hashes, texts, bound, numbers, firsts):
-    """Numbers of the words whose hashes are below the bound, text by text; gives how many there are."""
+    """Write the numbers of the words whose hashes are below the bound, text by text; returns how many."""
     count = 0
     for text in range(len(texts) - 1):
         begin = count
@@ -57,45 +38,49 @@ def _sampled(hashes, texts, bound, numbers, firsts):
     return count
 
 
-class VocabularyStep(Decision):
-    """Notes the sample and keeps every document."""
+class Vocabulary(Decision):
+    """Measures the number of words, and stores each occurrence of a word of the sample; keeps all documents."""
 
+    columns = {COUNT: "int64", SAMPLE: "list"}  # noqa: RUF012 - read only
     fixed = ("one_in",)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.measurers = (WordSample(self.name, config.words, config.one_in),)
         self.needs = (f"{self.name}.{COUNT}",)
 
-    def decide(self, columns: Columns) -> np.ndarray:
-        """0 throughout."""
-        return np.zeros(len(columns[f"{self.name}.{COUNT}"]), np.uint8)
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Of each document the number of words, and the sample's words as numbers, sorted, with repeats."""
+        words = hashed_words((document.text for document in documents), self.config.words, plain=True)
+        numbers, firsts = np.empty(len(words.hashes), np.uint32), np.zeros(len(words.firsts), np.int32)
+        count = _sampled(words.hashes, words.firsts, np.uint64((1 << 32) // self.config.one_in), numbers, firsts)
+        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[:count]))
+        return {COUNT: np.diff(words.firsts), SAMPLE: lists}
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What part of the vocabulary stays."""
+    """The part of the vocabulary that the kept documents cover."""
 
     vocabulary: float
-    """Share of the different words that stand in a document that stays."""
+    """Share of the different words that occur in a kept document."""
     vocabulary_error: float
-    """Half of its 95 % interval."""
+    """Half of the 95 % interval."""
     running: float
-    """Share of the text, in words, whose words stand in a document that stays."""
+    """Share of all occurrences of words whose word occurs in a kept document."""
     running_error: float
 
 
 class SampledWords:
-    """The samples of all documents; of very many, a part of the sample, so that a question takes milliseconds."""
+    """The samples of all documents; of a large corpus a part of the sample, so that a query takes milliseconds."""
 
     def __init__(self, one_in: int, most: int = 1 << 24) -> None:
         self._one_in, self._most, self._bound = one_in, most, 1 << 32
         self._total, self._size = 0, 0
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-        """Numbers of words, and how many there are of each document."""
+        """Numbers of words, and how many of them each document has."""
 
     def add(self, counts: np.ndarray, lists: pa.ListArray) -> None:
-        """Take the columns of some documents."""
+        """Add the columns of some documents."""
         offsets = lists.offsets.to_numpy()
         self._total += int(counts.sum())
         self._parts.append(self._thinned(lists.values.to_numpy()[offsets[0] : offsets[-1]], np.diff(offsets)))
@@ -106,20 +91,20 @@ class SampledWords:
             self._size = sum(len(numbers) for numbers, _ in self._parts)
 
     def _thinned(self, numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Without the words whose numbers reach the bound; a number tells nothing of why its word is in the sample."""
+        """Without the words whose numbers reach the bound; numbers are independent of the choice of the sample."""
         stays = numbers < self._bound
         ends = np.concatenate([[0], np.cumsum(stays)])[np.cumsum(sizes)]
         return numbers[stays], np.diff(ends, prepend=0)
 
     @cached_property
     def _joined(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(place of each noted word among the sample's, documents' sizes, how often each word is there)."""
+        """(index of each occurrence's word, number of occurrences in each document, occurrences of each word)."""
         numbers, sizes = (np.concatenate([part[n] for part in self._parts]) for n in (0, 1))
         _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
         return places, sizes, counts
 
     def coverage(self, kept: np.ndarray) -> Coverage:
-        """Of the documents in the mask, bool [rows]; exact where none or all of them are."""
+        """Coverage by the documents in the mask, bool [rows]; exact for none or all of them."""
         if kept.all() or not kept.any():
             return Coverage(float(kept.all()), 0.0, float(kept.all()), 0.0)
         places, sizes, counts = self._joined
@@ -134,7 +119,7 @@ class SampledWords:
 
 
 def _share(part: int, whole: int, one_in: int) -> tuple[float, float]:
-    """A share of the sample, and two standard errors, with two more of each kind, so that none is taken for sure."""
+    """A share of the sample, and two standard errors with two pseudo-counts of each kind (Agresti and Coull 1998)."""
     if one_in == 1:
         return part / max(whole, 1), 0.0
     guess = (part + 2) / (whole + 4)

@@ -1,10 +1,12 @@
-"""Edits that make other text on purpose: counterfactual swaps and changes of words, drawn by a hash of the document.
+"""Edits that change text on purpose: counterfactual swaps and random changes of words.
 
-So what is drawn does not depend on the order of documents, on workers or on what ran before.
+The random numbers depend on a hash of the document, not on the order of documents or on workers.
 """
 
 import random
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -12,20 +14,12 @@ import xxhash
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
-PAIRS = (
-    *(("he", "she"), ("himself", "herself"), ("man", "woman"), ("men", "women"), ("boy", "girl"), ("boys", "girls")),
-    *(("father", "mother"), ("fathers", "mothers"), ("son", "daughter"), ("sons", "daughters"), ("king", "queen")),
-    *(("brother", "sister"), ("brothers", "sisters"), ("husband", "wife"), ("husbands", "wives"), ("uncle", "aunt")),
-    *(("nephew", "niece"), ("grandfather", "grandmother"), ("actor", "actress"), ("waiter", "waitress")),
-    *(("gentleman", "lady"), ("gentlemen", "ladies"), ("male", "female"), ("males", "females"), ("mr", "ms")),
-)
+PAIRS: list[tuple[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pairs"]
 _AMBIGUOUS = ("him", "his", "her", "hers")
 _WORD = re.compile(r"[^\W\d_]+")
 _OBJECT_ENDS = re.compile(
     r"\s{0,2}(?:[^\w\s]|$|(?:and|or|but|to|in|on|at|for|with|from|by|as|when|that|the|a|an|is|was|had)\b)"
 )
-
-
 _LEAVE_OUT, _REPEAT, _EXCHANGE = range(3)
 
 
@@ -34,7 +28,7 @@ def _generator(document: Document, seed: int) -> random.Random:
 
 
 class Swap(Edit):
-    """Words trade places with their counterparts, in small letters, Title and CAPITALS."""
+    """Swaps words for their counterparts, in lower case, Title case and CAPITALS."""
 
     counters = ("words",)
 
@@ -45,7 +39,7 @@ class Swap(Edit):
         self._english = not config.pairs
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The text with its words swapped, where the document is among the chosen."""
+        """The text with its words swapped, where the document is chosen."""
         if _generator(document, self.config.seed).random() >= self.config.share:
             return document.text, (0,)
         count = 0
@@ -76,12 +70,12 @@ def _in_case_of(word: str, other: str) -> str:
 
 
 class WordEdits(Edit):
-    """Words are left out, repeated, or exchanged with the next one of their line."""
+    """Leaves out words, repeats them, or exchanges them with the next one of their line."""
 
     counters = ("left_out", "repeated", "exchanged")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The changed text, where the document is among the chosen."""
+        """The changed text, where the document is chosen."""
         draw = _generator(document, self.config.seed)
         counts = [0, 0, 0]
         if draw.random() >= self.config.share:
@@ -90,18 +84,18 @@ class WordEdits(Edit):
         return "\n".join(lines), tuple(counts)
 
     def _line(self, line: str, draw: random.Random, counts: list[int]) -> str:
-        words, kept, place = line.split(" "), [], 0
-        while place < len(words):
-            word = words[place]
+        words, kept, index = line.split(" "), [], 0
+        while index < len(words):
+            word = words[index]
             what = draw.randrange(3) if word and draw.random() < self.config.rate else None
-            if what == _EXCHANGE and place + 1 == len(words):
+            if what == _EXCHANGE and index + 1 == len(words):
                 what = None
             if what is not None:
                 counts[what] += 1
             if what == _EXCHANGE:
-                place += 1
-                kept.append(words[place])
+                index += 1
+                kept.append(words[index])
             if what != _LEAVE_OUT:
                 kept += [word] * (2 if what == _REPEAT else 1)
-            place += 1
+            index += 1
         return " ".join(kept)

@@ -3,13 +3,12 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, Corpus, Decision, Edit, GlobalDecision
+from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision
 
 _LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -19,13 +18,13 @@ _VISIBLE = re.compile(r"[^\s\u200b-\u200f\u2028-\u202f\u205f-\u2064\ufeff]")
 class Normalize(Edit):
     """Line ends to LF, C0 and C1 controls but tab and LF removed, then the Unicode form.
 
-    In this order: a control between a letter and its accent would hide them from each other.
+    In this order: a control character between a letter and its accent would keep them apart.
     """
 
     counters = ("changed",)
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The text in its form."""
+        """The normalised text."""
         text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text))
         if self.config.form != "none" and not text.isascii():
             text = unicodedata.normalize(self.config.form, text)
@@ -33,7 +32,7 @@ class Normalize(Edit):
 
 
 class Sizes:
-    """Characters of a document, and whether one of them can be seen."""
+    """Measures the characters of a document, and whether one of them is visible."""
 
     name = "text"
     columns = {"characters": "int64", "visible": "bool"}  # noqa: RUF012 - read only
@@ -45,7 +44,7 @@ class Sizes:
 
 
 def is_visible(text: str) -> bool:
-    """Whether there is a character to see."""
+    """Whether a character of the text is visible."""
     return _VISIBLE.search(text) is not None
 
 
@@ -57,33 +56,20 @@ class DropEmpty(Decision):
     needs = ("text.visible",)
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 where nothing is to be seen."""
+        """1 where no character is visible."""
         return (~columns["text.visible"]).astype(np.uint8)
 
 
-class _Named:
-    """Whether a document is one of those that are named."""
-
-    name = "exclude"
-    columns = {"named": "bool"}  # noqa: RUF012 - read only
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """By id or origin."""
-        return {"named": np.array([not self._names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
-
-
-class ExcludeStep(Decision):
-    """Documents that someone wants left out."""
+class Exclude(Decision):
+    """Documents that the recipe names."""
 
     reasons = ("excluded",)
-    needs = ("exclude.named",)
+    columns = {"named": "bool"}  # noqa: RUF012 - read only
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (_Named(config.documents),)
+    def measure(self, documents: Sequence[Document]) -> Columns:
+        """Whether id or origin is one of the names."""
+        names = frozenset(self.config.documents)
+        return {"named": np.array([not names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 where it is named."""
@@ -93,15 +79,15 @@ class ExcludeStep(Decision):
 class ExactDedup(GlobalDecision):
     """All but the first document of each hash of the edited text.
 
-    Hashes are read as often as their parts, each of them sorted alone, need to fit into the budget.
+    Hashes are sorted in parts that fit into the budget, and read once for each part.
     """
 
     reasons = ("exact duplicate",)
     sketches = False
     budget = 400 * 2**20
-    """Bytes of memory that it takes, beside a byte per document."""
+    """Bytes of memory that it may use, beside a byte per document."""
 
-    def decide_all(self, corpus: Corpus) -> np.ndarray:
+    def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """1 for the later ones."""
         drop = np.zeros(len(corpus.alive), dtype=np.uint8)
         parts = 1 + _SORTING * len(drop) // self.budget
@@ -115,10 +101,10 @@ class ExactDedup(GlobalDecision):
 
 
 _SORTING = 72
-"""Bytes for each hash while they are sorted: hash and row twice, the order, the halves in their order."""
+"""Bytes per hash while they are sorted: hash and row twice, the order, the sorted halves."""
 
 
-def _hashes(corpus: Corpus, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def _hashes(corpus: CorpusView, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """(uint64 [n, 2], rows [n]) of the documents that are alive and whose hash belongs to a part."""
     found, rows = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)]
     for first, hashes in zip(corpus.firsts, corpus.stream("hash"), strict=True):
@@ -131,5 +117,5 @@ def _hashes(corpus: Corpus, part: int, parts: int) -> tuple[np.ndarray, np.ndarr
 
 
 def content_hash(data: bytes) -> bytes:
-    """16 bytes: xxh3_128 of the edited text in UTF-8. It names the document's cluster of duplicates."""
+    """xxh3_128 of the edited text in UTF-8, 16 bytes: the name of the document's cluster of duplicates."""
     return xxhash.xxh3_128_digest(data)

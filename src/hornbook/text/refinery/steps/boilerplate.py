@@ -1,4 +1,4 @@
-"""Lines of pages that no author wrote, about cookies, rights, subscriptions, sharing, navigation; nine languages."""
+"""Boilerplate lines of web pages: cookies, rights, subscriptions, sharing, navigation; in nine languages."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ _LONGEST = 320
 
 
 def _rules(kind: str) -> tuple[str, set[str], re.Pattern[str]]:
-    """(kind, what a text must hold in small letters, what a line must then hold)."""
+    """(kind, marks of which a text must contain one in lower case, pattern of the lines)."""
     marks, rules = zip(*_TEXTS[kind], strict=True)
     return kind, set(marks), re.compile("|".join(rules).replace("NETWORK", _NETWORK), re.IGNORECASE)
 
@@ -29,12 +29,12 @@ _RULES = [_rules(kind) for kind in _KINDS]
 
 
 class Boilerplate(Edit):
-    """Removes such lines, and counts them by kind."""
+    """Removes boilerplate lines, and counts them by kind."""
 
     counters = (*_KINDS, "navigation")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The lines that stay, as they were."""
+        """The other lines, unchanged."""
         small = document.text.lower()
         rules = [(kind, rule) for kind, marks, rule in _RULES if any(mark in small for mark in marks)]
         rules.append(("navigation", _NAVIGATION))

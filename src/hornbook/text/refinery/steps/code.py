@@ -1,7 +1,9 @@
-"""Source code: figures by which generated and minified files are told, and the licence that a header names."""
+"""Source code: measurements that tell generated and minified files, and the licence that a header names."""
 
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,28 +18,8 @@ _GENERATED = re.compile(
     r"do not (?:edit|modify)[^\n]{0,40}generated|@generated",
     re.IGNORECASE,
 )
-_NOTICES = [  # words of the notices, in any layout; the more special first
-    ("AGPL-3.0", r"gnu affero general public license.{0,120}version 3"),
-    ("LGPL-3.0", r"gnu lesser general public license.{0,120}version 3"),
-    ("LGPL-2.1", r"gnu lesser general public license.{0,120}version 2\.1"),
-    ("LGPL-2.0", r"gnu library general public license.{0,120}version 2"),
-    ("GPL-3.0", r"gnu general public license.{0,120}version 3"),
-    ("GPL-2.0", r"gnu general public license.{0,120}version 2"),
-    ("Apache-2.0", r"apache license,? version 2\.0|apache\.org/licenses/license-2\.0"),
-    ("MPL-2.0", r"mozilla public license,? v(?:ersion|\.) ?2\.0"),
-    ("BSL-1.0", r"boost software license,? version 1\.0"),
-    ("EPL-2.0", r"eclipse public license,? (?:v\.? ?|version )2\.0"),
-    ("BSD-3-Clause", r"redistribution and use in source and binary forms.{0,900}neither the name"),
-    ("BSD-2-Clause", r"redistribution and use in source and binary forms"),
-    (
-        "MIT",
-        r"permission is hereby granted, free of charge, to any person obtaining a copy|(?:under|the) mit licen[cs]e",
-    ),
-    ("ISC", r"permission to use, copy, modify,? and/?(?: or)?(?:/or)? distribute this software for any purpose"),
-    ("Unlicense", r"this is free and unencumbered software released into the public domain"),
-    ("CC0-1.0", r"creativecommons\.org/publicdomain/zero/1\.0"),
-]
-_PATTERNS = [(name, re.compile(pattern, re.DOTALL)) for name, pattern in _NOTICES]
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_NOTICES = [(name, re.compile(pattern, re.DOTALL)) for name, pattern in _TABLE.items()]
 _LAYOUT = re.compile(r"[\s*#/;%!-]+")
 _LATER = re.compile(r"or \(at your option\) any later version|or any later version")
 
@@ -49,7 +31,7 @@ def licence(text: str) -> str:
     if tag:
         return tag.group(1)
     plain = _LAYOUT.sub(" ", head.lower())
-    for name, pattern in _PATTERNS:
+    for name, pattern in _NOTICES:
         if pattern.search(plain):
             if "GPL" not in name:
                 return name
@@ -57,8 +39,8 @@ def licence(text: str) -> str:
     return ""
 
 
-class _Figures:
-    """Lines, letters, markers and the licence of a file."""
+class CodeMeasurer:
+    """Measures lines, letters, markers and the licence of a file."""
 
     name = "code"
     columns = {  # noqa: RUF012 - read only
@@ -70,15 +52,15 @@ class _Figures:
     }
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
-        rows = [_figures(document) for document in documents]
+        """Every column of every document."""
+        rows = [_measured(document) for document in documents]
         return {
             name: np.array([row[place] for row in rows], dtype=object if dtype == "str" else dtype)
             for place, (name, dtype) in enumerate(self.columns.items())
         }
 
 
-def _figures(document: Document) -> tuple[int, float, float, bool, str]:
+def _measured(document: Document) -> tuple[int, float, float, bool, str]:
     lines = document.text.splitlines() or [""]
     lengths = [len(line) for line in lines]
     letters = sum(map(str.isalnum, document.text)) / max(1, len(document.text))
@@ -88,18 +70,18 @@ def _figures(document: Document) -> tuple[int, float, float, bool, str]:
 
 
 class Code(Decision):
-    """Drops files that nobody wrote or that may not be used."""
+    """Drops generated and minified files, and files by licence."""
 
     reasons = ("long lines", "few letters", "generated", "licence")
-    measurers = (_Figures(),)
-    needs = tuple(f"code.{column}" for column in _Figures.columns)
+    measurers = (CodeMeasurer(),)
+    needs = tuple(f"code.{column}" for column in CodeMeasurer.columns)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._licences = {each.lower() for each in config.licences}
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """The first rule that a file breaks."""
+        """Number of the first rule that a file breaks."""
         reasons = np.zeros(len(columns["code.mean_line"]), dtype=np.uint8)
         if self._licences:
             reasons[[str(each).lower() not in self._licences for each in columns["code.licence"]]] = 4

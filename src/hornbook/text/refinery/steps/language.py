@@ -1,4 +1,4 @@
-"""In which language a document is: lingua's judgement where it is installed, else the script of its letters."""
+"""The language of a document: lingua's judgement, or only the script of its letters."""
 
 import importlib
 import unicodedata
@@ -19,7 +19,7 @@ Judgement = tuple[str, float]
 
 @lru_cache(maxsize=65536)
 def _script(letter: str) -> str:
-    """Script of a letter by the first word of its name, "" for what is no letter."""
+    """Script of a letter, which is the first word of its Unicode name; "" for other characters."""
     if not letter.isalpha():
         return ""
     name = unicodedata.name(letter, "").partition(" ")[0].lower()
@@ -37,7 +37,7 @@ def script_of(text: str) -> Judgement:
 
 
 def _lingua(among: Sequence[str]) -> Callable[[str], Judgement]:
-    """lingua's detector. Errors: UsageError where it is missing or does not know a language."""
+    """lingua's detector. Raises UsageError where it is not installed or does not know a language."""
     try:
         lingua = importlib.import_module("lingua")
     except ImportError as error:
@@ -59,14 +59,16 @@ def _lingua(among: Sequence[str]) -> Callable[[str], Judgement]:
     return judge
 
 
-class _Languages:
-    """Language, confidence and script."""
+class Language(Decision):
+    """Keeps documents in the chosen languages."""
 
+    reasons = ("language",)
     columns = {"language": "str", "confidence": "float64", "script": "str"}  # noqa: RUF012 - read only
+    fixed = ("sample",)
 
-    def __init__(self, name: str, config: Any) -> None:
-        self.name = name
-        self._sample = config.sample
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs = (f"{self.name}.language", f"{self.name}.confidence")
         self._judge = script_of if config.detector == "script" else _lingua(config.among)
 
     def measure(self, documents: Sequence[Document]) -> Columns:
@@ -80,25 +82,13 @@ class _Languages:
         }
 
     def _part(self, text: str) -> str:
-        if len(text) <= self._sample:
+        if len(text) <= self.config.sample:
             return text
-        half, middle = self._sample // 2, len(text) // 2
+        half, middle = self.config.sample // 2, len(text) // 2
         return f"{text[:half]}\n{text[middle : middle + half]}"
 
-
-class Language(Decision):
-    """Keeps documents in the languages that are wanted."""
-
-    reasons = ("language",)
-    fixed = ("sample",)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.measurers = (_Languages(self.name, config),)
-        self.needs = (f"{self.name}.language", f"{self.name}.confidence")
-
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 for documents in other languages, or in none for certain."""
+        """1 for documents in other languages, or whose language is uncertain."""
         languages = columns[f"{self.name}.language"]
         if not self.config.keep:
             return np.zeros(len(languages), dtype=np.uint8)

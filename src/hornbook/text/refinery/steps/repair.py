@@ -1,4 +1,4 @@
-"""Repairs of damaged Unicode: text read in the wrong encoding, entities left over, characters that nobody sees."""
+"""Repairs of damaged Unicode: text read in the wrong encoding, leftover entities, invisible characters."""
 
 import html
 import re
@@ -14,29 +14,29 @@ _HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirec
 _JOINER = re.compile("(?<![\u0600-\u109f\u1780-\u17ff\U0001f000-\U0001ffff\u2600-\u27bf\ufe0f])[\u200c\u200d]")
 _PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010fffd]")
 _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ue000-\uf8ff\ufeff\U000f0000-\U0010fffd]")
-"""All that the three begin with: most texts have none of it, and one search says so."""
+"""First characters of the three patterns above: most texts have none, and one search finds that out."""
 _ENTITY = re.compile(r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});")
 _QUOTES = (
     "\u00a0\u00ab\u00ae\u00b0\u00b2\u00b3\u00b9\u00bb\u2013\u2014\u2018\u2019\u201a"
     "\u201c\u201d\u201e\u2026\u2039\u203a\u2122"
 )
-"""Signs that may well follow a letter."""
+"""Punctuation that may follow a letter in sound text."""
 _C1 = {code: chr(code) for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
 
 _TABLE = {bytes([code]).decode("cp1252"): code for code in range(0x80, 0x100) if code not in _C1}
 _BYTES = {**_TABLE, **{text: code for code, text in _C1.items()}, **{chr(code): code for code in range(0x80, 0x100)}}
-"""Characters -> the byte that cp1252, or Latin-1 where that has none, reads as them."""
+"""Character -> the byte that cp1252 (or Latin-1, where cp1252 has none) decodes to it."""
 
 _NEXT = "".join(re.escape(text) for text, code in _BYTES.items() if code < 0xC0)
 _SEQUENCE = rf"(?:[\u00c2-\u00df][{_NEXT}]|[\u00e0-\u00ef][{_NEXT}]{{2}}|[\u00f0-\u00f4][{_NEXT}]{{3}})"
 _SEQUENCES = re.compile(_SEQUENCE + "+")
 _ONE = re.compile(_SEQUENCE)
-"""Characters whose bytes are whole sequences of UTF-8."""
+"""Characters whose bytes are complete UTF-8 sequences."""
 _UNSAID = ("Cn", "Co", "Cs")
 
 
 def _said(text: str) -> str:
-    """What misread characters say; themselves where their bytes are no UTF-8 or say nothing printable."""
+    """Misread characters decoded as UTF-8; unchanged where that fails or gives unprintable characters."""
     try:
         said = bytes(_BYTES[each] for each in text).decode("utf-8")
     except UnicodeDecodeError:
@@ -45,11 +45,11 @@ def _said(text: str) -> str:
 
 
 _said_by_one = lru_cache(maxsize=4096)(_said)
-"""For single characters: a text repeats few of them, while runs may be as long as a text."""
+"""Cached for single characters: a text repeats few of them, while runs may be as long as a text."""
 
 
 def _is_certain(found: re.Match[str]) -> bool:
-    """Whether nobody can have meant these characters: an accented capital, say, may stand before a closing quote."""
+    """Whether the characters are certainly misread; an accented capital before a closing quote, say, may be meant."""
     text, before = found.group(), found.string[found.start() - 1 : found.start()]
     after = found.string[found.end() : found.end() + 1]
     quotes = any(each in _QUOTES for each in text[1:])
@@ -64,7 +64,7 @@ def _is_certain(found: re.Match[str]) -> bool:
 
 
 def _repaired(text: str) -> tuple[str, int]:
-    """Where something is certain, all of the text was misread: then every sequence of UTF-8 is taken as one."""
+    """The repaired text and the number of repairs. Where one sequence is certain, all of the text was misread."""
     if not any(_said(found.group()) != found.group() and _is_certain(found) for found in _SEQUENCES.finditer(text)):
         return text, 0
     count = 0
@@ -79,12 +79,12 @@ def _repaired(text: str) -> tuple[str, int]:
 
 
 class Repair(Edit):
-    """Undoes damage that cannot be meant, and counts what it cannot undo."""
+    """Repairs certain damage, and counts what it cannot repair."""
 
     counters = ("mojibake", "entities", "hidden", "private", "replacement")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The repaired text; private characters go, replacement characters are only counted: what they were is lost."""
+        """The repaired text: private characters are removed, replacement characters are only counted."""
         text, misread = document.text, 0
         if not text.isascii():
             text, misread = _repaired(text)
@@ -102,7 +102,7 @@ class Repair(Edit):
 
     def _entities(self, text: str) -> tuple[str, int]:
         if not self.config.entities or "&" not in text or "<" in text:
-            return text, 0  # where markup may stand, entities are meant
+            return text, 0  # in text with markup, entities are meant
         count = 0
 
         def said(found: re.Match[str]) -> str:

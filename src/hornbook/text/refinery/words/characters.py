@@ -1,19 +1,20 @@
-"""What kind of character each code point is, as a table of bits that kernels look into; and how they read UTF-8."""
+"""Kinds of characters as a table of bits by code point, and UTF-8 decoding, for kernels."""
 
 import unicodedata
 from functools import cache
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled
+from hornbook.kernels.compiled import compiled, load64
 
 SPACE, WORD, DIGIT, LETTER, ALONE, KATAKANA, SYMBOL, MARK = (1 << bit for bit in range(8))
-"""Blank as `str.isspace`; part of a word (letters, marks, numbers, `_`, joiners); decimal digit; letter as
+"""Whitespace as `str.isspace`; part of a word (letters, marks, numbers, `_`, joiners); decimal digit; letter as
 `str.isalpha`; ideograph or Hiragana letter; Katakana; punctuation or control; combining mark."""
 
 CODE_POINTS = 0x110000
+_NEWLINES, _LOWEST, _HIGHEST = (np.uint64(byte * 0x0101010101010101) for byte in (0x0A, 0x01, 0x80))
 _ASSIGNED = 0x40000
-"""From here on Unicode has no characters but selectors, tags and those for private use: no letters, digits, blanks."""
+"""From here on Unicode has only selectors, tags and private characters: no letters, digits or whitespace."""
 _ALONE = "3005-3007 3041-3096 309d-309f 3400-4dbf 4e00-9fff f900-faff 1b001-1b11f 20000-3fffd"
 _KATAKANA = "30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9f"
 _JOINERS = "200c-200d"
@@ -33,7 +34,7 @@ _TERMINALS = (
 
 
 def code_points(ranges: str) -> np.ndarray:
-    """Code points of ranges in hexadecimal: `0021 061d-061f`."""
+    """Code points of ranges in hexadecimal, such as `0021 061d-061f`."""
     pairs = [part.partition("-") for part in ranges.split()]
     return np.concatenate([np.arange(int(first, 16), int(last or first, 16) + 1) for first, _, last in pairs])
 
@@ -43,9 +44,16 @@ def sentence_terminals() -> str:
     return "".join(map(chr, code_points(_TERMINALS)))
 
 
+def table_of(characters: str) -> np.ndarray:
+    """uint8 [code points]: 1 for the characters."""
+    table = np.zeros(CODE_POINTS, np.uint8)
+    table[[ord(character) for character in characters]] = 1
+    return table
+
+
 @cache
 def kinds() -> np.ndarray:
-    """uint8 [code points]: bits of each. Unicode's version is the interpreter's, as everywhere in Python."""
+    """uint8 [code points]: the bits of each, by the Unicode version of the interpreter."""
     characters = np.arange(_ASSIGNED, dtype=np.uint32).view("U1")
     letters, numbers = np.strings.isalpha(characters), np.strings.isnumeric(characters)
     spaces = np.strings.isspace(characters)
@@ -65,7 +73,7 @@ def kinds() -> np.ndarray:
 
 @compiled
 def decode(data, place, end):
-    """(code point, bytes) of the character at a place of UTF-8 text; one that is cut off or broken is U+FFFD, 1."""
+    """(code point, bytes) of the character at `place` in UTF-8 text; U+FFFD, 1 where it is cut off or broken."""
     first = np.int64(data[place])
     if first < 0x80:
         return first, 1
@@ -78,3 +86,19 @@ def decode(data, place, end):
         middle = (np.int64(data[place + 1]) & 0x3F) << 12 | (np.int64(data[place + 2]) & 0x3F) << 6
         return min((first & 0x07) << 18 | middle | (np.int64(data[place + 3]) & 0x3F), 0x10FFFF), 4
     return 0xFFFD, 1
+
+
+@compiled
+def find_newline(data, start, end):
+    """The first line feed in data[start:end], else `end`.
+
+    Eight bytes at a time: XOR makes line feeds zero, and subtracting 1 from each byte borrows where one is zero.
+    """
+    while start + 8 <= end:
+        eight = load64(data, start) ^ _NEWLINES
+        if (eight - _LOWEST) & ~eight & _HIGHEST:
+            break
+        start += 8
+    while start < end and data[start] != 0x0A:
+        start += 1
+    return start

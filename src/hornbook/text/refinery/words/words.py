@@ -1,18 +1,22 @@
-"""What a word is. Three definitions; which one is taken decides what rules do to technical and to Asian text.
+"""Three definitions of a word; the choice decides how rules treat technical and Asian text.
 
-`whitespace`: what stands between blanks (`str.split`), punctuation included: `f(x)` and `don't.` are words.
+`whitespace`: runs without whitespace (`str.split`), punctuation included: `f(x)` and `don't.` are words.
 
 `unicode`: runs of letters, marks, numbers and `_`; an apostrophe or full stop between two letters and a full stop or
 comma between two digits belong to the word (`don't`, `U.S`, `1,000.5`). Other punctuation is in no word. This is
 Unicode's default (UAX 29) but for rarer marks and for Asian scripts, whose runs are one word.
 
 `cjk`: as `unicode`, and each ideograph and each Hiragana letter is a word with the marks on it; a run of Katakana is
-one, and so is a run of Hangul, for Korean is written with blanks. Thai, Lao, Khmer and Burmese remain runs.
+one, and so is a run of Hangul, because Korean is written with spaces. Thai, Lao, Khmer and Burmese remain runs.
 """
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from hornbook.kernels.compiled import compiled, load64, zeros_below
+from hornbook.kernels.packed import hash_words, pack
 from hornbook.text.refinery.words.characters import ALONE, DIGIT, KATAKANA, LETTER, MARK, SPACE, WORD, decode, kinds
 
 DEFINITIONS = ("whitespace", "unicode", "cjk")
@@ -24,16 +28,16 @@ _FROM_9, _FROM_14, _FROM_28, _FROM_33 = (np.uint64((0x80 - byte) * 0x01010101010
 
 
 def word_bounds(data: np.ndarray, definition: str) -> tuple[np.ndarray, np.ndarray]:
-    """Words of UTF-8 text (uint8 [bytes]): where each begins and ends, int64 [words] each; in linear time."""
+    """(starts, ends), int64 [words] each, of the words of UTF-8 text (uint8 [bytes]); in linear time."""
     starts, ends = np.empty((2, most_words(len(data))), np.int64)
     count = find_words(data, 0, len(data), DEFINITIONS.index(definition), kinds(), starts, ends)
     return starts[:count], ends[:count]
 
 
 def most_words(size: int) -> int:
-    """Room for the words of so many bytes, and for a begin that is not kept (`_between_blanks`).
+    """Upper bound on the number of words in `size` bytes, plus one slot for a discarded start (`_between_whitespace`).
 
-    A word of one byte has a blank behind it, all others have two bytes.
+    Every word has at least two bytes, or one byte and whitespace after it.
     """
     return size // 2 + 2
 
@@ -42,15 +46,15 @@ def most_words(size: int) -> int:
 def find_words(data, begin, end, definition, kind, starts, ends):
     """The number of words in data[begin:end]; their bounds go into `starts` and `ends`."""
     if definition == 0:
-        return _between_blanks(data, begin, end, kind, starts, ends)
+        return _between_whitespace(data, begin, end, kind, starts, ends)
     return _runs(data, begin, end, definition == 2, kind, starts, ends)
 
 
 @compiled
-def _between_blanks(data, begin, end, kind, starts, ends):
-    """Where a word turns into a blank or a blank into a word, eight bytes of ASCII at a time.
+def _between_whitespace(data, begin, end, kind, starts, ends):
+    """Boundaries between words and whitespace, eight bytes of ASCII at a time.
 
-    Each turn is written as a begin and as an end, and only one of them is kept: what it is would not be foreseen.
+    Each boundary is written as a start and as an end, and the wrong one is overwritten: a branch would be mispredicted.
     """
     count, inside = 0, 0
     place = begin
@@ -66,7 +70,7 @@ def _between_blanks(data, begin, end, kind, starts, ends):
                     count, inside = count + inside, 1 - inside
                 place += width
         else:
-            words = ~_blank(eight) & _HIGHEST
+            words = ~_whitespace(eight) & _HIGHEST
             turns = words ^ (words << _BYTE | np.uint64(inside) << _SEVEN)
             while turns:
                 starts[count + inside] = ends[count] = place + (zeros_below(turns) >> 3)
@@ -79,8 +83,8 @@ def _between_blanks(data, begin, end, kind, starts, ends):
 
 
 @compiled
-def _blank(eight):
-    """The highest bit of each of eight ASCII bytes that is a blank: 9 to 13, 28 to 32 (`str.isspace`)."""
+def _whitespace(eight):
+    """The highest bit of each of eight ASCII bytes that is whitespace: 9 to 13, 28 to 32 (`str.isspace`)."""
     from_9, from_14, from_28, from_33 = eight + _FROM_9, eight + _FROM_14, eight + _FROM_28, eight + _FROM_33
     return (from_9 & ~from_14) | (from_28 & ~from_33)
 
@@ -121,7 +125,7 @@ def _runs(data, begin, end, cjk, kind, starts, ends):
 
 @compiled
 def _after_ascii(data, place, end, kind):
-    """Where the ASCII letters, digits and `_` from `place` on end."""
+    """End of the run of ASCII letters, digits and `_` that starts at `place`."""
     while place < end and data[place] < ASCII and kind[data[place]] & WORD:
         place += 1
     return place
@@ -129,7 +133,7 @@ def _after_ascii(data, place, end, kind):
 
 @compiled
 def _joins(code, last, data, place, end, kind):
-    """Whether a mark in a word, behind a character of kind `last`, belongs to it: what stands at `place` tells."""
+    """Whether punctuation after a character of kind `last` belongs to the word: the character at `place` decides."""
     apostrophe, comma, stop = code in (0x27, 0x2019), code == 0x2C, code == 0x2E
     if place == end or not (apostrophe or comma or stop):
         return False
@@ -138,3 +142,48 @@ def _joins(code, last, data, place, end, kind):
         return False
     both = last & following
     return (both & LETTER != 0 and not comma) or (both & DIGIT != 0 and not apostrophe)
+
+
+_MARK = np.array([32 < byte < 127 and not chr(byte).isalnum() for byte in range(256)])
+"""ASCII punctuation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedWords:
+    """All words of all texts, in order."""
+
+    hashes: np.ndarray
+    """uint64 [words]."""
+    starts: np.ndarray
+    """int64 [words]: start of each word in the packed texts."""
+    ends: np.ndarray
+    """int64 [words]: end of each word."""
+    firsts: np.ndarray
+    """int64 [texts + 1]: the first word of each text."""
+    bounds: np.ndarray
+    """int64 [texts + 1]: start of each text in the packed texts."""
+
+
+def hashed_words(texts: Iterable[str], definition: str, *, plain: bool = False) -> HashedWords:
+    """Find the words and hash them; `plain` ignores case, outer punctuation and words of punctuation alone."""
+    data, bounds = pack(text.lower() for text in texts) if plain else pack(texts)
+    starts, ends = word_bounds(data[: bounds[-1]], definition)
+    if plain:
+        starts, ends = _without_marks(data, starts, ends, _MARK)
+    return HashedWords(hash_words(data, starts, ends), starts, ends, np.searchsorted(starts, bounds), bounds)
+
+
+@compiled
+def _without_marks(data, starts, ends, is_mark):
+    kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
+    count = 0
+    for i in range(len(starts)):
+        start, end = starts[i], ends[i]
+        while start < end and is_mark[data[start]]:
+            start += 1
+        while start < end and is_mark[data[end - 1]]:
+            end -= 1
+        if start < end:
+            kept_starts[count], kept_ends[count] = start, end
+            count += 1
+    return kept_starts[:count], kept_ends[:count]

@@ -1,4 +1,4 @@
-"""Who does byte-level BPE: our kernels, or the tokenizers library, whose results are the same byte for byte.
+"""Choose between our BPE kernels and the tokenizers library, whose results are the same byte for byte.
 
 Compiling the kernels takes longer than the library takes for some ten megabytes of text. So they are compiled for
 larger folders only, and used wherever they are on disk.
@@ -30,7 +30,7 @@ def encoding_is_compiled() -> bool:
 
 
 def jobs_for(size: int) -> list[Job]:
-    """What has to be compiled before so many bytes of documents are tokenized: nothing where they are few."""
+    """What has to be compiled before `size` bytes of documents are tokenized; nothing for a small folder."""
     if size < LEAST_BYTES:
         return []
     wanted = (encoding_is_compiled, _encode), (training_is_compiled, _learn)
@@ -38,14 +38,14 @@ def jobs_for(size: int) -> list[Job]:
 
 
 def compile_for(size: int) -> None:
-    """Compile the kernels if so many bytes of documents are worth it."""
+    """Compile the kernels if `size` bytes of documents are worth it."""
     compile_ahead(jobs_for(size))
 
 
 def _learn() -> None:
     from hornbook.text.tokenizer.bpe.count import WordCounts
     from hornbook.text.tokenizer.bpe.learn import learn_merges
-    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
+    from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
 
     counts = WordCounts(STYLES[PATTERN])
     counts.add(["aa aa"])
@@ -54,7 +54,6 @@ def _learn() -> None:
 
 def _encode() -> None:
     from hornbook.text.tokenizer.bpe.encode import Encoder
-    from hornbook.text.tokenizer.bpe.styles import PATTERN, STYLES
-    from hornbook.text.tokenizer.bpe.tables import Merges
+    from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, Merges
 
     Encoder(Merges(STYLES[PATTERN], list(range(256)), [(97, 97, 256)])).encode(["aa"])

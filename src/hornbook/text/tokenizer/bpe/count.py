@@ -4,14 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
-from hornbook.text.tokenizer.bpe.styles import Style
 
 _SLACK = 16
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 
@@ -22,21 +19,21 @@ class WordCounts:
     Memory is that of the different words: their bytes, 24 bytes beside, and 32 for the table that finds them.
     """
 
-    def __init__(self, style: Style, room: int = 2**16) -> None:
-        """`room`: words before the tables grow."""
-        self._splitting = style.digits, *character_tables()
-        self._table = np.zeros(4 * room, np.uint64)
-        self._hashes, self._counts = np.empty(room, np.uint64), np.zeros(room, np.int64)
-        self._starts, self._bytes = np.zeros(room + 1, np.int64), np.zeros(8 * room + _SLACK, np.uint8)
+    def __init__(self, digits: int, capacity: int = 2**16) -> None:
+        """`digits`: of the regex that splits (`tables.STYLES`); `capacity`: words before the tables grow."""
+        self._splitting = digits, *character_tables()
+        self._table = np.zeros(4 * capacity, np.uint64)
+        self._hashes, self._counts = np.empty(capacity, np.uint64), np.zeros(capacity, np.int64)
+        self._starts, self._bytes = np.zeros(capacity + 1, np.int64), np.zeros(8 * capacity + _SLACK, np.uint8)
         self._size = 0
 
     def add(self, texts: Sequence[str]) -> None:
         """Count the pre-tokens of some texts."""
         data, bounds = pack(texts)
-        text, place = 0, 0
+        text, offset = 0, 0
         while True:
-            text, place, self._size, needed = _count(
-                *(data, bounds, text, place, *self._splitting, self._table),
+            text, offset, self._size, needed = _count(
+                *(data, bounds, text, offset, *self._splitting, self._table),
                 *(self._hashes, self._counts, self._starts, self._bytes, self._size),
             )
             if not needed:
@@ -74,25 +71,25 @@ def _lowest(value, count):
 
 @inlined
 def _hash(data, start, end):
-    value = np.uint64(end - start) * _GOLDEN
-    place = start
-    while end - place > 8:
-        value = (value ^ load64(data, place)) * _FIRST
+    value = np.uint64(end - start) * GOLDEN
+    offset = start
+    while end - offset > 8:
+        value = (value ^ load64(data, offset)) * MIX_FIRST
         value ^= value >> _HALF
-        place += 8
-    value = (value ^ _lowest(load64(data, place), end - place)) * _FIRST
-    return (value ^ value >> _HALF) * _GOLDEN
+        offset += 8
+    value = (value ^ _lowest(load64(data, offset), end - offset)) * MIX_FIRST
+    return (value ^ value >> _HALF) * GOLDEN
 
 
 @inlined
-def _same(data, start, end, others, begin):
-    """Whether data[start:end] stands in `others` from `begin` on."""
+def _same(data, start, end, others, other_start):
+    """Whether data[start:end] stands in `others` from `other_start` on."""
     while end - start > 8:
-        if load64(data, start) != load64(others, begin):
+        if load64(data, start) != load64(others, other_start):
             return False
         start += 8
-        begin += 8
-    return _lowest(load64(data, start) ^ load64(others, begin), end - start) == 0
+        other_start += 8
+    return _lowest(load64(data, start) ^ load64(others, other_start), end - start) == 0
 
 
 @compiled
@@ -106,42 +103,42 @@ def _fill(table, hashes, size):
 
 
 @compiled
-def _count(data, bounds, text, place, digits, pages, kinds, table, hashes, counts, starts, words, size):
-    """Count packed texts from data[place] in text number `text` on.
+def _count(data, bounds, text, offset, digits, pages, kinds, table, hashes, counts, starts, words, size):
+    """Count packed texts from data[offset] in text number `text` on.
 
-    Returns (text, place, size, needed): where to go on with how many words when room for a word of `needed` bytes is
-    made; all is counted when that is 0.
+    Returns (text, offset, size, needed): where to go on, and with how many words, once there is room for a word of
+    `needed` bytes; all is counted when that is 0.
     """
     data, pages, kinds, table = borrowed(data), borrowed(pages), borrowed(kinds), borrowed(table)
     hashes, counts, starts, words = borrowed(hashes), borrowed(counts), borrowed(starts), borrowed(words)
     mask = len(table) // 2 - 1
     while text < len(bounds) - 1:
         end = bounds[text + 1] - 1  # a line feed stands between texts
-        while place < end:
-            stop = word_end(data, place, end, digits, pages, kinds)
-            length = stop - place
+        while offset < end:
+            stop = word_end(data, offset, end, digits, pages, kinds)
+            length = stop - offset
             if length > 1:
-                hashed = _hash(data, place, stop)
+                hashed = _hash(data, offset, stop)
                 slot, number = np.int64(hashed & np.uint64(mask)), np.int64(0)
                 while True:
                     number = np.int64(table[2 * slot + 1]) - 1
                     if number < 0:
                         break
                     alike = table[2 * slot] == hashed and starts[number + 1] - starts[number] == length
-                    if alike and _same(data, place, stop, words, starts[number]):
+                    if alike and _same(data, offset, stop, words, starts[number]):
                         break
                     slot = (slot + 1) & mask
                 if number < 0:
-                    begin = starts[size]
-                    if 2 * size >= len(counts) or begin + length + _SLACK > len(words):
-                        return text, place, size, length
+                    new_start = starts[size]
+                    if 2 * size >= len(counts) or new_start + length + _SLACK > len(words):
+                        return text, offset, size, length
                     number, size = size, size + 1
                     table[2 * slot], table[2 * slot + 1] = hashed, np.uint64(size)
-                    hashes[number], counts[number], starts[size] = hashed, 0, begin + length
+                    hashes[number], counts[number], starts[size] = hashed, 0, new_start + length
                     for i in range(length):
-                        words[begin + i] = data[place + i]
+                        words[new_start + i] = data[offset + i]
                 counts[number] += 1
-            place = stop
+            offset = stop
         text += 1
-        place = end + 1
-    return text, place, size, 0
+        offset = end + 1
+    return text, offset, size, 0

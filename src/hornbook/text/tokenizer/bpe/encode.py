@@ -12,26 +12,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, inlined, load64
+from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
-from hornbook.text.tokenizer.bpe.dropout import Draws
-from hornbook.text.tokenizer.bpe.heap import ALL, GOLDEN, HALF, LOW, draw, find_pair, merge_by_heap
+from hornbook.text.tokenizer.bpe.heap import ALL, HALF, LOW, draw, find_pair, merge_by_heap, pair_table
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
-from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Merges, pair_table
+from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Draws, Merges
 
 _SHORT = 64
 """Bytes up to which the best pair is found by looking at all of them."""
 _KEY_BYTES = 23
 _CACHE_BITS = 15
 """The cache has 2^15 sets of two entries of 32 bytes."""
-_ROOM = 2**18
+_CAPACITY = 2**18
 """Ids after which the kernel hands over what it has."""
 
 _NONE = np.uint64(0)
 _BYTE = np.uint64(8)
 _BITS = np.uint64(TOKEN_BITS)
 _NO_TOKEN = np.uint64(2**TOKEN_BITS - 1)
-_OTHER = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class Encoder:
@@ -39,49 +37,49 @@ class Encoder:
 
     def __init__(self, merges: Merges) -> None:
         table, shift = pair_table(merges.triples)
-        self._tables = (merges.style.digits, *character_tables(), np.array(merges.byte_ids, np.int64))
+        self._tables = (merges.digits, *character_tables(), np.array(merges.byte_ids, np.int64))
         self._pairs = _byte_pairs(merges), table, np.uint64(shift)
         cache = np.zeros(8 << _CACHE_BITS, np.uint64)
         self._scratch = cache, np.empty(_SHORT + 1, np.int64), np.empty(_SHORT + 1, np.uint64)
         self._lock = threading.Lock()  # the scratch is shared
 
-    def encode(self, texts: Sequence[str], room: int = _ROOM, draws: Draws | None = None) -> list[np.ndarray]:
-        """The tokens of each text, uint32 [tokens]; `room`: how many are held at once beside the result.
+    def encode(self, texts: Sequence[str], capacity: int = _CAPACITY, draws: Draws | None = None) -> list[np.ndarray]:
+        """The tokens of each text, uint32 [tokens]; `capacity`: how many are held at once beside the result.
 
         `draws` leaves out merges by chance.
         """
         data, bounds = pack(texts)
         parts: list[list[np.ndarray]] = [[] for _ in texts]
-        found, ends = np.empty(room, np.uint32), np.empty(len(texts), np.int64)
+        out, ends = np.empty(capacity, np.uint32), np.empty(len(texts), np.int64)
         kernel: Callable[..., tuple[int, int, int]] = _encode_texts if draws is None else _encode_with_dropout
         rest = self._scratch if draws is None else draws
-        text, place = 0, 0
+        text, offset = 0, 0
         while text < len(texts):
             first = text
             with self._lock:
-                text, place, used = kernel(data, bounds, text, place, *self._tables, *self._pairs, *rest, found, ends)
+                text, offset, used = kernel(data, bounds, text, offset, *self._tables, *self._pairs, *rest, out, ends)
             cuts = [0, *ends[first:text].tolist(), used]
             for number, (start, end) in enumerate(itertools.pairwise(cuts), first):
                 if end > start:
-                    parts[number].append(found[start:end].copy())
+                    parts[number].append(out[start:end].copy())
             if text == first and not used:  # a word longer than all the room
-                found = np.empty(2 * len(found), np.uint32)
+                out = np.empty(2 * len(out), np.uint32)
         return [np.concatenate(part) if part else np.empty(0, np.uint32) for part in parts]
 
 
 def _byte_pairs(merges: Merges) -> np.ndarray:
     """uint64 [2^16]: rank << 32 | merge of two bytes, all ones where they do not merge."""
-    found = np.full(2**16, ALL)
+    pairs = np.full(2**16, ALL)
     bytes_of = {token: byte for byte, token in enumerate(merges.byte_ids)}
     for rank, (left, right, merged) in enumerate(merges.triples):
         if left in bytes_of and right in bytes_of:
-            found[bytes_of[left] << 8 | bytes_of[right]] = rank << 32 | merged
-    return found
+            pairs[bytes_of[left] << 8 | bytes_of[right]] = rank << 32 | merged
+    return pairs
 
 
 @inlined
 def _merge_short(data, start, end, byte_ids, byte_pairs, pairs, shift, ids, ranks):
-    """Merge one word in place of `ids` (int64) by looking at all pairs; returns how many tokens are left."""
+    """Merge one word in place, in `ids` (int64), by looking at all pairs; returns how many tokens are left."""
     count = end - start
     for i in range(count):
         ids[i] = byte_ids[data[start + i]]
@@ -124,7 +122,7 @@ def _key(data, start, length):
 @inlined
 def _slot(low, middle, high):
     """Where the cache's set of two entries for a key begins."""
-    mixed = ((low ^ high) * GOLDEN ^ middle) * _OTHER
+    mixed = ((low ^ high) * GOLDEN ^ middle) * MIX_FIRST
     return 8 * np.int64((mixed ^ mixed >> HALF) * GOLDEN >> np.uint64(64 - _CACHE_BITS))
 
 
@@ -140,30 +138,30 @@ def _remember(cache, slot, low, middle, high, ids, count):
 
 
 @inlined
-def _write_cached(tokens, found, used):
-    """Write one to three tokens of a cache entry; three places are written, however many count."""
+def _write_cached(tokens, out, used):
+    """Write one to three tokens of a cache entry; three are always written, and the end says how many count."""
     second, third = tokens >> _BITS & _NO_TOKEN, tokens >> (_BITS + _BITS)
-    found[used], found[used + 1], found[used + 2] = tokens & _NO_TOKEN, second, third
+    out[used], out[used + 1], out[used + 2] = tokens & _NO_TOKEN, second, third
     return used + 1 + (second != _NO_TOKEN) + (third != _NO_TOKEN)
 
 
 @inlined
-def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, found, used):
-    """Write the tokens of one word to `found` from `used` on; returns the place behind them."""
+def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used):
+    """Write the tokens of one word to out[used:]; returns the end."""
     length = end - start
     if length > _SHORT:
-        return merge_by_heap(data, start, end, byte_ids, pairs, shift, _NONE, _NONE, found, used)
+        return merge_by_heap(data, start, end, byte_ids, pairs, shift, _NONE, _NONE, out, used)
     low, middle, high, slot = _NONE, _NONE, _NONE, 0
     if length <= _KEY_BYTES:
         low, middle, high = _key(data, start, length)
         slot = _slot(low, middle, high)
         if cache[slot] == low and cache[slot + 1] == middle and cache[slot + 2] == high:
-            return _write_cached(cache[slot + 3], found, used)
+            return _write_cached(cache[slot + 3], out, used)
         if cache[slot + 4] == low and cache[slot + 5] == middle and cache[slot + 6] == high:
-            return _write_cached(cache[slot + 7], found, used)
+            return _write_cached(cache[slot + 7], out, used)
     count = _merge_short(data, start, end, byte_ids, byte_pairs, pairs, shift, ids, ranks)
     for i in range(count):
-        found[used + i] = ids[i]
+        out[used + i] = ids[i]
     if count <= 3 and length <= _KEY_BYTES:
         _remember(cache, slot, low, middle, high, ids, count)
     return used + count
@@ -171,48 +169,48 @@ def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, id
 
 @compiled
 def _encode_texts(
-    data, bounds, text, place, digits, pages, kinds, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, found, ends
+    data, bounds, text, offset, digits, pages, kinds, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, ends
 ):
-    """Encode packed texts from data[place] in text number `text` on, until all are done or `found` is full.
+    """Encode packed texts from data[offset] in text number `text` on, until all are done or `out` is full.
 
-    Returns (text, place, used): where to go on, and how many ids were written; `ends` has the end of each text that
+    Returns (text, offset, used): where to go on, and how many ids were written; `ends` has the end of each text that
     was finished. A word's tokens are written while there is room for as many as it has bytes (and at least three).
     """
     data, pages, kinds, cache = borrowed(data), borrowed(pages), borrowed(kinds), borrowed(cache)
     byte_ids, byte_pairs, pairs = borrowed(byte_ids), borrowed(byte_pairs), borrowed(pairs)
-    found, ids, ranks = borrowed(found), borrowed(ids), borrowed(ranks)
+    out, ids, ranks = borrowed(out), borrowed(ids), borrowed(ranks)
     used = 0
     while text < len(bounds) - 1:
         end = bounds[text + 1] - 1  # a line feed stands between texts
-        while place < end:
-            stop = word_end(data, place, end, digits, pages, kinds)
-            if used + max(stop - place, 3) > len(found):
-                return text, place, used
-            used = _encode_word(data, place, stop, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, found, used)
-            place = stop
+        while offset < end:
+            stop = word_end(data, offset, end, digits, pages, kinds)
+            if used + max(stop - offset, 3) > len(out):
+                return text, offset, used
+            used = _encode_word(data, offset, stop, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used)
+            offset = stop
         ends[text] = used
         text += 1
-        place = end + 1
-    return text, place, used
+        offset = end + 1
+    return text, offset, used
 
 
 @compiled
 def _encode_with_dropout(
-    data, bounds, text, place, digits, pages, kinds, byte_ids, _, pairs, shift, keys, limits, found, ends
+    data, bounds, text, offset, digits, pages, kinds, byte_ids, _, pairs, shift, keys, limits, out, ends
 ):
     """As `_encode_texts`, with merges left out: `keys` and `limits` are those of `Draws`."""
     data, pages, kinds = borrowed(data), borrowed(pages), borrowed(kinds)
     used = 0
     while text < len(bounds) - 1:
         end = bounds[text + 1] - 1
-        while place < end:
-            stop = word_end(data, place, end, digits, pages, kinds)
-            if used + stop - place > len(found):
-                return text, place, used
-            key = draw(keys[text], np.uint64(place - bounds[text]))
-            used = merge_by_heap(data, place, stop, byte_ids, pairs, shift, key, limits[text], found, used)
-            place = stop
+        while offset < end:
+            stop = word_end(data, offset, end, digits, pages, kinds)
+            if used + stop - offset > len(out):
+                return text, offset, used
+            key = draw(keys[text], np.uint64(offset - bounds[text]))
+            used = merge_by_heap(data, offset, stop, byte_ids, pairs, shift, key, limits[text], out, used)
+            offset = stop
         ends[text] = used
         text += 1
-        place = end + 1
-    return text, place, used
+        offset = end + 1
+    return text, offset, used

@@ -2,19 +2,36 @@
 
 BPE-dropout (Provilkov et al. 2020, algorithm 1): at each step, each merge that is possible is left out with probability
 p, and the first of the others is done; where all are left out, the word is finished. Here a draw is a hash of the step
-and of where in the word the pair begins, so it may be made when the pair comes up, and those behind it need none.
+and of the pair's position in the word, so it is made only when the pair reaches the top of the heap.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 
-from hornbook.kernels.compiled import compiled, inlined
-from hornbook.kernels.packed import mix
+from hornbook.kernels.compiled import GOLDEN, compiled, inlined, mix
 
 ALL = np.uint64(2**64 - 1)
 LOW = np.uint64(2**32 - 1)
 HALF = np.uint64(32)
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
+
+
+def pair_table(triples: Iterable[tuple[int, int, int]]) -> tuple[np.ndarray, int]:
+    """(uint64 [2 * slots], shift): open addressing from a pair of tokens to its rank and its merge.
+
+    A pair (a, b) is looked for from slot ((a << 32 | b) * golden) >> shift on; a slot holds the pair plus one, and
+    rank << 32 | merge. Of a pair that stands twice the last counts, as in the library.
+    """
+    ranked = {(a << 32 | b) + 1: rank << 32 | merged for rank, (a, b, merged) in enumerate(triples)}
+    bits = max(4, (2 * len(ranked)).bit_length())
+    shift, mask, table = 64 - bits, 2**bits - 1, [0] * 2 ** (bits + 1)
+    for key, value in ranked.items():
+        slot = ((key - 1) * int(GOLDEN) & 2**64 - 1) >> shift
+        while table[2 * slot]:
+            slot = slot + 1 & mask
+        table[2 * slot], table[2 * slot + 1] = key, value
+    return np.array(table, np.uint64), shift
 
 
 @inlined
@@ -24,10 +41,10 @@ def find_pair(left, right, pairs, shift):
     slot = np.int64(key * GOLDEN >> shift)
     key += _ONE
     while True:
-        found = pairs[2 * slot]
-        if found == key:
+        stored = pairs[2 * slot]
+        if stored == key:
             return pairs[2 * slot + 1]
-        if found == 0:
+        if stored == 0:
             return ALL
         slot = (slot + 1) & (len(pairs) // 2 - 1)
 
@@ -39,28 +56,28 @@ def draw(key, count):
 
 
 @compiled
-def _sink(heap, place, size):
-    """Move heap[place] down until no child is less."""
-    value = heap[place]
-    child = 2 * place + 1
+def _sink(heap, index, size):
+    """Move heap[index] down until no child is less."""
+    value = heap[index]
+    child = 2 * index + 1
     while child < size:
         if child + 1 < size and heap[child + 1] < heap[child]:
             child += 1
         if heap[child] >= value:
             break
-        heap[place] = heap[child]
-        place, child = child, 2 * child + 1
-    heap[place] = value
+        heap[index] = heap[child]
+        index, child = child, 2 * child + 1
+    heap[index] = value
 
 
 @compiled
-def _rise(heap, place):
-    """Move heap[place] up until its parent is not greater."""
-    value = heap[place]
-    while place > 0 and heap[(place - 1) // 2] > value:
-        heap[place] = heap[(place - 1) // 2]
-        place = (place - 1) // 2
-    heap[place] = value
+def _rise(heap, index):
+    """Move heap[index] up until its parent is not greater."""
+    value = heap[index]
+    while index > 0 and heap[(index - 1) // 2] > value:
+        heap[index] = heap[(index - 1) // 2]
+        index = (index - 1) // 2
+    heap[index] = value
 
 
 @inlined
@@ -77,12 +94,12 @@ def _fill(heap, ranks):
 
 
 @compiled
-def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, found, used):
-    """Merge one word; writes its tokens to `found` from `used` on and returns the place behind them.
+def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, out, used):
+    """Merge one word; writes its tokens to out[used:] and returns the end.
 
-    A pair is left out of a step where `draw(key, step << 32 | place)` is less than `limit` (both uint64).
+    A pair is left out of a step where `draw(key, step << 32 | position)` is less than `limit` (both uint64).
 
-    The heap holds rank << 32 | place of each pair, also of pairs that are no more: those have another rank now.
+    The heap holds rank << 32 | position of each pair, also of pairs that are no more: those have another rank now.
     Every merge takes one token away and adds at most two pairs, so 3 n entries are enough.
     """
     count = end - start
@@ -126,6 +143,6 @@ def merge_by_heap(data, start, end, byte_ids, pairs, shift, key, limit, found, u
                 size += 1
     at = 0
     while at < count:
-        found[used] = ids[at]
+        out[used] = ids[at]
         used, at = used + 1, following[at]
     return used

@@ -1,6 +1,6 @@
 """Learn the merges of byte-level BPE from the counts of words (Sennrich et al., arXiv:1508.07909).
 
-The most frequent pair is merged first; of equals, the one of the lowest ids. A pair knows the places where it stood
+The most frequent pair is merged first; of equals, the one of the lowest ids. A pair knows the positions where it stood
 when it arose, so a merge touches only those; counts in the heap may be too high and are put right at the top.
 A pair arises in one step only, that of its younger token, and no two merges spell the same token: before a token
 is whole, its bytes are merged as if they stood alone, which has one outcome.
@@ -11,25 +11,24 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.kernels.compiled import borrowed, compiled, inlined
+from hornbook.kernels.compiled import GOLDEN, borrowed, compiled, inlined
 from hornbook.text.tokenizer.bpe.count import WordCounts
 
 _GAP, _GONE = -1, -2
-_DONE, _PAIRS, _PLACES = 0, 1, 2
+_DONE, _PAIRS, _POSITIONS = 0, 1, 2
 _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Words(NamedTuple):
-    """All different words, with a gap before, between and behind them."""
+    """All different words, with a gap before, between and after them."""
 
     symbols: np.ndarray
-    """int32 [places]: the token that begins here; _GAP, or _GONE inside a token."""
-    begins: np.ndarray
-    """int32 [places]: at the last byte of a token, where it begins; _GAP in gaps."""
+    """int32 [positions]: the token that starts here; _GAP, or _GONE inside a token."""
+    token_starts: np.ndarray
+    """int32 [positions]: at the last byte of a token, where it starts; _GAP in gaps."""
     numbers: np.ndarray
-    """int32 [places]: which word it is."""
+    """int32 [positions]: which word it is."""
     weights: np.ndarray
     """int64 [words]: how often it occurs."""
 
@@ -46,7 +45,7 @@ class Pairs(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Places where a pair arose in one step, and the heap over them: greatest count first, then lowest pair."""
+    """Positions where a pair arose in one step, and the heap over them: greatest count first, then lowest pair."""
 
     pairs: np.ndarray
     starts: np.ndarray
@@ -57,22 +56,22 @@ class Entries(NamedTuple):
     heap_keys: np.ndarray
 
 
-class Step(NamedTuple):
+class MergeScratch(NamedTuple):
     """Scratch of one merge. Index 0: neighbours on the left, 1: on the right."""
 
     weights: np.ndarray
     """int64 [2, vocab]: by neighbour, how often its pair with the old token goes, and that with the new one comes."""
     lengths: np.ndarray
-    """int64 [2, vocab]: by neighbour, at how many places."""
+    """int64 [2, vocab]: by neighbour, at how many positions."""
     touched: np.ndarray
     """int64 [2, vocab]: which neighbours."""
     ids: np.ndarray
-    places: np.ndarray
-    """int32 [2, occurrences]: neighbour and place of each new pair, in the order of the text."""
+    positions: np.ndarray
+    """int32 [2, occurrences]: neighbour and position of each new pair, in the order of the text."""
 
 
 # Places in the array of sizes.
-_TOKENS, _N_PAIRS, _N_ENTRIES, _N_HEAP, _N_PLACES = range(5)
+_TOKENS, _N_PAIRS, _N_ENTRIES, _N_HEAP, _N_POSITIONS = range(5)
 
 
 def learn_merges(counts: WordCounts, byte_ids: list[int], vocab: int, least: int) -> list[tuple[int, int]]:
@@ -83,21 +82,21 @@ def learn_merges(counts: WordCounts, byte_ids: list[int], vocab: int, least: int
     Raises UsageError where the different words fill 2 GiB.
     """
     data, starts = counts.words
-    places = len(data) + len(starts) + 1
-    if places >= 2**31:
+    positions = len(data) + len(starts) + 1
+    if positions >= 2**31:
         raise UsageError("the text has over 2 GiB of different words: lower text.tokenizer.train_bytes")
     ids = np.array(byte_ids, np.int64)
-    symbols, begins, numbers = np.empty((3, places), np.int32)
-    words = Words(symbols, begins, numbers, counts.counts)
+    symbols, token_starts, numbers = np.empty((3, positions), np.int32)
+    words = Words(symbols, token_starts, numbers, counts.counts)
     _lay_out(data, starts, ids, words)
     sizes = np.zeros(5, np.int64)
     first = sizes[_TOKENS] = int(ids.max()) + 1
     lengths, merges = np.ones(vocab, np.int64), np.empty((vocab, 2), np.int64)
-    pairs, entries, arena = _begin(words, sizes)
+    pairs, entries, arena = _first_tables(words, sizes)
     longest = int(entries.lengths[: sizes[_N_ENTRIES]].max(initial=0))
-    step = Step(*np.zeros((3, 2, vocab), np.int64), *np.empty((2, 2, longest), np.int32))
-    while room := _learn(words, lengths, pairs, entries, arena, step, merges, sizes, max(least, 1)):
-        if room == _PAIRS:
+    scratch = MergeScratch(*np.zeros((3, 2, vocab), np.int64), *np.empty((2, 2, longest), np.int32))
+    while lacking := _learn(words, lengths, pairs, entries, arena, scratch, merges, sizes, max(least, 1)):
+        if lacking == _PAIRS:
             pairs, entries = _more_pairs(pairs, sizes), Entries(*map(_doubled, entries))
         else:
             arena = _doubled(arena)
@@ -108,11 +107,11 @@ def _doubled(array: np.ndarray) -> np.ndarray:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-def _begin(words: Words, sizes: np.ndarray) -> tuple[Pairs, Entries, np.ndarray]:
-    """The pairs of bytes with their counts and places, and the heap over them."""
-    room = 2 ** min(len(words.symbols), 2**16).bit_length()
-    pairs = Pairs(np.zeros(2 * room, np.int32), *_zeros(room, np.uint64, np.int64))
-    entries = Entries(*_zeros(room, np.int32, np.int64, np.int32, np.int32, np.int64, np.uint64))
+def _first_tables(words: Words, sizes: np.ndarray) -> tuple[Pairs, Entries, np.ndarray]:
+    """The pairs of bytes with their counts and positions, and the heap over them."""
+    capacity = 2 ** min(len(words.symbols), 2**16).bit_length()
+    pairs = Pairs(np.zeros(2 * capacity, np.int32), *_zeros(capacity, np.uint64, np.int64))
+    entries = Entries(*_zeros(capacity, np.int32, np.int64, np.int32, np.int32, np.int64, np.uint64))
     arena = np.empty(max(2 * len(words.symbols), 1024), np.int32)
     _find_first_pairs(words, pairs, entries, arena, sizes)
     return pairs, entries, arena
@@ -130,20 +129,24 @@ def _more_pairs(pairs: Pairs, sizes: np.ndarray) -> Pairs:
 
 @compiled
 def _lay_out(data, starts, byte_ids, words):
-    place = 0
+    position = 0
     for number in range(len(starts) - 1):
-        words.symbols[place], words.begins[place] = _GAP, _GAP
-        place += 1
+        words.symbols[position], words.token_starts[position] = _GAP, _GAP
+        position += 1
         for i in range(starts[number], starts[number + 1]):
-            words.symbols[place], words.begins[place], words.numbers[place] = byte_ids[data[i]], place, number
-            place += 1
-    words.symbols[place:], words.begins[place:] = _GAP, _GAP
+            words.symbols[position], words.token_starts[position], words.numbers[position] = (
+                byte_ids[data[i]],
+                position,
+                number,
+            )
+            position += 1
+    words.symbols[position:], words.token_starts[position:] = _GAP, _GAP
 
 
 @inlined
 def _slot_of(key, table):
     """Where a pair is looked for first."""
-    return np.int64((key * _GOLDEN) >> _HALF) & (len(table) - 1)
+    return np.int64((key * GOLDEN) >> _HALF) & (len(table) - 1)
 
 
 @compiled
@@ -175,47 +178,47 @@ def _before(count, key, other_count, other_key):
 
 
 @compiled
-def _sink(heap, counts, keys, place, size):
+def _sink(heap, counts, keys, index, size):
     """Move an element of the heap down to where it belongs."""
-    entry, count, key = heap[place], counts[place], keys[place]
-    child = 2 * place + 1
+    entry, count, key = heap[index], counts[index], keys[index]
+    child = 2 * index + 1
     while child < size:
         if child + 1 < size and _before(counts[child + 1], keys[child + 1], counts[child], keys[child]):
             child += 1
         if not _before(counts[child], keys[child], count, key):
             break
-        heap[place], counts[place], keys[place] = heap[child], counts[child], keys[child]
-        place, child = child, 2 * child + 1
-    heap[place], counts[place], keys[place] = entry, count, key
+        heap[index], counts[index], keys[index] = heap[child], counts[child], keys[child]
+        index, child = child, 2 * child + 1
+    heap[index], counts[index], keys[index] = entry, count, key
 
 
 @compiled
-def _rise(heap, counts, keys, place):
+def _rise(heap, counts, keys, index):
     """Move an element of the heap up to where it belongs."""
-    entry, count, key = heap[place], counts[place], keys[place]
-    while place > 0:
-        parent = (place - 1) // 2
+    entry, count, key = heap[index], counts[index], keys[index]
+    while index > 0:
+        parent = (index - 1) // 2
         if not _before(count, key, counts[parent], keys[parent]):
             break
-        heap[place], counts[place], keys[place] = heap[parent], counts[parent], keys[parent]
-        place = parent
-    heap[place], counts[place], keys[place] = entry, count, key
+        heap[index], counts[index], keys[index] = heap[parent], counts[parent], keys[parent]
+        index = parent
+    heap[index], counts[index], keys[index] = entry, count, key
 
 
 @inlined
 def _enter(pair, length, pairs, entries, sizes):
-    """A new entry of a pair, with room for its places; returns where they begin."""
-    entry, last, start = sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_PLACES]
+    """A new entry of a pair, with room for its positions; returns where they start."""
+    entry, last, start = sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_POSITIONS]
     entries.pairs[entry], entries.starts[entry], entries.lengths[entry] = pair, start, length
     entries.heap[last], entries.heap_counts[last], entries.heap_keys[last] = entry, pairs.counts[pair], pairs.keys[pair]
     _rise(entries.heap, entries.heap_counts, entries.heap_keys, last)
-    sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_PLACES] = entry + 1, last + 1, start + length
+    sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_POSITIONS] = entry + 1, last + 1, start + length
     return start
 
 
 @compiled
 def _find_first_pairs(words, pairs, entries, arena, sizes):
-    """Count the pairs of bytes, at most 2^16, and write the places of each in the order of the text."""
+    """Count the pairs of bytes, at most 2^16, and write the positions of each in the order of the text."""
     symbols, lengths = words.symbols, np.zeros(2**16, np.int64)
     for i in range(len(symbols) - 1):
         if symbols[i] >= 0 and symbols[i + 1] >= 0:
@@ -233,21 +236,21 @@ def _find_first_pairs(words, pairs, entries, arena, sizes):
 
 
 @inlined
-def _note(side, neighbour, place, weight, step, found, n_touched):
-    """At a place, a neighbour's pair with the old token goes and one with the new token comes."""
-    if step.lengths[side, neighbour] == 0:
-        step.touched[side, n_touched[side]] = neighbour
+def _note(side, neighbour, position, weight, scratch, noted, n_touched):
+    """At a position, a neighbour's pair with the old token goes and one with the new token comes."""
+    if scratch.lengths[side, neighbour] == 0:
+        scratch.touched[side, n_touched[side]] = neighbour
         n_touched[side] += 1
-    step.weights[side, neighbour] += weight
-    step.lengths[side, neighbour] += 1
-    step.ids[side, found[side]], step.places[side, found[side]] = neighbour, place
-    found[side] += 1
+    scratch.weights[side, neighbour] += weight
+    scratch.lengths[side, neighbour] += 1
+    scratch.ids[side, noted[side]], scratch.positions[side, noted[side]] = neighbour, position
+    noted[side] += 1
 
 
 @inlined
-def _merge_places(a, b, new, first, last, words, lengths, arena, step, found, n_touched):
+def _merge_positions(a, b, new, first, last, words, lengths, arena, scratch, noted, n_touched):
     """Merge a and b wherever they stand, in the order of the text, and note what becomes of their neighbours."""
-    symbols, begins = words.symbols, words.begins
+    symbols, token_starts = words.symbols, words.token_starts
     for i in range(first, last):
         left = np.int64(arena[i])
         right = left + lengths[a]
@@ -255,64 +258,66 @@ def _merge_places(a, b, new, first, last, words, lengths, arena, step, found, n_
             continue
         behind = right + lengths[b]
         weight = words.weights[words.numbers[left]]
-        before = np.int64(begins[left - 1])
+        before = np.int64(token_starts[left - 1])
         if before >= 0:
-            _note(0, symbols[before], before, weight, step, found, n_touched)
+            _note(0, symbols[before], before, weight, scratch, noted, n_touched)
         if symbols[behind] >= 0:
-            _note(1, symbols[behind], left, weight, step, found, n_touched)
-        symbols[left], symbols[right], begins[behind - 1] = new, _GONE, left
+            _note(1, symbols[behind], left, weight, scratch, noted, n_touched)
+        symbols[left], symbols[right], token_starts[behind - 1] = new, _GONE, left
 
 
 @inlined
-def _recount(old, new, step, n_touched, pairs, sizes):
+def _recount(old, new, scratch, n_touched, pairs, sizes):
     """Counts of all pairs that go and come; `old` is the pair that was merged, by side."""
     for side in range(2):
         for i in range(n_touched[side]):
-            other = step.touched[side, i]
+            other = scratch.touched[side, i]
             for token, sign in ((old[side], -1), (new, 1)):
                 left, right = (other, token) if side == 0 else (token, other)
                 pair = _pair_of(left, right, pairs.table, pairs.keys, sizes)
-                pairs.counts[pair] += sign * step.weights[side, other]
+                pairs.counts[pair] += sign * scratch.weights[side, other]
 
 
 @inlined
-def _enter_new(new, step, found, n_touched, pairs, entries, arena, sizes):
-    """Entries of the pairs that came, with their places; the scratch is zero again."""
+def _enter_new(new, scratch, noted, n_touched, pairs, entries, arena, sizes):
+    """Entries of the pairs that came, with their positions; the scratch is zero again."""
     for side in range(2):
         for i in range(n_touched[side]):
-            other = step.touched[side, i]
+            other = scratch.touched[side, i]
             left, right = (other, new) if side == 0 else (new, other)
             pair = _pair_of(left, right, pairs.table, pairs.keys, sizes)
-            counted, length = pairs.counts[pair] > 0, step.lengths[side, other]
-            step.lengths[side, other] = _enter(pair, length, pairs, entries, sizes) if counted else -1
-        for i in range(found[side]):
-            place = step.lengths[side, step.ids[side, i]]
-            if place >= 0:
-                arena[place] = step.places[side, i]
-                step.lengths[side, step.ids[side, i]] += 1
+            counted, length = pairs.counts[pair] > 0, scratch.lengths[side, other]
+            scratch.lengths[side, other] = _enter(pair, length, pairs, entries, sizes) if counted else -1
+        for i in range(noted[side]):
+            position = scratch.lengths[side, scratch.ids[side, i]]
+            if position >= 0:
+                arena[position] = scratch.positions[side, i]
+                scratch.lengths[side, scratch.ids[side, i]] += 1
         for i in range(n_touched[side]):
-            step.weights[side, step.touched[side, i]] = step.lengths[side, step.touched[side, i]] = 0
+            scratch.weights[side, scratch.touched[side, i]] = scratch.lengths[side, scratch.touched[side, i]] = 0
 
 
 @inlined
 def _lacks(length, pairs, arena, sizes, vocab):
-    """Which array has no room for a merge at so many places; entries have as much room as pairs."""
+    """Which array has no room for a merge at `length` positions; entries have as much room as pairs."""
     if max(sizes[_N_PAIRS], sizes[_N_ENTRIES]) + 2 * min(length, vocab) > len(pairs.keys):
         return _PAIRS
-    return _PLACES if sizes[_N_PLACES] + 2 * length > len(arena) else _DONE
+    return _POSITIONS if sizes[_N_POSITIONS] + 2 * length > len(arena) else _DONE
 
 
 @compiled
-def _learn(words, lengths, pairs, entries, arena, step, merges, sizes, least):
+def _learn(words, lengths, pairs, entries, arena, scratch, merges, sizes, least):
     """Merge until all is learned (_DONE) or some array must grow."""
-    words = Words(borrowed(words.symbols), borrowed(words.begins), borrowed(words.numbers), borrowed(words.weights))
+    words = Words(
+        borrowed(words.symbols), borrowed(words.token_starts), borrowed(words.numbers), borrowed(words.weights)
+    )
     pairs = Pairs(borrowed(pairs.table), borrowed(pairs.keys), borrowed(pairs.counts))
     heap, counts, keys = borrowed(entries.heap), borrowed(entries.heap_counts), borrowed(entries.heap_keys)
     entries = Entries(borrowed(entries.pairs), borrowed(entries.starts), borrowed(entries.lengths), heap, counts, keys)
-    scratch = borrowed(step.weights), borrowed(step.lengths), borrowed(step.touched)
-    step = Step(scratch[0], scratch[1], scratch[2], borrowed(step.ids), borrowed(step.places))
+    views = borrowed(scratch.weights), borrowed(scratch.lengths), borrowed(scratch.touched)
+    scratch = MergeScratch(views[0], views[1], views[2], borrowed(scratch.ids), borrowed(scratch.positions))
     arena, sizes, lengths, vocab = borrowed(arena), borrowed(sizes), borrowed(lengths), len(merges)
-    found, n_touched = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    noted, n_touched = np.zeros(2, np.int64), np.zeros(2, np.int64)
     while sizes[_TOKENS] < vocab and sizes[_N_HEAP] > 0:
         entry = np.int64(heap[0])
         count, key = pairs.counts[entries.pairs[entry]], keys[0]
@@ -324,9 +329,9 @@ def _learn(words, lengths, pairs, entries, arena, step, merges, sizes, least):
             break
         a, b = np.int64(key >> _HALF), np.int64(key & _LOW)
         start, length = entries.starts[entry], np.int64(entries.lengths[entry])
-        room = _lacks(length, pairs, arena, sizes, vocab)
-        if room != _DONE:
-            return room
+        lacking = _lacks(length, pairs, arena, sizes, vocab)
+        if lacking != _DONE:
+            return lacking
         last = sizes[_N_HEAP] - 1
         heap[0], counts[0], keys[0] = heap[last], counts[last], keys[last]
         sizes[_N_HEAP] = last
@@ -334,8 +339,8 @@ def _learn(words, lengths, pairs, entries, arena, step, merges, sizes, least):
         new = sizes[_TOKENS]
         merges[new, 0], merges[new, 1], lengths[new] = a, b, lengths[a] + lengths[b]
         sizes[_TOKENS] = new + 1
-        found[:], n_touched[:] = 0, 0
-        _merge_places(a, b, new, start, start + length, words, lengths, arena, step, found, n_touched)
-        _recount((a, b), new, step, n_touched, pairs, sizes)
-        _enter_new(new, step, found, n_touched, pairs, entries, arena, sizes)
+        noted[:], n_touched[:] = 0, 0
+        _merge_positions(a, b, new, start, start + length, words, lengths, arena, scratch, noted, n_touched)
+        _recount((a, b), new, scratch, n_touched, pairs, sizes)
+        _enter_new(new, scratch, noted, n_touched, pairs, entries, arena, sizes)
     return _DONE

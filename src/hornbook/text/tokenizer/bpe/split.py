@@ -1,66 +1,85 @@
 """Cut text into pre-tokens as the split regexes of GPT-2 and GPT-4 do, in linear time and without a regex engine.
 
-Every character is a letter, a number, a blank or something else, and with one character of lookahead that decides
-which alternative matches. `bpe/styles` says which regexes are known.
+Every character is a letter, a number, whitespace or something else, and with one character of lookahead that decides
+which alternative matches. `tables.STYLES` says which regexes are known.
 """
 
+import tomllib
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from hornbook.kernels.compiled import borrowed, compiled, inlined
-from hornbook.text.tokenizer.bpe.unicode import BLANK, LETTER, NEWLINE, NUMBER, OTHER, kinds_of_characters
 
+OTHER, LETTER, NUMBER, WHITESPACE, NEWLINE = 0, 1, 2, 3, 4
+"""Kinds of characters: \\p{L}, \\p{N}, \\s without and with CR and LF; from WHITESPACE on all are \\s."""
+PAGE = 256
 _BLANK, _QUOTE = 0x20, 0x27
 
 
 @cache
 def character_tables() -> tuple[np.ndarray, np.ndarray]:
-    """`kinds_of_characters`, made once."""
-    return kinds_of_characters()
+    """(int64 [0x1100], uint8 [pages * 256]): code point c has the kind kinds[pages[c // 256] + c % 256].
+
+    Equal pages are kept once, the first one first, so that kinds[c] alone is right for ASCII.
+    """
+    kinds = np.zeros(0x110000, np.uint8)
+    runs = tomllib.loads(Path(__file__).with_name("unicode.toml").read_text(encoding="utf-8"))
+    for kind, name in ((LETTER, "letters"), (NUMBER, "numbers"), (WHITESPACE, "whitespace")):
+        end = 0
+        for run in runs[name].split():
+            gap, _, length = run.partition(".")
+            start = end + int(gap, 16)
+            end = start + int(length or "1", 16)
+            kinds[start:end] = kind
+    kinds[[0x0A, 0x0D]] = NEWLINE
+    offsets: dict[bytes, int] = {}
+    pages = [offsets.setdefault(page.tobytes(), PAGE * len(offsets)) for page in kinds.reshape(-1, PAGE)]
+    return np.array(pages, np.int64), np.frombuffer(b"".join(offsets), np.uint8)
 
 
 @inlined
-def kind_at(data, place, pages, kinds):
-    """Of the character that begins at data[place]: its kind plus eight times its bytes."""
-    first = np.int64(data[place])
+def kind_at(data, offset, pages, kinds):
+    """Of the character that begins at data[offset]: its kind plus eight times its bytes."""
+    first = np.int64(data[offset])
     if first < 0x80:
         return np.int64(kinds[first]) + 8
-    code = np.int64(data[place + 1]) & 0x3F
+    code = np.int64(data[offset + 1]) & 0x3F
     if first < 0xE0:
         code |= (first & 0x1F) << 6
         width = 2
     else:
-        code = code << 6 | (np.int64(data[place + 2]) & 0x3F)
+        code = code << 6 | (np.int64(data[offset + 2]) & 0x3F)
         width = 3
         if first < 0xF0:
             code |= (first & 0x0F) << 12
         else:
-            code = (first & 0x07) << 18 | code << 6 | (np.int64(data[place + 3]) & 0x3F)
+            code = (first & 0x07) << 18 | code << 6 | (np.int64(data[offset + 3]) & 0x3F)
             width = 4
     return np.int64(kinds[pages[code >> 8] + (code & 0xFF)]) + 8 * width
 
 
 @inlined
-def _skip(data, place, end, kind, pages, kinds):
+def _skip(data, offset, end, kind, pages, kinds):
     """The end of a run of characters of one kind."""
-    while place < end:
-        found = kind_at(data, place, pages, kinds)
-        if found & 7 != kind:
+    while offset < end:
+        character = kind_at(data, offset, pages, kinds)
+        if character & 7 != kind:
             break
-        place += found >> 3
-    return place
+        offset += character >> 3
+    return offset
 
 
 @inlined
-def _skip_some(data, place, end, most, pages, kinds):
-    """The end of a run of at most so many numbers."""
+def _skip_some(data, offset, end, most, pages, kinds):
+    """The end of a run of at most `most` numbers."""
     for _ in range(most):
-        found = kind_at(data, place, pages, kinds) if place < end else OTHER
-        if found & 7 != NUMBER:
+        character = kind_at(data, offset, pages, kinds) if offset < end else OTHER
+        if character & 7 != NUMBER:
             break
-        place += found >> 3
-    return place
+        offset += character >> 3
+    return offset
 
 
 @inlined
@@ -84,38 +103,38 @@ def _contraction_end(data, start, end, folds):
 @inlined
 def _blanks_end(data, start, end, lines, pages, kinds):
     r"""The end of what `\s*[\r\n]` (only with `lines`), else `\s+(?!\S)`, else `\s+` matches from `start`."""
-    place, last, after_line = start, start, start
-    while place < end:
-        found = kind_at(data, place, pages, kinds)
-        if found & 7 < BLANK:
+    offset, last, after_line = start, start, start
+    while offset < end:
+        character = kind_at(data, offset, pages, kinds)
+        if character & 7 < WHITESPACE:
             break
-        last = place
-        place += found >> 3
-        if found & 7 == NEWLINE:
-            after_line = place
+        last = offset
+        offset += character >> 3
+        if character & 7 == NEWLINE:
+            after_line = offset
     if lines and after_line > start:
         return after_line
-    return place if place == end or last == start else last
+    return offset if offset == end or last == start else last
 
 
 @inlined
 def _end_like_gpt4(data, start, end, digits, pages, kinds):
-    found = kind_at(data, start, pages, kinds)
-    kind, place = found & 7, start + (found >> 3)
+    character = kind_at(data, start, pages, kinds)
+    kind, offset = character & 7, start + (character >> 3)
     if kind == LETTER:
-        return _skip(data, place, end, LETTER, pages, kinds)
+        return _skip(data, offset, end, LETTER, pages, kinds)
     if kind == NUMBER:
-        return _skip_some(data, place, end, digits - 1, pages, kinds)
+        return _skip_some(data, offset, end, digits - 1, pages, kinds)
     if data[start] == _QUOTE:
         short = _contraction_end(data, start, end, True)
         if short > start:
             return short
-    following = kind_at(data, place, pages, kinds) & 7 if place < end else -1
+    following = kind_at(data, offset, pages, kinds) & 7 if offset < end else -1
     if following == LETTER and kind != NEWLINE:
-        return _skip(data, place, end, LETTER, pages, kinds)
+        return _skip(data, offset, end, LETTER, pages, kinds)
     if kind == OTHER or (following == OTHER and data[start] == _BLANK):
-        place = _skip(data, place, end, OTHER, pages, kinds)
-        return _skip(data, place, end, NEWLINE, pages, kinds)
+        offset = _skip(data, offset, end, OTHER, pages, kinds)
+        return _skip(data, offset, end, NEWLINE, pages, kinds)
     return _blanks_end(data, start, end, True, pages, kinds)
 
 
@@ -125,10 +144,10 @@ def _end_like_gpt2(data, start, end, pages, kinds):
         short = _contraction_end(data, start, end, False)
         if short > start:
             return short
-    place = start + 1 if data[start] == _BLANK and start + 1 < end else start
-    kind = kind_at(data, place, pages, kinds) & 7
-    if kind < BLANK:
-        return _skip(data, place, end, kind, pages, kinds)
+    offset = start + 1 if data[start] == _BLANK and start + 1 < end else start
+    kind = kind_at(data, offset, pages, kinds) & 7
+    if kind < WHITESPACE:
+        return _skip(data, offset, end, kind, pages, kinds)
     return _blanks_end(data, start, end, False, pages, kinds)
 
 

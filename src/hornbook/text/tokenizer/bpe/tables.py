@@ -1,17 +1,43 @@
-"""From a tokenizer.json to the tables of the BPE kernels, or the answer that they cannot stand for it.
+"""Input of the BPE kernels: known split regexes, the merges of a tokenizer.json, the draws of BPE-dropout.
 
 A kernel encodes byte-level BPE without a normaliser, split by a known regex. Whatever else a tokenizer.json asks for
 (dropout, unknown tokens, added words, another pattern) leaves it to the tokenizers library.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
+import xxhash
+from jaxtyping import UInt64
 
-from hornbook.text.tokenizer.bpe.styles import GPT2, STYLES, Style
+PATTERN = (
+    r"(?i:'(?:[sdmt]|ll|ve|re))|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""The regex of the tokenizers that we train: GPT-4's."""
+
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_NANOCHAT = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+STYLES = {
+    PATTERN: 3,
+    _LLAMA_3: 3,
+    _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}"): 1,
+    _NANOCHAT: 2,
+    GPT2: 0,
+}
+"""Regex (ours, that of GPT-4 and Llama 3, of Qwen 2, of nanochat, of GPT-2) -> most digits in a row that stay together;
+ 0 for GPT-2's, which differs in whitespace and line ends too."""
 
 _OFF = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 """What else BPE of the library can do."""
@@ -20,23 +46,22 @@ TOKEN_BITS = 21
 """Ids are smaller than 2^21 - 1: the encoder's cache keeps three of them in 64 bits."""
 
 _VERSIONS = ("0.22.", "0.23.")
-"""Releases of the library whose letters, numbers and blanks are those of `bpe/unicode`; the tests compare them all."""
-
-_GOLDEN = 0x9E3779B97F4A7C15
+"""Releases of the library whose letters, numbers and whitespace are those of `unicode.toml`; a test compares them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merges:
     """Byte-level BPE as numbers."""
 
-    style: Style
+    digits: int
+    """Of the regex that splits (`STYLES`)."""
     byte_ids: list[int]
     """Token of each of the 256 bytes."""
     triples: list[tuple[int, int, int]]
     """(left token, right token, their merge), the earliest learned first."""
 
 
-def byte_letters() -> list[str]:
+def byte_characters() -> list[str]:
     """How byte-level tokenizers spell each byte: as its Latin-1 character where that is visible, else from U+0100 on.
 
     GPT-2's alphabet (Radford et al. 2019), which lets a vocabulary of bytes be a vocabulary of text.
@@ -48,26 +73,26 @@ def byte_letters() -> list[str]:
 
 def find_merges(definition: Mapping[str, Any]) -> Merges | None:
     """The merges of a tokenizer.json that is byte-level BPE of a known kind and nothing more, else None."""
-    model, style = definition["model"], _find_style(definition.get("pre_tokenizer"))
+    model, digits = definition["model"], _find_digits(definition.get("pre_tokenizer"))
     added = definition.get("added_tokens") or []
-    if style is None or definition.get("normalizer") is not None or not all(token["special"] for token in added):
+    if digits is None or definition.get("normalizer") is not None or not all(token["special"] for token in added):
         return None
     if not tokenizers.__version__.startswith(_VERSIONS):
         return None
     if model.get("type") != "BPE" or any(model.get(option) for option in _OFF):
         return None
-    vocab, letters = model["vocab"], byte_letters()
+    vocab, characters = model["vocab"], byte_characters()
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    if not all(letter in vocab for letter in letters) or max(vocab.values()) >= 2**TOKEN_BITS - 1:
+    if not all(character in vocab for character in characters) or max(vocab.values()) >= 2**TOKEN_BITS - 1:
         return None
     try:
         triples = [(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs]
     except KeyError:
         return None
-    return Merges(style, [vocab[letter] for letter in letters], triples)
+    return Merges(digits, [vocab[character] for character in characters], triples)
 
 
-def _find_style(splitter: Mapping[str, Any] | None) -> Style | None:
+def _find_digits(splitter: Mapping[str, Any] | None) -> int | None:
     parts = [part for part in (splitter or {}).get("pretokenizers", [splitter]) if part]
     if not parts or parts[-1]["type"] != "ByteLevel" or parts[-1].get("add_prefix_space", True):
         return None
@@ -81,18 +106,34 @@ def _find_style(splitter: Mapping[str, Any] | None) -> Style | None:
     return STYLES.get(first["pattern"].get("Regex", ""))
 
 
-def pair_table(triples: Iterable[tuple[int, int, int]]) -> tuple[np.ndarray, int]:
-    """(uint64 [2 * slots], shift): open addressing from a pair of tokens to its rank and its merge.
+class Draws(NamedTuple):
+    """What decides in each text which merges are left out (`heap.merge_by_heap`).
 
-    A pair (a, b) is looked for from slot ((a << 32 | b) * golden) >> shift on; a slot holds the pair plus one, and
-    rank << 32 | merge. Of a pair that stands twice the last counts, as in the library.
+    It follows from (seed, source, text), and within a text from (offset of the word, step, offset of the pair): not
+    from the order of documents, from workers or from what ran before. A text in two sources is cut in two ways.
     """
-    ranked = {(a << 32 | b) + 1: rank << 32 | merged for rank, (a, b, merged) in enumerate(triples)}
-    bits = max(4, (2 * len(ranked)).bit_length())
-    shift, mask, table = 64 - bits, 2**bits - 1, [0] * 2 ** (bits + 1)
-    for key, value in ranked.items():
-        slot = ((key - 1) * _GOLDEN & 2**64 - 1) >> shift
-        while table[2 * slot]:
-            slot = slot + 1 & mask
-        table[2 * slot], table[2 * slot + 1] = key, value
-    return np.array(table, np.uint64), shift
+
+    keys: UInt64[np.ndarray, " texts"]
+    """The start of the draws of each text."""
+    limits: UInt64[np.ndarray, " texts"]
+    """A merge is left out where its draw, uniform in 64 bits, is less; 0 leaves out none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """How often merges are left out of the encoding of training texts (Provilkov et al. 2020, arXiv 1910.13267)."""
+
+    probability: float
+    """Of each possible merge at each step, 0 < probability < 1."""
+    seed: int = 0
+
+    def draws(self, source: str, texts: Sequence[str], chosen: Sequence[bool]) -> Draws:
+        """The draws of texts of a source; of texts that are not chosen no merge is left out."""
+        seed = xxhash.xxh3_64_intdigest(source.encode(), seed=self.seed)
+        keys = [xxhash.xxh3_64_intdigest(text.encode(), seed=seed) for text in texts]
+        limit = int(self.probability * 2**64)
+        return Draws(np.array(keys, np.uint64), np.where(chosen, np.uint64(limit), np.uint64(0)))
+
+    def to_json(self) -> dict[str, Any]:
+        """For keys and tokens/index.json."""
+        return asdict(self)

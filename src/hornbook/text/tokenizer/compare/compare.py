@@ -1,25 +1,48 @@
-"""Several tokenizers on several texts: what each makes of them, and how fast.
+"""Several tokenizers on several texts: what each makes of them, and how fast; and samples of texts for that.
+
+A sample is of a folder, of files, or of the held-out part of prepared data.
 
 *Fertility* is tokens per word, where words are what blanks separate (so for languages without blanks only its
 comparison between tokenizers means something). Delimiters of documents are not counted.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hornbook.text.tokenizer.compare.text_samples import TextSample
+from hornbook.errors import UsageError
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.readers import ReadOptions, read_file
+from hornbook.text.refinery.pipeline.folder import read_text_config
+from hornbook.text.splits import is_validation
+from hornbook.text.store import read_batches
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 ROUNDS = 3
 """How often each text is encoded; the fastest round counts, and the tokenizers take turns."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextSample:
+    """Documents of one corpus, or the beginnings of them."""
+
+    name: str
+    texts: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Their UTF-8 bytes."""
+        return sum(len(text.encode()) for text in self.texts)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Figures:
+class TokenizerMetrics:
     """Counts of one tokenizer on one text."""
 
     tokenizer: str
@@ -44,7 +67,7 @@ class Figures:
         return self.exact == self.documents
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as people compare them."""
+        """The metrics as people compare them."""
         return {
             "tokenizer": self.tokenizer,
             "corpus": self.corpus,
@@ -58,23 +81,23 @@ class Figures:
             "megabytes_per_second": self.bytes / 1e6 / self.seconds,
         }
 
-    def plus(self, other: "Figures") -> "Figures":
+    def plus(self, other: "TokenizerMetrics") -> "TokenizerMetrics":
         """Both texts together."""
         counts = ("documents", "bytes", "words", "tokens", "unknown", "exact", "seconds")
         sums = {name: getattr(self, name) + getattr(other, name) for name in counts}
-        return Figures(self.tokenizer, "all", seen=self.seen | other.seen, possible=self.possible, **sums)
+        return TokenizerMetrics(self.tokenizer, "all", seen=self.seen | other.seen, possible=self.possible, **sums)
 
 
-def compare(tokenizers: Mapping[str, Tokenizer], samples: Sequence[TextSample]) -> list[Figures]:
-    """Figures of every tokenizer on every sample, and on all of them where there are several; by sample."""
-    found: list[Figures] = []
+def compare(tokenizers: Mapping[str, Tokenizer], samples: Sequence[TextSample]) -> list[TokenizerMetrics]:
+    """Metrics of every tokenizer on every sample, and on all of them where there are several; by sample."""
+    metrics: list[TokenizerMetrics] = []
     for sample in samples:
         encoded = {name: tokenizer.encode_arrays(sample.texts) for name, tokenizer in tokenizers.items()}
         seconds = _race(tokenizers, sample)
-        found += [
+        metrics += [
             _measure(name, tokenizer, sample, encoded[name], seconds[name]) for name, tokenizer in tokenizers.items()
         ]
-    return found + (_totals(found, list(tokenizers)) if len(samples) > 1 else [])
+    return metrics + (_totals(metrics, list(tokenizers)) if len(samples) > 1 else [])
 
 
 def _race(tokenizers: Mapping[str, Tokenizer], sample: TextSample) -> dict[str, float]:
@@ -88,14 +111,16 @@ def _race(tokenizers: Mapping[str, Tokenizer], sample: TextSample) -> dict[str, 
     return best
 
 
-def _measure(name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[np.ndarray], seconds: float) -> Figures:
+def _measure(
+    name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[np.ndarray], seconds: float
+) -> TokenizerMetrics:
     tail = 1 if tokenizer.end_id != tokenizer.delimiter_id else 0
     bodies = [ids[1 : len(ids) - tail] for ids in encoded]
     possible = tokenizer.token_bytes() > 0
     seen = np.zeros(tokenizer.vocab_size, bool)
     seen[np.concatenate(bodies)] = True
     unknown = 0 if tokenizer.unknown_id is None else sum(int(np.sum(ids == tokenizer.unknown_id)) for ids in bodies)
-    return Figures(
+    return TokenizerMetrics(
         tokenizer=name,
         corpus=sample.name,
         documents=len(bodies),
@@ -110,9 +135,73 @@ def _measure(name: str, tokenizer: Tokenizer, sample: TextSample, encoded: list[
     )
 
 
-def _totals(found: list[Figures], names: list[str]) -> list[Figures]:
-    totals: dict[str, Figures] = {}
-    for figures in found:
-        name = figures.tokenizer
-        totals[name] = totals[name].plus(figures) if name in totals else figures
+def _totals(metrics: list[TokenizerMetrics], names: list[str]) -> list[TokenizerMetrics]:
+    totals: dict[str, TokenizerMetrics] = {}
+    for each in metrics:
+        totals[each.tokenizer] = totals[each.tokenizer].plus(each) if each.tokenizer in totals else each
     return [totals[name] for name in names]
+
+
+def sample_path(name: str, path: str, most: int) -> TextSample:
+    """About `most` bytes of the text that a path names, evenly over its files.
+
+    Raises UsageError where nothing can be read.
+    """
+    source = SourceConfig(paths=[path])
+    files = list_inputs(name, source)
+    total = max(sum(file.size for file in files), 1)
+    refused: list[Rejected] = []
+    texts: list[str] = []
+    for file in files:
+        texts += _first(_documents(file, source, refused), max(1, most * file.size // total))
+    if not texts:
+        why = f": {refused[0].reason} (line {refused[0].line} of {refused[0].path})" if refused else ""
+        raise UsageError(f"{path} holds no text{why}")
+    return TextSample(name, tuple(texts))
+
+
+def sample_prepared(data: Path, most: int, *, held_out: bool) -> list[TextSample]:
+    """About `most` bytes of each source of a prepared folder: of its held-out documents where that is asked for.
+
+    A source without held-out documents gives any. Raises UsageError where the folder is not prepared.
+    """
+    config = read_text_config(data)
+    shares = (config.validation, 1.0) if held_out else (1.0,)
+    samples = [_sample_source(data, source, shares, most) for source in config.sources]
+    return [sample for sample in samples if sample.texts]
+
+
+def _sample_source(data: Path, source: str, shares: tuple[float, ...], most: int) -> TextSample:
+    shards = sorted((data / "documents" / source).glob("*.parquet"))
+    for share in shares:
+        texts = [text for shard in shards for text in _first(_held_out(shard, share), most // len(shards))]
+        if texts:
+            return TextSample(source, tuple(texts))
+    return TextSample(source, ())
+
+
+def _held_out(shard: Path, share: float) -> Iterator[str]:
+    for rows in read_batches(shard, ["text", "cluster"]):
+        texts, clusters = rows.columns
+        for text, cluster in zip(texts, clusters.to_pylist(), strict=True):
+            if is_validation(cluster, share):
+                yield text.as_py()
+
+
+def _documents(file: InputFile, source: SourceConfig, refused: list[Rejected]) -> Iterator[str]:
+    """Texts of a file; rows that are damaged are put into `refused`."""
+    for row in read_file(file, ReadOptions.of(source)):
+        if isinstance(row, Document) and row.text.strip():
+            yield row.text
+        elif isinstance(row, Rejected) and row.damaged:
+            refused.append(row)
+
+
+def _first(texts: Iterator[str], most: int) -> Iterator[str]:
+    """Texts until their bytes are `most`; the last one is cut."""
+    for text in texts:
+        part = text.encode()[:most].decode("utf-8", "ignore")
+        if not part:
+            return
+        yield part
+        most -= len(part.encode())

@@ -37,7 +37,7 @@ def mine_terms(
     """
     domain, other = _count(texts), _count(general)
     size, other_size = sum(domain.values()), sum(other.values())
-    found = []
+    terms = []
     for word, count in domain.items():
         if count < least:
             continue
@@ -46,8 +46,8 @@ def mine_terms(
             continue
         pieces = len(tokenizer.encode(f" {word}"))
         if pieces > 1:
-            found.append(Term(word, count, pieces, count * (pieces - 1), keyness))
-    return sorted(found, key=lambda term: (-term.saved, term.text))[:top]
+            terms.append(Term(word, count, pieces, count * (pieces - 1), keyness))
+    return sorted(terms, key=lambda term: (-term.saved, term.text))[:top]
 
 
 def _count(texts: Iterable[str]) -> Counter[str]:
@@ -60,9 +60,9 @@ def _count(texts: Iterable[str]) -> Counter[str]:
 def _keyness(count: int, size: int, other: int, other_size: int) -> float:
     """Signed log-likelihood ratio: positive where the word is more frequent in the domain."""
     rate = (count + other) / (size + other_size)
-    ratio = 2 * (_part(count, size * rate) + _part(other, other_size * rate))
+    ratio = 2 * (_likelihood_term(count, size * rate) + _likelihood_term(other, other_size * rate))
     return ratio if count / size > other / other_size else -ratio
 
 
-def _part(count: int, expected: float) -> float:
+def _likelihood_term(count: int, expected: float) -> float:
     return count * math.log(count / expected) if count else 0.0

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.formats.web.plain_html import plain_html
+from hornbook.text.ingest.formats.dumps.markup import plain_html
 
 
 def post(number: int, kind: int, body: str, **more: Any) -> str:

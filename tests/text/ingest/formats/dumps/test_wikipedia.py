@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.formats.dumps.wiki_markup import strip_markup
+from hornbook.text.ingest.formats.dumps.markup import strip_markup
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
   <siteinfo>

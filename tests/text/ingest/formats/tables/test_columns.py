@@ -13,11 +13,10 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.formats.tables.page_sizes import parquet_pages
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.ingest.rows import ReadOptions
 
 ROWS = [
     {"text": "a", "id": "x", "meta": {"url": "https://a", "licences": ["MIT", "BSD"]}, "date": "2020"},

@@ -1,30 +1,29 @@
-"""tar and zip files of any files that are read: every member as if it lay in a folder, nothing unpacked to disk.
+"""tar and zip files: every member is read as if it lay in a folder, and nothing is unpacked to disk.
 
-Nothing is written, so a path that leads outside cannot harm; it is refused all the same, for nobody packs one in good
-faith. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
+Nothing is written, so a path that leads outside does no harm; it is refused all the same, since no honest archive has
+one. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Rejected
+from hornbook.text.ingest.document import ReadOptions, Row, reject
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
 from hornbook.text.ingest.lines import HashingFile, open_input
 from hornbook.text.ingest.readers import reader_of
-from hornbook.text.ingest.rows import ReadOptions, Row
 
 EXPANSION, FREE = 200, 2**28
-"""An archive may expand to so many times its size; the first so many bytes are free."""
+"""An archive may expand to EXPANSION times its size, and to FREE bytes in any case."""
 _ARCHIVES = ("tar", "zip", "arxiv")
 _PART = "!/"
 """Between the path of an archive and the name of a member."""
 
 
 class Budget:
-    """Counts what comes out of an archive, over all members, and stops a bomb."""
+    """Counts the bytes that come out of an archive, over all members, and stops a bomb."""
 
     def __init__(self, size: int) -> None:
         self._limit, self._done = max(FREE, EXPANSION * size), 0
@@ -37,7 +36,7 @@ class Budget:
 
     @property
     def excess(self) -> str:
-        """Why reading stopped; empty while it need not."""
+        """Why reading stopped; empty within the limit."""
         reason = (
             f"archive bomb: it expands to more than {self._limit} bytes, the larger of {FREE} and {EXPANSION} times"
         )
@@ -60,41 +59,37 @@ class Bounded:
 def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, as they come."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
-    opened = rows = 0
-    try:
-        for member in tar_members(stream):
-            opened += 1
-            for row in _member_rows(file, member, member, options):
-                rows += 1
-                yield row
-    except DamagedStream as error:
-        rows += 1
-        yield Rejected(file.name, opened, str(error), file.source)
-    yield from _nothing(file, rows)
+    return _rows(file, ((member, member) for member in tar_members(stream)), options)
 
 
 def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, in the order of the directory."""
-    del raw  # zip is read at random places
-    budget, opened, rows = Budget(file.size), 0, 0
+    del raw  # zip is read at random offsets
+    budget = Budget(file.size)
     with open_input(file) as handle:
-        try:
+
+        def members() -> Iterator[tuple[ZipMember, Bounded]]:
             for member in zip_members(handle):
-                opened += 1
-                for row in _member_rows(file, member, Bounded(member, budget), options):
-                    rows += 1
-                    yield row
+                yield member, Bounded(member, budget)
                 if budget.excess:
                     raise DamagedStream(budget.excess)
-        except DamagedStream as error:
-            rows += 1
-            yield Rejected(file.name, opened, str(error), file.source)
-    yield from _nothing(file, rows)
+
+        yield from _rows(file, members(), options)
 
 
-def _nothing(file: InputFile, rows: int) -> Iterator[Row]:
+def _rows(file: InputFile, members: Iterable[tuple[Member | ZipMember, Stream]], options: ReadOptions) -> Iterator[Row]:
+    opened = rows = 0
+    try:
+        for member, stream in members:
+            opened += 1
+            for row in _member_rows(file, member, stream, options):
+                rows += 1
+                yield row
+    except DamagedStream as error:
+        rows += 1
+        yield reject(file, opened, str(error))
     if not rows:
-        yield Rejected(file.name, 0, "empty archive: it holds no file that can be read", file.source, damaged=False)
+        yield reject(file, 0, "empty archive: it holds no file that can be read", damaged=False)
 
 
 def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -106,11 +101,9 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
         return
     inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
     if problem or inner.format in _ARCHIVES:
-        reason = problem or "archive in an archive: unpack it first"
-        yield Rejected(inner.name, 0, reason, file.source)
+        yield reject(inner, 0, problem or "archive in an archive: unpack it first")
     elif inner.format in AT_RANDOM:
-        reason = f"{inner.format} in an archive: it is read at random places, so unpack it first"
-        yield Rejected(inner.name, 0, reason, file.source)
+        yield reject(inner, 0, f"{inner.format} in an archive: it is read at random places, so unpack it first")
     else:
         yield from reader_of(inner.format)(inner, HashingFile(stream), options)
 

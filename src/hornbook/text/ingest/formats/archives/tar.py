@@ -14,12 +14,12 @@ _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": 
 
 @dataclass(slots=True)
 class Member:
-    """A member; `read` it before the next is asked for (what is left is passed over)."""
+    """A member; `read` it before the next one (the rest of it is skipped)."""
 
     name: str
     size: int
     kind: str
-    """"file", "folder", or what else it is, in words."""
+    """"file", "folder", or the name of another kind."""
     stream: Buffered
     left: int = 0
 
@@ -36,7 +36,7 @@ class Member:
 
 def tar_members(stream: Buffered) -> Iterator[Member]:
     """All members but the headers of others. Raises DamagedStream."""
-    longer: dict[str, str] = {}
+    extended: dict[str, str] = {}
     while len(header := stream.peek(_BLOCK)) == _BLOCK and header.strip(b"\0"):
         stream.read(_BLOCK)
         size = _number(header[124:136])
@@ -44,12 +44,12 @@ def tar_members(stream: Buffered) -> Iterator[Member]:
             raise DamagedStream("damaged tar: a header's checksum is wrong")
         kind = header[156:157]
         if kind in (b"x", b"g", b"L", b"K"):
-            found = _longer(stream, kind, size)
-            longer |= found if kind != b"g" else {}
+            fields = _extended_header(stream, kind, size)
+            extended |= fields if kind != b"g" else {}
             continue
-        name = longer.get("path") or _name(header)
-        size = int(longer["size"]) if longer.get("size", "").isdigit() else size
-        longer = {}
+        name = extended.get("path") or _name(header)
+        size = int(extended["size"]) if extended.get("size", "").isdigit() else size
+        extended = {}
         words = "file" if kind in _FILE else "folder" if kind == _FOLDER else _KINDS.get(kind, f"of type {kind!r}")
         stored = 0 if kind in _KINDS or kind == _FOLDER else size
         member = Member(name, size, words, stream, stored)
@@ -85,8 +85,8 @@ def _name(header: bytes) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def _longer(stream: Buffered, kind: bytes, size: int) -> dict[str, str]:
-    """What a header says about the member after it: path and size that do not fit into their fields."""
+def _extended_header(stream: Buffered, kind: bytes, size: int) -> dict[str, str]:
+    """Path and size of the next member, where they do not fit into the fields of its own header."""
     data, done = stream.take(size, _LONGEST_HEADER)
     if data is None:
         raise DamagedStream(f"damaged tar: a header of {size} bytes, {_LONGEST_HEADER} are read")
@@ -95,13 +95,13 @@ def _longer(stream: Buffered, kind: bytes, size: int) -> dict[str, str]:
     _pass_over(stream, -size % _BLOCK)
     if kind == b"L":
         return {"path": _text(data)}
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     while data and kind == b"x":
         length, _, rest = data.partition(b" ")
         end = int(length) - len(length) - 1 if length.isdigit() and len(length) < 8 else 0
         if end <= 0:
             raise DamagedStream("damaged tar: an extended header cannot be read")
         name, _, value = rest[:end].rstrip(b"\n").partition(b"=")
-        found[_text(name)] = _text(value)
+        fields[_text(name)] = _text(value)
         data = rest[end:]
-    return {name: value for name, value in found.items() if name in ("path", "size")}
+    return {name: value for name, value in fields.items() if name in ("path", "size")}

@@ -24,12 +24,12 @@ class ZipMember:
 
     name: str
     kind: str
-    """"file", "folder", or what else it is, in words."""
+    """"file", "folder", or the name of another kind."""
     method: int
     crc: int
     packed: int
     size: int
-    place: int
+    offset: int
     handle: IO[bytes]
     _left: int = -1
     _check: int = 0
@@ -39,7 +39,7 @@ class ZipMember:
     def read(self, size: int, /) -> bytes:
         """The next bytes. Raises DamagedStream where the member is damaged, its checksum too."""
         if self._left < 0:
-            self._begin()
+            self._open()
         size = min(size, CHUNK)
         data = b""
         while not data and not self._done:
@@ -49,20 +49,20 @@ class ZipMember:
         self._check = zlib.crc32(data, self._check)
         return data
 
-    def _begin(self) -> None:
-        self.handle.seek(self.place)
+    def _open(self) -> None:
+        self.handle.seek(self.offset)
         header = self.handle.read(30)
         if len(header) < 30 or not header.startswith(_LOCAL):
             raise DamagedStream("damaged zip: the member is not where the directory says")
         name, extra = struct.unpack("<HH", header[26:30])
-        self.place += 30 + name + extra
+        self.offset += 30 + name + extra
         self._left = self.packed
         self._decoder = zlib.decompressobj(-15) if self.method == _DEFLATED else None
 
     def _stored(self, size: int) -> bytes:
-        self.handle.seek(self.place)
+        self.handle.seek(self.offset)
         data = self.handle.read(min(size, self._left))
-        self.place, self._left = self.place + len(data), self._left - len(data)
+        self.offset, self._left = self.offset + len(data), self._left - len(data)
         if not data and self._left:
             raise DamagedStream("truncated archive: the member's end is missing")
         self._done = not data
@@ -83,18 +83,18 @@ class ZipMember:
 
 def zip_members(handle: IO[bytes]) -> Iterator[ZipMember]:
     """All entries of the directory in order. Raises DamagedStream."""
-    place, size, count = _directory(handle)
-    end = place + size
+    offset, size, count = _directory(handle)
+    end = offset + size
     for _ in range(count):
-        handle.seek(place)
+        handle.seek(offset)
         entry = handle.read(46)
-        if len(entry) < 46 or not entry.startswith(_ENTRY) or place + 46 > end:
+        if len(entry) < 46 or not entry.startswith(_ENTRY) or offset + 46 > end:
             raise DamagedStream("damaged zip: its directory ends early")
         flags, method = struct.unpack("<HH", entry[8:12])
         crc, packed, size, *lengths = struct.unpack("<IIIHHH", entry[16:34])
         attributes, local = struct.unpack("<II", entry[38:46])
         name, extra = handle.read(lengths[0]), handle.read(lengths[1])
-        place += 46 + sum(lengths)
+        offset += 46 + sum(lengths)
         packed, size, local = _wide(extra, packed, size, local)
         text = name.decode("utf-8" if flags & _UTF8 else "cp437", "backslashreplace")
         yield ZipMember(text, _kind(text, flags, method, attributes), method, crc, packed, size, local, handle)
@@ -111,29 +111,29 @@ def _kind(name: str, flags: int, method: int, attributes: int) -> str:
 
 
 def _directory(handle: IO[bytes]) -> tuple[int, int, int]:
-    """(place, bytes, entries) of the directory."""
+    """(offset, bytes, entries) of the directory."""
     length = handle.seek(0, 2)
     start = max(0, length - _LONGEST_COMMENT - 22)
     handle.seek(start)
     tail = handle.read()
-    found = tail.rfind(_END)
-    if found < 0 or len(tail) - found < 22:
+    record = tail.rfind(_END)
+    if record < 0 or len(tail) - record < 22:
         raise DamagedStream("damaged zip: it has no directory at its end")
-    count, size, place = struct.unpack("<HII", tail[found + 10 : found + 20])
-    locator = tail[found - 20 : found] if found >= 20 else b""
+    count, size, offset = struct.unpack("<HII", tail[record + 10 : record + 20])
+    locator = tail[record - 20 : record] if record >= 20 else b""
     if locator.startswith(_LOCATOR):
         handle.seek(min(struct.unpack("<Q", locator[8:16])[0], length))
         wide = handle.read(56)
         if len(wide) == 56 and wide.startswith(_END64):
-            count, size, place = struct.unpack("<QQQ", wide[32:56])
-    if place + size > length:
+            count, size, offset = struct.unpack("<QQQ", wide[32:56])
+    if offset + size > length:
         raise DamagedStream("damaged zip: its directory lies outside of it")
-    return place, size, count
+    return offset, size, count
 
 
-def _wide(extra: bytes, packed: int, size: int, place: int) -> tuple[int, int, int]:
-    """Sizes and place of an entry, from its zip64 field where they do not fit into 32 bits."""
-    values = {"size": size, "packed": packed, "place": place}
+def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
+    """Sizes and offset of an entry, from its zip64 field where they do not fit into 32 bits."""
+    values = {"size": size, "packed": packed, "offset": offset}
     while len(extra) >= 4:
         kind, length = struct.unpack("<HH", extra[:4])
         data, extra = extra[4 : 4 + length], extra[4 + length :]
@@ -141,4 +141,4 @@ def _wide(extra: bytes, packed: int, size: int, place: int) -> tuple[int, int, i
             if kind == 1 and value == 0xFFFFFFFF and len(data) >= 8:
                 values[name] = struct.unpack("<Q", data[:8])[0]
                 data = data[8:]
-    return values["packed"], values["size"], values["place"]
+    return values["packed"], values["size"], values["offset"]

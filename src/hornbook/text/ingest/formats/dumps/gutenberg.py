@@ -4,12 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.web.charsets import Undecodable, decode_declared
+from hornbook.text.ingest.charsets import BOM, Undecodable, decode_declared, plain_text
+from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once, reject
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, plain_text, read_whole
-from hornbook.text.ingest.rows import ReadOptions, Row, too_long
+from hornbook.text.ingest.lines import HashingFile
 
 _START = re.compile(rb"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\r\n]{0,400}", re.M | re.I)
 _OLD_START = re.compile(rb"^\*END\*? ?THE SMALL PRINT[^\r\n]{0,200}", re.M | re.I)
@@ -25,22 +23,15 @@ _CHARSETS = {"iso-8859-1": "cp1252", "iso latin-1": "cp1252", "ascii": "utf-8", 
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """One book per file; one without the line that ends the header is quarantined, for its licence would stay in it."""
-    try:
-        data, size = read_whole(plain_text(raw, file.compression), options.max_bytes)
-    except DamagedStream as error:
-        yield Rejected(file.name, 0, str(error), file.source)
-        return
-    yield too_long(file, 0, size, options) if data is None else _book(file, data)
+    return read_at_once(file, plain_text(raw, file.compression), options, lambda data: _book(file, data))
 
 
 def _book(file: InputFile, data: bytes) -> Row:
-    def rejected(reason: str) -> Rejected:
-        return Rejected(file.name, 0, reason, file.source, excerpt(data), len(data))
-
     data = data.removeprefix(BOM)
     start = _START.search(data) or _OLD_START.search(data)
     if start is None:
-        return rejected("no Gutenberg header: there is no line '*** START OF THE PROJECT GUTENBERG EBOOK'")
+        reason = "no Gutenberg header: there is no line '*** START OF THE PROJECT GUTENBERG EBOOK'"
+        return reject(file, 0, reason, data)
     header = data[: min(start.start(), _HEADER_BYTES)]
     metadata, charset = _header(header)
     end = _END.search(data, start.end())
@@ -48,7 +39,7 @@ def _book(file: InputFile, data: bytes) -> Row:
     try:
         text = decode_declared(book, charset, start.end())
     except Undecodable as error:
-        return rejected(str(error))
+        return reject(file, 0, str(error), data)
     return Document(text.strip(), file.name, file.source, metadata, file.name)
 
 

@@ -12,12 +12,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 from hornbook.text.ingest.buffered import Buffered
-from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.formats.web.plain_html import plain_html
+from hornbook.text.ingest.document import (
+    LONE_SURROGATE,
+    Document,
+    ReadOptions,
+    Row,
+    is_valid_unicode,
+    read_each,
+    reject,
+    short,
+    too_long,
+)
+from hornbook.text.ingest.formats.dumps.markup import plain_html
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import Line, read_lines
-from hornbook.text.ingest.rows import ReadOptions, Row, bad_line, is_valid_unicode, short, too_long
 
 BEST_ANSWERS = 3
 """The accepted answer, then those of the highest positive scores."""
@@ -38,22 +46,17 @@ _ORPHANS = "SELECT line, length(body) FROM answer WHERE question NOT IN (SELECT 
 
 def read_posts(file: InputFile, stream: Buffered, options: ReadOptions) -> Iterator[Row]:
     """First what is no post, in the order of the file; then the questions; then answers whose question is not there."""
-    number = 0
     with closing(sqlite3.connect("", isolation_level=None)) as posts:
         posts.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_TABLES}")
-        try:
-            for line in read_lines(stream, options.max_bytes):
-                number = line.number
-                yield from _keep(posts, file, line, options)
-        except DamagedStream as error:
-            yield Rejected(file.name, number + 1, str(error), file.source)
+        lines = read_lines(stream, options.max_bytes)
+        yield from read_each(file, lines, lambda line: _keep(posts, file, line, options))
         posts.execute("CREATE INDEX answers ON answer (question)")
         posts.execute("CREATE INDEX questions ON question (id)")
         site = _SITE.search(file.name)
         for post in posts.execute("SELECT * FROM question ORDER BY line"):
             yield _thread(posts, file, post, site.group(1) if site else "", options)
         for line, size in posts.execute(_ORPHANS):
-            yield Rejected(file.name, line, "answer without its question", file.source, "", size, damaged=False)
+            yield reject(file, line, "answer without its question", b"", size, damaged=False)
 
 
 def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadOptions) -> Iterator[Row]:
@@ -66,28 +69,29 @@ def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadO
     if not text:
         return
     try:
-        found = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
+        elements = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
     except (ElementTree.ParseError, ValueError) as error:
-        yield bad_line(file, line, f"invalid XML: {short(error)}")
+        yield reject(file, line.number, f"invalid XML: {short(error)}", line.data, line.size)
         return
-    if not found:
-        yield bad_line(file, line, "not a post: text outside of rows")
-    for post in found:
+    if not elements:
+        yield reject(file, line.number, "not a post: text outside of rows", line.data, line.size)
+    for post in elements:
         if (row := _keep_post(posts, file, line, post)) is not None:
             yield row
 
 
 def _keep_post(posts: sqlite3.Connection, file: InputFile, line: Line, post: ElementTree.Element) -> Row | None:
     if post.tag != "row":
-        return bad_line(file, line, f"not a post: the element is {post.tag[:20]!a}, not 'row'")
+        reason = f"not a post: the element is {post.tag[:20]!a}, not 'row'"
+        return reject(file, line.number, reason, line.data, line.size)
     kind, number = post.get("PostTypeId"), post.get("Id", "")
     if kind not in (_QUESTION, _ANSWER):
         reason = f"neither question nor answer: post type {str(kind)[:12]!a}"
-        return Rejected(file.name, line.number, reason, file.source, "", line.size, damaged=kind is None)
+        return reject(file, line.number, reason, b"", line.size, damaged=kind is None)
     try:
         _insert(posts, line.number, int(number), post.attrib)
     except (ValueError, OverflowError) as error:
-        return bad_line(file, line, f"invalid post: {short(error)}")
+        return reject(file, line.number, f"invalid post: {short(error)}", line.data, line.size)
     return None
 
 
@@ -109,7 +113,7 @@ def _thread(posts: sqlite3.Connection, file: InputFile, post: tuple[Any, ...], s
     parts = [title, plain_html(body), *(f"Answer:\n{plain_html(answer)}" for (answer,) in answers)]
     text = "\n\n".join(part for part in parts if part)
     if not is_valid_unicode(text):
-        return Rejected(file.name, line, "lone surrogate: the text is not valid Unicode", file.source)
+        return reject(file, line, LONE_SURROGATE)
     if len(text) > options.max_bytes:
         return too_long(file, line, len(text), options)
     metadata = {"date": date, "licence": licence, "url": f"https://{site}/q/{number}" if site else ""}

@@ -1,6 +1,7 @@
 """MediaWiki dumps (export schema 0.10 and 0.11): one document per article, its markup stripped.
 
-A dump is cut at `<page>` and `</page>`, which text cannot contain: memory holds one page, a damaged page is one row.
+A dump is cut at `<page>` and `</page>`, which text cannot contain: memory holds one page, and a damaged page is one
+row.
 """
 
 import re
@@ -11,10 +12,9 @@ from xml.etree import ElementTree
 
 from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.dumps.wiki_markup import DROPPED_LINKS, strip_markup
+from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, reject, short, too_long
+from hornbook.text.ingest.formats.dumps.markup import DROPPED_LINKS, strip_markup
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.rows import ReadOptions, Row, identifier, short, too_long
 
 _HEAD_LIMIT = 2**20
 _MARKUP_ROOM = 2**16
@@ -40,30 +40,30 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
     limit = options.max_bytes + _MARKUP_ROOM
     while True:
         try:
-            before, size, found = stream.until(b"<page>", _HEAD_LIMIT)
+            before, size, complete = stream.until(b"<page>", _HEAD_LIMIT)
             if strange := _strange(before, first=wiki is None):
                 reason = "not a page: text between pages, perhaps a page whose tag is damaged"
-                yield Rejected(file.name, line, reason, file.source, excerpt(strange), size)
+                yield reject(file, line, reason, strange, size)
             wiki = wiki or _wiki(before)
             line += before.count(b"\n")
-            if not found:
+            if not complete:
                 if size <= _HEAD_LIMIT and not before.rstrip().endswith(b"</mediawiki>"):
-                    yield Rejected(file.name, line, "truncated dump: it ends without </mediawiki>", file.source)
+                    yield reject(file, line, "truncated dump: it ends without </mediawiki>")
                 return
-            page, size, found = stream.until(b"</page>", limit)
+            page, size, complete = stream.until(b"</page>", limit)
         except DamagedStream as error:
-            yield Rejected(file.name, line, str(error), file.source)
+            yield reject(file, line, str(error))
             return
         number += 1
-        if not found:
-            yield Rejected(file.name, line, "truncated page: it has no </page>", file.source, excerpt(page), size)
+        if not complete:
+            yield reject(file, line, "truncated page: it has no </page>", page, size)
             return
         yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)
         line += page.count(b"\n")
 
 
 def _strange(before: bytes, *, first: bool) -> bytes:
-    """What stands before a page, or behind the last, and belongs to none. `first`: what the dump begins with may."""
+    """Text before a page, or after the last one, that should not be there. `first`: the head of the dump may be."""
     head = _HEAD.match(before) if first else None
     rest = before[head.end() if head else 0 :].strip()
     return rest.removesuffix(b"<page>").removesuffix(b"</mediawiki>").strip()
@@ -77,22 +77,19 @@ def _wiki(head: bytes) -> _Wiki:
 
 
 def _page(file: InputFile, line: int, data: bytes, wiki: _Wiki) -> Row:
-    def rejected(reason: str, damaged: bool = True) -> Rejected:
-        return Rejected(file.name, line, reason, file.source, excerpt(data), len(data), damaged=damaged)
-
     try:
         page = ElementTree.fromstring(b"<page>" + data)
     except (ElementTree.ParseError, ValueError) as error:
-        return rejected(f"invalid XML: {short(error)}")
+        return reject(file, line, f"invalid XML: {short(error)}", data)
     title, space = page.findtext("title", ""), page.findtext("ns", "0")
     if space != "0":
-        return rejected(f"not an article: namespace {space[:12]!a}", damaged=False)
+        return reject(file, line, f"not an article: namespace {space[:12]!a}", data, damaged=False)
     if page.find("redirect") is not None:
-        return rejected("redirect", damaged=False)
+        return reject(file, line, "redirect", data, damaged=False)
     revision = page.find("revision[last()]")
     text = None if revision is None else revision.findtext("text")
     if revision is None or text is None:
-        return rejected("missing text: the page has no <text>")
+        return reject(file, line, "missing text: the page has no <text>", data)
     origin = f"{file.name}:{line}"
     metadata = {"title": title, "date": revision.findtext("timestamp", "")}
     if wiki.base:

@@ -1,4 +1,4 @@
-"""arXiv's layout: one document per paper, from its LaTeX source.
+"""LaTeX: one document per file, or with arXiv's layout one per paper.
 
 Read are the monthly archives of the bulk access (a tar whose members are papers, each `.gz`: a tar or one file of
 LaTeX), single papers (`.tar.gz`, `.gz`) and `.tex`.
@@ -9,15 +9,14 @@ import re
 from collections.abc import Iterator
 
 from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Document, Rejected
+from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, reject, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
-from hornbook.text.ingest.formats.latex.latex import MOST_LATEX
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, read_whole, why_not_utf8
-from hornbook.text.ingest.rows import ReadOptions, Row, too_long
+from hornbook.text.ingest.lines import HashingFile, read_whole
 
 _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")
@@ -26,17 +25,29 @@ _INPUT = re.compile(r"\\(?:input|include|subfile)\s{0,4}\{?\s{0,4}([^{}\s\\%]{1,
 _LATIN = re.compile(rb"\\(?:usepackage|inputencoding)\s{0,4}(?:\[|\{)(?:latin1|latin9|cp1252|ansinew)(?:\]|\})")
 _MAIN = re.compile(r"^[^%\n]{0,200}\\(?:begin\{document\}|documentstyle)", re.MULTILINE)
 _DEEPEST = 8
+MOST_LATEX = 2**22
+"""Bytes of LaTeX that are one paper: its braces are paired in memory."""
 
 
-class _Unfit(Exception):
-    """A paper that is no document; `dropped` where nothing is wrong with it."""
+def read_latex(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+    """The text of the file without what steers LaTeX."""
+    limit = min(MOST_LATEX, options.max_bytes)
+    try:
+        data, size = read_whole(plain_text(raw, file.compression), limit)
+    except DamagedStream as error:
+        yield reject(file, 0, str(error))
+        return
+    if data is None:
+        reason = f"row longer than the limit: {size} bytes, at most {limit} of LaTeX are read"
+        yield reject(file, 0, reason, b"", size)
+        return
+    try:
+        yield Document(strip_latex(data.decode("utf-8-sig")), file.name, file.source, {}, file.name)
+    except UnicodeDecodeError as error:
+        yield reject(file, 0, why_not_utf8(data, error), data)
 
-    def __init__(self, reason: str, dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
 
-
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_arxiv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """A row per paper."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
     opened = papers = 0
@@ -56,8 +67,8 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
                 own.keep(member)
         if own.files or not papers:
             yield _document(file, file.path, 0, own, options)
-    except (DamagedStream, _Unfit) as error:
-        yield Rejected(file.name, opened, str(error), file.source)
+    except (DamagedStream, UnfitRow) as error:
+        yield reject(file, opened, str(error))
 
 
 class _Sources:
@@ -68,23 +79,23 @@ class _Sources:
         self._size = 0
 
     def keep(self, member: Member) -> None:
-        """Read a member if it is LaTeX. Raises _Unfit, DamagedStream."""
+        """Read a member if it is LaTeX. Raises UnfitRow, DamagedStream."""
         if member.kind == "file" and member.name.endswith(".tex"):
             self.add(posixpath.normpath(member.name), member)
 
     def add(self, name: str, stream: Stream) -> None:
-        """Read a file of LaTeX. Raises _Unfit, DamagedStream."""
+        """Read a file of LaTeX. Raises UnfitRow, DamagedStream."""
         data, size = read_whole(stream, MOST_LATEX - self._size)
         self._size += size
         if data is None:
-            raise _Unfit(f"row longer than the limit: more than {MOST_LATEX} bytes of LaTeX in one paper")
+            raise UnfitRow(f"row longer than the limit: more than {MOST_LATEX} bytes of LaTeX in one paper")
         self.files[name] = _decoded(data)
 
     def whole(self) -> str:
         """The main file with the others where it includes them, each once."""
         mains = [name for name in sorted(self.files) if _MAIN.search(self.files[name])]
         if not mains and len(self.files) != 1:
-            raise _Unfit("no LaTeX: no file of the paper begins a document", dropped=True)
+            raise UnfitRow("no LaTeX: no file of the paper begins a document", dropped=True)
         return self._included((mains or list(self.files))[0], set(), 0)
 
     def _included(self, name: str, seen: set[str], depth: int) -> str:
@@ -92,8 +103,8 @@ class _Sources:
 
         def include(match: re.Match[str]) -> str:
             wanted = posixpath.normpath(match.group(1))
-            found = next((each for each in (wanted, wanted + ".tex") if each in self.files and each not in seen), None)
-            return match.group() if found is None or depth == _DEEPEST else self._included(found, seen, depth + 1)
+            target = next((each for each in (wanted, wanted + ".tex") if each in self.files and each not in seen), None)
+            return match.group() if target is None or depth == _DEEPEST else self._included(target, seen, depth + 1)
 
         return _INPUT.sub(include, strip_comments(self.files[name]))
 
@@ -104,7 +115,7 @@ def _decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         if _LATIN.search(data):
             return data.decode("cp1252", "replace")
-        raise _Unfit(why_not_utf8(data, error)) from None
+        raise UnfitRow(why_not_utf8(data, error)) from None
 
 
 def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: ReadOptions) -> Row:
@@ -113,7 +124,7 @@ def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: R
     try:
         head = stream.peek(_BLOCK)
         if head.startswith(b"%PDF"):
-            raise _Unfit("no source: the paper is a PDF", dropped=True)
+            raise UnfitRow("no source: the paper is a PDF", dropped=True)
         if head[_MAGIC] == b"ustar":
             for member in tar_members(stream):
                 sources.keep(member)
@@ -121,9 +132,9 @@ def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: R
             sources.add("paper.tex", stream)
         return _document(file, name, number, sources, options)
     except DamagedStream as error:
-        return Rejected(file.name, number, str(error), file.source)
-    except _Unfit as why:
-        return Rejected(file.name, number, str(why), file.source, damaged=not why.dropped)
+        return reject(file, number, str(error))
+    except UnfitRow as why:
+        return reject(file, number, str(why), damaged=not why.dropped)
 
 
 def _document(file: InputFile, name: str, number: int, sources: _Sources, options: ReadOptions) -> Row:

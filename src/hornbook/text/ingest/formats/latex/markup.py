@@ -1,10 +1,12 @@
-"""LaTeX to text in linear time: prose and formulas stay, what steers the layout goes.
+"""LaTeX to text in linear time: prose and formulas stay, layout commands go.
 
 Comments, the preamble, the bibliography, figures and definitions go; commands around words leave the words; headings
 become lines; macros without arguments are expanded once, within a budget. Formulas stay as they are written.
 """
 
 import re
+import tomllib
+from pathlib import Path
 
 _TOKENS = re.compile(r"\\[a-zA-Z@]+\*?|\\.|[{}\[\]$%~]|\n|&", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]*%[^\n]*\n", re.MULTILINE)
@@ -14,107 +16,9 @@ _ENDS = ("\\end{document}", "\\begin{thebibliography}", "\\bibliography{", "\\pr
 _MACRO = re.compile(
     r"\\(?:newcommand|renewcommand|providecommand|def)\*?\s{0,4}\{?(\\[a-zA-Z]{1,30})\}?\s{0,4}\{((?:[^{}]|\{[^{}]{0,60}\}){0,100})\}"
 )
-_DROPPED = frozenset(
-    [
-        "label",
-        "ref",
-        "eqref",
-        "cref",
-        "Cref",
-        "autoref",
-        "pageref",
-        "cite",
-        "citep",
-        "citet",
-        "citealp",
-        "citeauthor",
-        "citeyear",
-        "nocite",
-        "includegraphics",
-        "vspace",
-        "hspace",
-        "vskip",
-        "hskip",
-        "input",
-        "include",
-        "bibliographystyle",
-        "usepackage",
-        "documentclass",
-        "setlength",
-        "addtolength",
-        "setcounter",
-        "addtocounter",
-        "thispagestyle",
-        "pagestyle",
-        "pagenumbering",
-        "newtheorem",
-        "theoremstyle",
-        "newenvironment",
-        "renewenvironment",
-        "newcommand",
-        "renewcommand",
-        "providecommand",
-        "def",
-        "let",
-        "thanks",
-        "affiliation",
-        "address",
-        "email",
-        "date",
-        "keywords",
-        "hypersetup",
-        "graphicspath",
-        "index",
-        "markboth",
-        "color",
-        "definecolor",
-        "bibitem",
-        "footnotemark",
-        "linespread",
-        "rule",
-        "phantom",
-    ]
-)
-_HEADINGS = frozenset(
-    ["title", "part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph", "caption"]
-)
-_DROPPED_ENVIRONMENTS = frozenset(
-    [
-        "figure",
-        "figure*",
-        "table",
-        "table*",
-        "tikzpicture",
-        "tabular",
-        "tabular*",
-        "wrapfigure",
-        "thebibliography",
-        "comment",
-        "filecontents",
-        "lstlisting",
-        "picture",
-    ]
-)
-_FORMULAS = frozenset(
-    [
-        "equation",
-        "equation*",
-        "align",
-        "align*",
-        "eqnarray",
-        "eqnarray*",
-        "gather",
-        "gather*",
-        "multline",
-        "multline*",
-        "displaymath",
-        "math",
-        "alignat",
-        "alignat*",
-        "flalign",
-        "flalign*",
-    ]
-)
+_NAMES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DROPPED, _HEADINGS = frozenset(_NAMES["dropped"]), frozenset(_NAMES["headings"])
+_DROPPED_ENVIRONMENTS, _FORMULAS = frozenset(_NAMES["dropped_environments"]), frozenset(_NAMES["formulas"])
 _CHARACTERS = {"\\%": "%", "\\&": "&", "\\$": "$", "\\#": "#", "\\_": "_", "\\{": "{", "\\}": "}", "\\ ": " "}
 _CHARACTERS |= {"\\\\": "\n", "\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\/": "", "\\-": "", "\\@": ""}
 _WORDS = {"\\ldots": "...", "\\dots": "...", "\\LaTeX": "LaTeX", "\\TeX": "TeX", "\\par": "\n\n", "\\item": "\n- "}
@@ -125,7 +29,7 @@ _BLANKS = re.compile(r"[ \t]+")
 _LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 _NAME = re.compile(r"\\[a-zA-Z]{1,30}(?:#[1-9]){0,9}(?=[{\[])")
 _GROWTH = 2
-"""How many times its size macros may add to a text."""
+"""Macros may add this many times the size of a text."""
 _LONGEST_FORMULA = 4000
 
 
@@ -136,9 +40,9 @@ def strip_latex(text: str) -> str:
     title = _title(text)
     start = text.find(_BODY)
     body = text[start + len(_BODY) :] if start >= 0 else text
-    ends = [place for mark in _ENDS if (place := body.find(mark)) >= 0]
+    ends = [position for mark in _ENDS if (position := body.find(mark)) >= 0]
     body = body[: min(ends)] if ends else body
-    stripped = _Stripper(_expand(body, macros)).strip()
+    stripped = _LatexStripper(_expand(body, macros)).strip()
     lines = "\n".join(_BLANKS.sub(" ", line).strip() for line in stripped.split("\n"))
     return _LINES.sub("\n\n", title + lines).strip()
 
@@ -154,7 +58,7 @@ def _title(text: str) -> str:
     if not 0 <= start < body:
         return ""
     end = _matching(text[start : start + 2000]).get(6)
-    return "" if end is None else _Stripper(text[start + 7 : start + end]).strip().strip() + "\n\n"
+    return "" if end is None else _LatexStripper(text[start + 7 : start + end]).strip().strip() + "\n\n"
 
 
 def _expand(text: str, macros: dict[str, str]) -> str:
@@ -165,55 +69,55 @@ def _expand(text: str, macros: dict[str, str]) -> str:
 
     def meaning(match: re.Match[str]) -> str:
         nonlocal budget
-        found = macros.get(match.group())
-        if found is None or budget < len(found):
+        expansion = macros.get(match.group())
+        if expansion is None or budget < len(expansion):
             return match.group()
-        budget -= len(found)
-        return found
+        budget -= len(expansion)
+        return expansion
 
     return re.sub(r"\\[a-zA-Z]{1,30}", meaning, text)
 
 
 def _matching(text: str) -> dict[int, int]:
-    """Place of each brace and bracket that is closed -> place of what closes it; brackets pair within braces."""
+    """Position of each closed brace and bracket -> position of its closing one; brackets pair within braces."""
     pairs: dict[int, int] = {}
     braces: list[int] = []
     brackets: list[int] = []
     for match in _TOKENS.finditer(text):
-        mark, place = match.group(), match.start()
+        mark, position = match.group(), match.start()
         if mark == "{":
-            braces.append(place)
+            braces.append(position)
         elif mark == "[":
-            brackets.append(place)
+            brackets.append(position)
         elif mark == "}" and braces:
             opening = braces.pop()
-            pairs[opening] = place
+            pairs[opening] = position
             while brackets and brackets[-1] > opening:
                 brackets.pop()
         elif mark == "]" and brackets and brackets[-1] > (braces[-1] if braces else -1):
-            pairs[brackets.pop()] = place
+            pairs[brackets.pop()] = position
     return pairs
 
 
-class _Stripper:
+class _LatexStripper:
     def __init__(self, text: str) -> None:
         self._text, self._pairs = text, _matching(text)
         self._parts: list[str] = []
         self._headings: set[int] = set()
-        """Places of braces that end a heading."""
-        self._found: dict[str, int] = {}
-        """Where a mark was found last, so that nobody looks twice; the length where there is none."""
+        """Positions of braces that end a heading."""
+        self._next_at: dict[str, int] = {}
+        """Mark -> the last position found by `_next`, the length where there is none; so no text is searched twice."""
 
     def strip(self) -> str:
-        place = 0
-        while (match := _TOKENS.search(self._text, place)) is not None:
-            self._parts.append(self._text[place : match.start()])
-            place = self._token(match.group(), match.start(), match.end())
-        self._parts.append(self._text[place:])
+        position = 0
+        while (match := _TOKENS.search(self._text, position)) is not None:
+            self._parts.append(self._text[position : match.start()])
+            position = self._token(match.group(), match.start(), match.end())
+        self._parts.append(self._text[position:])
         return "".join(self._parts)
 
     def _token(self, mark: str, start: int, end: int) -> int:
-        """Write what a token stands for; returns where to go on."""
+        """Write the text of a token; returns the position after it."""
         if mark in "{}[]~&\n":
             self._parts.append(
                 {"{": "", "}": "\n" if start in self._headings else "", "~": " ", "&": " "}.get(mark, mark)
@@ -233,21 +137,21 @@ class _Stripper:
         closing = {"$": "$", "\\(": "\\)", "\\[": "\\]"}[mark]
         if self._text.startswith("$$", start):
             closing, end = "$$", start + 2
-        place = self._next(closing, end)
-        while closing == "$" and 0 < place < len(self._text) and self._text[place - 1] == "\\":
-            place = self._text.find("$", place + 1)
-            place = len(self._text) if place < 0 else place
-        if place >= len(self._text) or place - end > _LONGEST_FORMULA:
+        position = self._next(closing, end)
+        while closing == "$" and 0 < position < len(self._text) and self._text[position - 1] == "\\":
+            position = self._text.find("$", position + 1)
+            position = len(self._text) if position < 0 else position
+        if position >= len(self._text) or position - end > _LONGEST_FORMULA:
             return end
-        self._parts.append(self._text[start : place + len(closing)])
-        return place + len(closing)
+        self._parts.append(self._text[start : position + len(closing)])
+        return position + len(closing)
 
-    def _next(self, mark: str, place: int) -> int:
-        """Where a mark stands next at or after a place; the length where nowhere."""
-        known = self._found.get(mark, -1)
-        if known < place:
-            known = self._text.find(mark, place)
-            self._found[mark] = known = len(self._text) if known < 0 else known
+    def _next(self, mark: str, position: int) -> int:
+        """The next position of a mark, at or after a position; the length where there is none."""
+        known = self._next_at.get(mark, -1)
+        if known < position:
+            known = self._text.find(mark, position)
+            self._next_at[mark] = known = len(self._text) if known < 0 else known
         return known
 
     def _command(self, mark: str, end: int) -> int:
@@ -266,36 +170,36 @@ class _Stripper:
             return opening
         return opening if opening in self._pairs and self._text[opening] == "{" else self._past_blank(end)
 
-    def _past_blank(self, place: int) -> int:
-        return place + 1 if self._text[place : place + 1] == " " else place
+    def _past_blank(self, position: int) -> int:
+        return position + 1 if self._text[position : position + 1] == " " else position
 
-    def _past_options(self, place: int) -> int:
+    def _past_options(self, position: int) -> int:
         """Past `[...]` that belongs to a command."""
-        if self._text[place : place + 1] == "[" and place in self._pairs:
-            return self._pairs[place] + 1
-        return place
+        if self._text[position : position + 1] == "[" and position in self._pairs:
+            return self._pairs[position] + 1
+        return position
 
-    def _past_arguments(self, place: int) -> int:
+    def _past_arguments(self, position: int) -> int:
         """Past all `[...]` and `{...}`, and a macro's name that stands between."""
         while True:
-            if self._text[place : place + 1] in ("[", "{") and place in self._pairs:
-                place = self._pairs[place] + 1
-            elif (name := _NAME.match(self._text, place)) is not None:
-                place = name.end()
+            if self._text[position : position + 1] in ("[", "{") and position in self._pairs:
+                position = self._pairs[position] + 1
+            elif (name := _NAME.match(self._text, position)) is not None:
+                position = name.end()
             else:
-                return place
+                return position
 
-    def _environment(self, kind: str, place: int) -> int:
-        closed = self._pairs.get(place)
+    def _environment(self, kind: str, position: int) -> int:
+        closed = self._pairs.get(position)
         if closed is None:
-            return place
-        name, end = self._text[place + 1 : closed], closed + 1
+            return position
+        name, end = self._text[position + 1 : closed], closed + 1
         if kind == "begin" and name in _DROPPED_ENVIRONMENTS | _FORMULAS:
             closing = f"\\end{{{name}}}"
-            found = self._next(closing, end)
-            if found < len(self._text):
+            closing_at = self._next(closing, end)
+            if closing_at < len(self._text):
                 if name in _FORMULAS:
-                    self._parts.append("\n" + self._text[place - len("\\begin") : found + len(closing)] + "\n")
-                return found + len(closing)
+                    self._parts.append("\n" + self._text[position - len("\\begin") : closing_at + len(closing)] + "\n")
+                return closing_at + len(closing)
         self._parts.append("\n")
         return self._past_options(end)

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import Rejected
+from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, short
 from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
 from hornbook.text.ingest.formats.tables.page_sizes import Batch, arrow_batch
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import HashingFile, open_input
-from hornbook.text.ingest.rows import DAMAGE, ReadOptions, Row, short
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _CONTINUED = b"\xff\xff\xff\xff"
@@ -92,10 +91,10 @@ def read_arrow(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
             problem = column_problem(table.schema, options.text_field)
         except (*DAMAGE, Excess) as error:
-            yield Rejected(file.name, 0, f"damaged arrow: {short(error)}", file.source)
+            yield reject(file, 0, f"damaged arrow: {short(error)}")
             return
         if problem:
-            yield Rejected(file.name, 0, problem, file.source)
+            yield reject(file, 0, problem)
             return
         yield from _batches(file, table, messages, options)
 
@@ -115,7 +114,7 @@ def _batches(file: InputFile, table: pa.RecordBatchReader, messages: _Messages, 
         except (*DAMAGE, Excess) as error:
             kind = "arrow bomb" if isinstance(error, Excess) else "damaged arrow"
             lost = max(1, messages.batch.rows - (done - begun))
-            yield Rejected(file.name, done + 1, f"{kind}: {short(error)}", file.source, rows=lost)
+            yield reject(file, done + 1, f"{kind}: {short(error)}", rows=lost)
             done += lost
             if not messages.whole or not messages.batch.rows:
                 return

@@ -4,12 +4,12 @@ import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from hornbook.text.ingest.charsets import why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
-from hornbook.text.ingest.document import Rejected, excerpt
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, UnfitRow, reject, row_document, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, Line, why_not_utf8
+from hornbook.text.ingest.lines import HashingFile, Line
 from hornbook.text.ingest.parts import input_lines
-from hornbook.text.ingest.rows import ReadOptions, Row, row_document, short, too_long
 
 
 class _Csv(csv.excel):
@@ -23,23 +23,22 @@ class _Tsv(csv.excel):
 _DIALECTS = {"csv": _Csv, "tsv": _Tsv}
 
 
-class _Unfit(Exception):
-    """The lines of a row cannot be given to the parser."""
+class _CsvLines:
+    """Gives lines to the csv module and knows which of them the current row consists of.
 
-
-class _Lines:
-    """Gives lines to the csv module and knows which of them the present row consists of."""
+    Lines that cannot be given to it raise UnfitRow, without a reason where the row is too long.
+    """
 
     def __init__(self, lines: Iterator[Line], limit: int) -> None:
         self._lines, self._limit = lines, limit
         self.first: Line | None = None
         self.number = self.size = self.count = 0
 
-    def begin(self) -> None:
-        """The next line begins a row."""
+    def start_row(self) -> None:
+        """The next line starts a row."""
         self.first, self.size, self.count = None, 0, 0
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "_CsvLines":
         return self
 
     def __next__(self) -> str:
@@ -48,11 +47,11 @@ class _Lines:
         self.number = line.number + line.count - 1
         self.size, self.count = self.size + line.size + 1, self.count + line.count
         if line.overlong or self.size > self._limit:
-            raise _Unfit
+            raise UnfitRow
         try:
             text = line.data.decode()
         except UnicodeDecodeError as error:
-            raise _Unfit(why_not_utf8(line.data, error)) from error
+            raise UnfitRow(why_not_utf8(line.data, error)) from error
         return text + "\n" * line.count
 
 
@@ -77,19 +76,19 @@ def read_table(
     wanted: what a column holds -> its name; without one of them nothing is read.
     """
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
-    lines = _Lines(input_lines(file, raw, options.max_bytes), options.max_bytes)
+    lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
     table = csv.reader(lines, _DIALECTS[file.format])
     header: list[str] | None = None
     while True:
-        lines.begin()
+        lines.start_row()
         try:
             cells = next(table)
         except StopIteration:
             return
         except DamagedStream as error:
-            yield Rejected(file.name, lines.number + 1, str(error), file.source)
+            yield reject(file, lines.number + 1, str(error))
             return
-        except (csv.Error, _Unfit) as error:
+        except (csv.Error, UnfitRow) as error:
             if header is None and file.part[0]:  # the first part says so
                 return
             yield _damaged(file, lines, error, options)
@@ -102,7 +101,7 @@ def read_table(
         header = cells
         if problem := _header_problem(header, wanted):
             if not file.part[0]:
-                yield Rejected(file.name, 1, problem, file.source)
+                yield reject(file, 1, problem)
             return
 
 
@@ -114,24 +113,22 @@ def _header_problem(header: list[str], wanted: Mapping[str, str]) -> str:
     return f"a column is named twice (columns: {names!a})" if len(set(header)) < len(header) else ""
 
 
-def _damaged(file: InputFile, lines: _Lines, error: Exception, options: ReadOptions) -> Rejected:
+def _damaged(file: InputFile, lines: _CsvLines, error: Exception, options: ReadOptions) -> Rejected:
     assert lines.first is not None
     number, data = lines.first.number, lines.first.data
     if not str(error):
         return too_long(file, number, lines.size, options, data)
-    reason = str(error) if isinstance(error, _Unfit) else f"invalid {file.format}: {short(error)}"
+    reason = str(error) if isinstance(error, UnfitRow) else f"invalid {file.format}: {short(error)}"
     where = f" (lines {number} to {lines.number})" if lines.number > number else ""
-    return Rejected(file.name, number, reason + where, file.source, excerpt(data), lines.size)
+    return reject(file, number, reason + where, data, lines.size)
 
 
-def _row(file: InputFile, lines: _Lines, header: list[str], cells: list[str], make: Make) -> Iterable[Row]:
+def _row(file: InputFile, lines: _CsvLines, header: list[str], cells: list[str], make: Make) -> Iterable[Row]:
     first = lines.first
     assert first is not None
     if not cells or (len(cells) == 1 and not first.data.strip()):
-        return [
-            Rejected(file.name, first.number, "blank line", file.source, "", lines.size, first.count, damaged=False)
-        ]
+        return [reject(file, first.number, "blank line", b"", lines.size, rows=first.count, damaged=False)]
     if len(cells) != len(header):
         reason = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
-        return [Rejected(file.name, first.number, reason, file.source, excerpt(first.data), lines.size)]
+        return [reject(file, first.number, reason, first.data, lines.size)]
     return make(first.number, dict(zip(header, cells, strict=True)), first.data)

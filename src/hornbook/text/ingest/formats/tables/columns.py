@@ -1,86 +1,115 @@
 """Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
 
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.ingest.document import EXCERPT_BYTES, Document, Rejected, excerpt
+from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.document import (
+    DAMAGE,
+    EXCERPT_BYTES,
+    ReadOptions,
+    Row,
+    fields_document,
+    reject,
+    short,
+    too_long,
+)
 from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input, why_not_utf8
-from hornbook.text.ingest.rows import DAMAGE, ReadOptions, Row, identifier, lookup, short, too_long
+from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
-"""Rows that are decoded at once, fewer where they might take more than so many bytes."""
+"""Most rows that are decoded at once, and the most bytes that they may take."""
+
+
+Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
+"""From a batch and the number of its first row to what each of its rows becomes."""
 
 
 def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Row group by row group (those of its part); a damaged one is one `Rejected` that counts all of its rows."""
-    del raw  # parquet is read at random places
+    """A document per row."""
+    del raw  # parquet is read at random offsets
+
+    def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
+        return ((row,) for row in batch_rows(file, batch, first, options))
+
+    def problem(schema: pa.Schema) -> str:
+        return column_problem(schema, options.text_field)
+
+    return read_row_groups(file, problem, lambda schema: wanted_columns(schema, options), read)
+
+
+def read_row_groups(
+    file: InputFile, problem: Callable[[pa.Schema], str], columns: Callable[[pa.Schema], list[str]], read: Read
+) -> Iterator[Row]:
+    """Row group by row group (those of the file's part); a damaged one is one `Rejected` that counts all of its rows.
+
+    problem: why a table of this schema cannot be read, else empty. columns: those that `read` asks for.
+    """
     with open_input(file) as handle:
         source = InPieces(handle)
+        rows = 1
         try:
             table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             rows = table.metadata.num_rows
-            problem = column_problem(table.schema_arrow, options.text_field)
+            reason, chunks = problem(table.schema_arrow), []
+            if not reason:
+                chunks = parquet_chunks(source)
         except DAMAGE as error:
-            yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source)
+            yield reject(file, 0, f"damaged parquet: {short(error)}", rows=max(rows, 1))
             return
         part, parts = file.part
-        if problem:
+        if reason:
             if not part:  # the first part says so for all
-                yield Rejected(file.name, 0, problem, file.source, rows=max(rows, 1))
+                yield reject(file, 0, reason, rows=max(rows, 1))
             return
-        try:
-            chunks = parquet_chunks(source)
-        except DAMAGE as error:
-            yield Rejected(file.name, 0, f"damaged parquet: {short(error)}", file.source, rows=max(rows, 1))
-            return
-        groups, first = min(table.num_row_groups, len(chunks)), 1
+        names, groups, first = columns(table.schema_arrow), min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
         for group in range(groups):
             if group in ours:
-                yield from _read_group(file, source, table, group, chunks[group], first, options)
+                yield from _read_group(file, _RowGroup(source, table, group, chunks[group], names, first), read)
             first += table.metadata.row_group(group).num_rows
         if first - 1 != rows and not part:
-            reason = f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}"
-            yield Rejected(file.name, 0, reason, file.source)
+            yield reject(file, 0, f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}")
 
 
-def _read_group(
-    file: InputFile,
-    source: "InPieces",
-    table: pq.ParquetFile,
-    group: int,
-    chunks: list[Chunk],
-    first: int,
-    options: ReadOptions,
-) -> Iterator[Row]:
-    names = wanted_columns(table.schema_arrow, options)
-    rows, done = table.metadata.row_group(group).num_rows, 0
+class _RowGroup(NamedTuple):
+    source: "InPieces"
+    table: pq.ParquetFile
+    number: int
+    chunks: list[Chunk]
+    columns: list[str]
+    first: int
+    """Number of its first row in the file."""
+
+
+def _read_group(file: InputFile, group: _RowGroup, read: Read) -> Iterator[Row]:
+    table, number, first = group.table, group.number, group.first
+    rows, done = table.metadata.row_group(number).num_rows, 0
     try:
-        size = rows_at_once(source, chunks, names)
-        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=names):
-            for row in batch_rows(file, batch, first + done, options):
-                yield row
+        size = rows_at_once(group.source, group.chunks, group.columns)
+        for batch in table.iter_batches(batch_size=size, row_groups=[number], columns=group.columns):
+            for found in read(batch, first + done):
+                yield from found
                 done += 1
-        problem = f"damaged parquet: row group {group}, it ends early"
+        problem = f"damaged parquet: row group {number}, it ends early"
     except Excess as error:
-        problem = f"parquet bomb: row group {group}, {error}"
+        problem = f"parquet bomb: row group {number}, {error}"
     except DAMAGE as error:
-        problem = f"damaged parquet: row group {group}, {short(error)}"
+        problem = f"damaged parquet: row group {number}, {short(error)}"
     if done < rows:
-        yield Rejected(file.name, first + done, problem, file.source, rows=rows - done)
+        yield reject(file, first + done, problem, rows=rows - done)
 
 
 class Excess(Exception):
-    """What is declared would take more memory than there is for it. The text is the reason."""
+    """A page or batch declares more memory than is allowed. The text is the reason."""
 
 
 class InPieces:
-    """A file whose reads take no more memory than what there is to read, whatever length is asked for."""
+    """A file whose reads take no more memory than the bytes that are left, whatever length is requested."""
 
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
@@ -94,9 +123,9 @@ class InPieces:
             size -= len(data) if size > 0 else 0
         return b"".join(parts)
 
-    def seek(self, place: int, whence: int = 0, /) -> int:
-        """As of any file."""
-        return self._handle.seek(place, whence)
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """As of any file; returns the offset."""
+        return self._handle.seek(offset, whence)
 
     def tell(self) -> int:
         """As of any file."""
@@ -107,7 +136,7 @@ class InPieces:
 
 
 def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
-    """How many rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
+    """Rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
 
     A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
     its header is damaged.
@@ -117,7 +146,7 @@ def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int
         if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
             continue
         whole, largest, repeats = 0, 1, False
-        for page in parquet_pages(source, chunk.begin, chunk.end):
+        for page in parquet_pages(source, chunk.start, chunk.end):
             if page.excess:
                 raise Excess(f"column {chunk.path[:60]!a}: {page.excess}")
             whole, largest = whole + page.expanded, max(largest, page.expanded)
@@ -133,7 +162,7 @@ def column_problem(schema: pa.Schema, name: str) -> str:
         return f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})"
     kind = schema.field(column).type
     for part in name.split(".")[1:] if column != name else ():
-        names = [kind.field(place).name for place in range(kind.num_fields)]
+        names = [kind.field(index).name for index in range(kind.num_fields)]
         if part not in names:
             return f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})"
         kind = kind.field(names.index(part)).type
@@ -158,7 +187,7 @@ def wanted_columns(schema: pa.Schema, options: ReadOptions) -> list[str]:
 
 
 def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: ReadOptions) -> Iterator[Row]:
-    """The rows of a batch, the first of them called `first`; a word of a dictionary is copied where it is asked for."""
+    """The rows of a batch, the first of them called `first`; a value of a dictionary is copied when it is read."""
     column = _column(batch.schema, options.text_field)
     size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(batch.get_total_buffer_size(), 1)))
     for start in range(0, len(batch), size):
@@ -168,21 +197,18 @@ def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: Read
             values = values.field(name)
         others = part.select([name for name in part.schema.names if name != column])
         fields = others.to_pylist() if others.num_columns else [{} for _ in range(len(part))]
-        for place, text in enumerate(values.cast(pa.large_binary())):
-            yield _table_row(file, first + start + place, text.as_buffer(), fields[place], options)
+        for index, text in enumerate(values.cast(pa.large_binary())):
+            yield _table_row(file, first + start + index, text.as_buffer(), fields[index], options)
 
 
 def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[str, Any], options: ReadOptions) -> Row:
     if value is None:
-        return Rejected(file.name, row, "text is not a string: it is null", file.source)
+        return reject(file, row, "text is not a string: it is null")
     if value.size > options.max_bytes:
         return too_long(file, row, value.size, options, value[:EXCERPT_BYTES].to_pybytes())
     data = value.to_pybytes()
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return Rejected(file.name, row, why_not_utf8(data, error), file.source, excerpt(data), len(data))
-    origin = f"{file.name}:{row}"
-    name = identifier(lookup(fields, options.id_field), origin)
-    fields.pop(options.id_field, None)
-    return Document(text, name, file.source, fields, origin)
+        return reject(file, row, why_not_utf8(data, error), data)
+    return fields_document(file, row, text, fields, options)

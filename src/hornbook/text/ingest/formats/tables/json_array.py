@@ -6,45 +6,55 @@ from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
 from hornbook.text.ingest.buffered import Buffered
+from hornbook.text.ingest.charsets import BOM, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import Rejected, excerpt
+from hornbook.text.ingest.document import (
+    ReadOptions,
+    Rejected,
+    Row,
+    json_name,
+    read_each,
+    reject,
+    row_document,
+    short,
+    too_long,
+)
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, CHUNK, HashingFile, plain_text, read_lines
+from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
 from hornbook.text.ingest.readers import json_row
-from hornbook.text.ingest.rows import ReadOptions, Row, json_name, row_document, short, too_long
 
-_BLANK = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    """Rows are counted from 1; after a row that is no JSON the rest of an array cannot be told apart."""
+    """Rows are counted from 1; after a row that is not JSON the rest of an array cannot be split into rows."""
     stream = Buffered(plain_text(raw, file.compression))
     number = 0
     try:
         start = stream.peek(CHUNK).removeprefix(BOM).lstrip()[:1]
         if start != b"[":
-            for line in read_lines(stream, options.max_bytes):
-                number = line.number
-                yield json_row(file, line, options)
+            yield from read_each(
+                file, read_lines(stream, options.max_bytes), lambda line: json_row(file, line, options)
+            )
             return
-        for row in _rows(file, _Text(stream), options):
+        for row in _rows(file, _Characters(stream), options):
             number += 1
             yield row
     except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+        yield reject(file, number + 1, str(error))
 
 
-class _Text:
-    """The characters of a stream, as far as they were asked for."""
+class _Characters:
+    """The characters of a stream, decoded on demand."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self.characters, self.place = stream, "", 0
+        self._stream, self.characters, self.position = stream, "", 0
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self.ended = False
 
     def extend(self, least: int) -> None:
-        """Forget what is behind the place; have at least so many characters, or all there are."""
-        parts, size = [self.characters[self.place :]], len(self.characters) - self.place
+        """Drop what is before the position; hold at least `least` characters, or all there are."""
+        parts, size = [self.characters[self.position :]], len(self.characters) - self.position
         while size < least and not self.ended:
             chunk = self._stream.read(CHUNK)
             self.ended = not chunk
@@ -53,26 +63,26 @@ class _Text:
             except UnicodeDecodeError as error:
                 raise DamagedStream(f"invalid UTF-8: byte 0x{error.object[error.start]:02x} in the array") from error
             size += len(parts[-1])
-        self.characters, self.place = "".join(parts), 0
+        self.characters, self.position = "".join(parts), 0
 
     def next(self) -> str:
-        """The next character that is not blank; empty at the end."""
+        """The next character that is not whitespace; empty at the end."""
         while True:
-            while self.place < len(self.characters) and self.characters[self.place] in _BLANK:
-                self.place += 1
-            if self.place < len(self.characters) or self.ended:
-                return self.characters[self.place : self.place + 1]
+            while self.position < len(self.characters) and self.characters[self.position] in _WHITESPACE:
+                self.position += 1
+            if self.position < len(self.characters) or self.ended:
+                return self.characters[self.position : self.position + 1]
             self.extend(1)
 
 
-def _rows(file: InputFile, text: _Text, options: ReadOptions) -> Iterator[Row]:
+def _rows(file: InputFile, text: _Characters, options: ReadOptions) -> Iterator[Row]:
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     number, expected = 0, "["
     while (mark := text.next()) == expected or (mark == "]" and expected == ","):
-        text.place += 1
+        text.position += 1
         if mark == "]":
             if text.next():
-                yield Rejected(file.name, number + 1, "invalid JSON: something follows the array", file.source)
+                yield reject(file, number + 1, "invalid JSON: something follows the array")
             return
         ahead = text.next()
         if not ahead or (expected == "[" and ahead == "]"):
@@ -87,15 +97,15 @@ def _rows(file: InputFile, text: _Text, options: ReadOptions) -> Iterator[Row]:
         if isinstance(value, dict):
             yield row_document(file, number, value, options, size)
         else:
-            yield Rejected(file.name, number, f"not an object: the row is a JSON {json_name(value)}", file.source)
+            yield reject(file, number, f"not an object: the row is a JSON {json_name(value)}")
     shown = f"instead of {expected!r} there is {mark!a}" if mark else "the array is not closed"
-    yield Rejected(file.name, number + 1, f"invalid JSON: {shown}", file.source)
+    yield reject(file, number + 1, f"invalid JSON: {shown}")
 
 
 def _value(
-    decoder: json.JSONDecoder, file: InputFile, number: int, text: _Text, options: ReadOptions
+    decoder: json.JSONDecoder, file: InputFile, number: int, text: _Characters, options: ReadOptions
 ) -> tuple[object, bytes] | Rejected:
-    """(the value at the place, its text); what cannot be read is read on for, up to the limit: it may be half a row."""
+    """(value at the position, its text). What cannot be parsed may be half a row: more is read, up to the limit."""
     text.next()
     size = CHUNK
     while True:
@@ -109,10 +119,9 @@ def _value(
             if len(text.characters) > options.max_bytes:
                 return too_long(file, number, len(text.characters), options, text.characters[:512].encode())
             reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
-            shown = excerpt(text.characters[:512].encode("utf-8", "replace"))
-            return Rejected(file.name, number, f"invalid JSON: {reason}", file.source, shown)
-        text.place = end
+            return reject(file, number, f"invalid JSON: {reason}", text.characters[:512].encode("utf-8", "replace"), 0)
+        text.position = end
         if end < len(text.characters) or text.ended:
             return value, text.characters[:end].encode("utf-8", "replace")
         size *= 4
-        text.place = 0
+        text.position = 0

@@ -1,4 +1,4 @@
-"""What pages of parquet and batches of Arrow would take in memory, as they declare it, before they are decoded.
+"""The memory that pages of parquet and batches of Arrow declare, read before they are decoded.
 
 parquet: headers of pages in Thrift's compact protocol (parquet-format, "Data Pages"). Arrow: messages in flatbuffers
 (Arrow columnar format, "Serialization and Interprocess Communication").
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 EXPANSION, FREE = 200, 2**26
-"""A page or a batch may expand to so many times its size; so many bytes are free."""
+"""A page or a batch may expand to EXPANSION times its size, and to FREE bytes in any case."""
 LARGEST_PAGE = 2**28
 """Bytes of a page at most; what decodes it takes several times as much."""
 _DICTIONARY, _DELTA_BYTE_ARRAY = 2, 7
@@ -19,9 +19,9 @@ _DEEPEST = 16
 
 
 class SeekableStream(Protocol):
-    """A file that is read at any place."""
+    """A file with random access."""
 
-    def seek(self, place: int, whence: int = 0, /) -> int: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -34,11 +34,11 @@ class Page:
     expanded: int
     """Bytes of it decompressed, as its header says."""
     repeats: bool
-    """A value in it may stand for many rows, or begin many: what they take is not bounded by the page."""
+    """A value in it may be shared by many rows, so that the page does not bound their size."""
 
     @property
     def excess(self) -> str:
-        """Why it is not decoded; empty where it may be."""
+        """Why it must not be decoded; empty where it may be."""
         limit = max(FREE, min(LARGEST_PAGE, EXPANSION * self.size))
         return (
             f"a page of {self.size} bytes expands to {self.expanded}, at most {limit}" if self.expanded > limit else ""
@@ -51,7 +51,7 @@ class Chunk:
 
     path: str
     """Names from the column down to what holds its values, joined by points."""
-    begin: int
+    start: int
     end: int
 
 
@@ -72,15 +72,15 @@ def parquet_chunks(handle: SeekableStream) -> list[list[Chunk]]:
 
 
 def _chunk(column: dict[int, Any]) -> Chunk:
-    begin = min(column[9], column.get(11) or column[9])
-    return Chunk(b".".join(column[3]).decode("utf-8", "replace"), begin, begin + column[7])
+    start = min(column[9], column.get(11) or column[9])
+    return Chunk(b".".join(column[3]).decode("utf-8", "replace"), start, start + column[7])
 
 
 def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page]:
     """The pages of a column chunk that lies at these bytes of the file. Raises ValueError where they are damaged."""
-    place = start
-    while place < end:
-        header, length = _page_header(handle, place)
+    offset = start
+    while offset < end:
+        header, length = _page_header(handle, offset)
         expanded, size, kind = header.get(2), header.get(3), header.get(1)
         if not (isinstance(expanded, int) and isinstance(size, int) and expanded >= 0 and size >= 0):
             raise ValueError("a page's header lacks its sizes")
@@ -89,13 +89,13 @@ def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page
             raise ValueError("a page's header holds a number where it describes the page")
         encoding = data.get(2 if 5 in header else 4)
         yield Page(size, expanded, kind == _DICTIONARY or encoding == _DELTA_BYTE_ARRAY)
-        place += length + size
+        offset += length + size
 
 
-def _page_header(handle: SeekableStream, place: int) -> tuple[dict[int, Any], int]:
+def _page_header(handle: SeekableStream, offset: int) -> tuple[dict[int, Any], int]:
     """(fields by number, bytes of the header); it may hold statistics of any length."""
     for size in _HEADER_BYTES:
-        handle.seek(place)
+        handle.seek(offset)
         data = handle.read(size)
         try:
             return _Thrift(data).fields(0)
@@ -109,22 +109,22 @@ class _Thrift:
     """A struct in Thrift's compact protocol. Reading beyond the end raises IndexError."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._place = data, 0
+        self._data, self._position = data, 0
 
     def fields(self, depth: int) -> tuple[dict[int, Any], int]:
         """(fields by number: integers, and structs as dicts; bytes read)."""
         if depth > _DEEPEST:
             raise ValueError("it is nested too deep")
-        found: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()
-            found[number] = self._value(head & 15, depth)
-        return found, self._place
+            values[number] = self._value(head & 15, depth)
+        return values, self._position
 
     def _byte(self) -> int:
-        self._place += 1
-        return self._data[self._place - 1]
+        self._position += 1
+        return self._data[self._position - 1]
 
     def _varint(self) -> int:
         value = shift = 0
@@ -142,9 +142,9 @@ class _Thrift:
         return value >> 1 ^ -(value & 1)
 
     def _skip(self, size: int) -> None:
-        if self._place + size > len(self._data):
+        if self._position + size > len(self._data):
             raise IndexError
-        self._place += size
+        self._position += size
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in (1, 2):  # true and false have no bytes of their own
@@ -156,7 +156,7 @@ class _Thrift:
         if kind in (3, 7, 8):
             size = {3: 1, 7: 8}.get(kind) or self._varint()
             self._skip(size)
-            return self._data[self._place - size : self._place] if kind == 8 else None
+            return self._data[self._position - size : self._position] if kind == 8 else None
         if kind in (9, 10):
             return self._list(depth)
         raise ValueError("it has a value of an unknown type")
@@ -184,24 +184,24 @@ class Batch:
     rows: int
     """Of a batch of records; 0 of other messages."""
     buffers: tuple[tuple[int, int], ...]
-    """(place in the body, bytes) of the buffers, if they are compressed."""
+    """(offset in the body, bytes) of the buffers, if they are compressed."""
 
     def excess(self, body: bytes) -> str:
-        """Why a batch with compressed buffers is not decoded; empty where it may be."""
-        expanded = sum(_expanded(body, place, size) for place, size in self.buffers)
+        """Why a batch with compressed buffers must not be decoded; empty where it may be."""
+        expanded = sum(_expanded(body, offset, size) for offset, size in self.buffers)
         limit = max(FREE, EXPANSION * self.body)
         return f"a batch of {self.body} bytes expands to {expanded}, at most {limit}" if expanded > limit else ""
 
 
-def _expanded(body: bytes, place: int, size: int) -> int:
-    """Bytes of a buffer decompressed: a compressed one begins with that number, or -1 where it is stored as it is."""
-    if size < 8 or place < 0 or place + 8 > len(body):
+def _expanded(body: bytes, offset: int, size: int) -> int:
+    """Decompressed bytes of a buffer, which starts with that number, or with -1 where it is stored uncompressed."""
+    if size < 8 or offset < 0 or offset + 8 > len(body):
         return max(size, 0)
-    return max(int.from_bytes(body[place : place + 8], "little", signed=True), size)
+    return max(int.from_bytes(body[offset : offset + 8], "little", signed=True), size)
 
 
 def arrow_batch(metadata: bytes) -> Batch:
-    """What a message's metadata say. Raises ValueError where they are damaged."""
+    """The message that its metadata describe. Raises ValueError where they are damaged."""
     try:
         table = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         body, kind = table.number(3, "<q"), table.number(1, "<B")
@@ -221,9 +221,9 @@ def arrow_batch(metadata: bytes) -> Batch:
 class _Table:
     """A table of flatbuffers. Reading beyond the end raises struct.error."""
 
-    def __init__(self, data: bytes, place: int) -> None:
-        self._data, self._place = data, place
-        self._fields = place - struct.unpack_from("<i", data, place)[0]
+    def __init__(self, data: bytes, offset: int) -> None:
+        self._data, self._offset = data, offset
+        self._fields = offset - struct.unpack_from("<i", data, offset)[0]
         if self._fields < 0:
             raise struct.error
 
@@ -232,22 +232,22 @@ class _Table:
         size = struct.unpack_from("<H", self._data, self._fields)[0]
         inside = 4 + 2 * number
         offset = struct.unpack_from("<H", self._data, self._fields + inside)[0] if inside + 2 <= size else 0
-        return self._place + offset if offset else 0
+        return self._offset + offset if offset else 0
 
     def number(self, number: int, form: str) -> int:
-        place = self._field(number)
-        return struct.unpack_from(form, self._data, place)[0] if place else 0
+        offset = self._field(number)
+        return struct.unpack_from(form, self._data, offset)[0] if offset else 0
 
     def table(self, number: int) -> "_Table | None":
-        place = self._field(number)
-        return _Table(self._data, place + struct.unpack_from("<I", self._data, place)[0]) if place else None
+        offset = self._field(number)
+        return _Table(self._data, offset + struct.unpack_from("<I", self._data, offset)[0]) if offset else None
 
     def pairs(self, number: int) -> Iterator[tuple[int, int]]:
         """A vector of structs of two 64-bit numbers."""
-        place = self._field(number)
-        if place:
-            place += struct.unpack_from("<I", self._data, place)[0]
-            count = struct.unpack_from("<I", self._data, place)[0]
-            if place + 4 + 16 * count > len(self._data):
+        offset = self._field(number)
+        if offset:
+            offset += struct.unpack_from("<I", self._data, offset)[0]
+            count = struct.unpack_from("<I", self._data, offset)[0]
+            if offset + 4 + 16 * count > len(self._data):
                 raise struct.error
-            yield from struct.iter_unpack("<qq", self._data[place + 4 : place + 4 + 16 * count])
+            yield from struct.iter_unpack("<qq", self._data[offset + 4 : offset + 4 + 16 * count])

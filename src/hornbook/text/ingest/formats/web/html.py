@@ -9,11 +9,11 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
-from hornbook.text.ingest.document import Document, Rejected, excerpt
+from hornbook.text.ingest.charsets import BOM
+from hornbook.text.ingest.compressions import decompressed
+from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, read_at_once, reject, short
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BOM, HashingFile, read_whole
-from hornbook.text.ingest.rows import ReadOptions, Row, short, too_long
+from hornbook.text.ingest.lines import HashingFile
 
 _HEAD_BYTES = 4096
 _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\w:.-]{1,40})""", re.IGNORECASE)
@@ -43,45 +43,39 @@ _UNCOUNTED = frozenset(_CLOSED_BY_OTHERS.split())
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """One document per file."""
-    try:
-        data, size = read_whole(decompressed(raw, file.compression), options.max_bytes)
-    except DamagedStream as error:
-        yield Rejected(file.name, 0, str(error), file.source)
-        return
-    if data is None:
-        yield too_long(file, 0, size, options)
-        return
-    page = page_text(data)
-    if isinstance(page, str):
-        yield Rejected(file.name, 0, page, file.source, excerpt(data), len(data))
-        return
-    text, metadata = page
-    yield Document(text, file.name, file.source, metadata, file.name)
+
+    def page(data: bytes) -> Row:
+        try:
+            text, metadata = page_text(data)
+        except UnfitRow as error:
+            return reject(file, 0, str(error), data)
+        return Document(text, file.name, file.source, metadata, file.name)
+
+    return read_at_once(file, decompressed(raw, file.compression), options, page)
 
 
-def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]] | str:
-    """(text, metadata) of a page, or why it cannot be read. `declared`: the charset of the transport.
+def page_text(data: bytes, declared: str = "") -> tuple[str, dict[str, Any]]:
+    """(text, metadata) of a page. `declared`: the charset of the transport.
 
     A byte order mark goes before the transport, and that before what the page itself says (HTML standard, 13.2.3.2).
-    Raises UsageError where resiliparse is not installed.
+    Raises UnfitRow where it cannot be read, UsageError where resiliparse is not installed.
     """
-    tools = extractor()
-    name = declared_charset(data, declared)
-    encoding = tools.map_encoding(name) or "utf-8"
+    parse, extract, map_encoding = extractor()
+    encoding = map_encoding(declared_charset(data, declared)) or "utf-8"
     try:
         text = _decode(data, encoding)
     except UnicodeDecodeError as error:
-        return f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}"
-    except (LookupError, ValueError):
-        return f"unknown charset: {encoding[:40]!a}"
+        raise UnfitRow(f"invalid {encoding}: byte {error.start} is 0x{data[error.start]:02x}") from error
+    except (LookupError, ValueError) as error:
+        raise UnfitRow(f"unknown charset: {encoding[:40]!a}") from error
     if problem := why_costly(text):
-        return f"costly page: {problem}"
+        raise UnfitRow(f"costly page: {problem}")
     try:
-        tree = tools.parse(text)
+        tree = parse(text)
         metadata = _metadata(tree)
-        extracted = tools.extract(tree, main_content=True)
+        extracted = extract(tree, main_content=True)
     except (ValueError, RuntimeError) as error:
-        return f"HTML cannot be read: {short(error)}"
+        raise UnfitRow(f"HTML cannot be read: {short(error)}") from error
     return extracted.encode("utf-8", "replace").decode(), metadata
 
 
@@ -90,8 +84,8 @@ def declared_charset(data: bytes, declared: str) -> str:
     mark = next((name for start, name in _MARKS.items() if data.startswith(start)), "")
     if mark or declared:
         return mark or declared
-    found = _XML.match(data[:_HEAD_BYTES]) or _META.search(data[:_HEAD_BYTES])
-    name = found.group(1).decode("ascii", "replace") if found else "utf-8"
+    match = _XML.match(data[:_HEAD_BYTES]) or _META.search(data[:_HEAD_BYTES])
+    name = match.group(1).decode("ascii", "replace") if match else "utf-8"
     return "utf-8" if name.lower().startswith("utf-16") else name  # what is read as ASCII is not UTF-16
 
 
@@ -112,8 +106,8 @@ def _as_control(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("hornbook-c1", _as_control)
 
 
-class _Open:
-    """What is open while the tags of a page are read, and what that costs."""
+class _OpenElements:
+    """The open elements while the tags of a page are read, and their cost."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -121,7 +115,7 @@ class _Open:
         self.crowded = False
         self._read = 0
 
-    def begin(self, name: str, counted: bool) -> None:
+    def start_tag(self, name: str, counted: bool) -> None:
         self.options += name == "option"
         self.made += self.formats  # what is open is made anew in every block
         if counted:
@@ -129,7 +123,7 @@ class _Open:
             self.depth += 1
             self.formats += name in _FORMATS
 
-    def end(self, name: str) -> None:
+    def end_tag(self, name: str) -> None:
         if self.counts[name]:
             self.counts[name] -= 1
             self.depth -= 1
@@ -143,14 +137,14 @@ class _Open:
         """
         if match.start() < self._read:
             return
-        found = _ATTRIBUTES.match(html, match.end())
-        assert found is not None
-        given = found.group()
-        self.crowded |= html[found.end() : found.end() + 1] not in (">", "")
+        attributes = _ATTRIBUTES.match(html, match.end())
+        assert attributes is not None
+        given = attributes.group()
+        self.crowded |= html[attributes.end() : attributes.end() + 1] not in (">", "")
         if name in _MERGED:
             self.merged += sum(1 for _ in _ONE.finditer(given))
             self.crowded |= self.merged > MOST_ATTRIBUTES
-        self._read = match.end() if '"' in given or "'" in given else found.end()
+        self._read = match.end() if '"' in given or "'" in given else attributes.end()
 
     def problem(self) -> str:
         if self.crowded:
@@ -168,11 +162,11 @@ def why_costly(html: str) -> str:
     Elements that others close are not counted as open; but within SVG and MathML nothing is closed by others, though a
     tag may close itself.
     """
-    opened = _Open()
+    opened = _OpenElements()
     for match in _TAG.finditer(html):
         name = match.group(2).lower()
         if match.group(1):
-            opened.end(name)
+            opened.end_tag(name)
             continue
         counted = name not in _UNCOUNTED
         if opened.counts["svg"] or opened.counts["math"]:
@@ -180,7 +174,7 @@ def why_costly(html: str) -> str:
             counted = html[end - 1] != "/"
             if end < 0:
                 break
-        opened.begin(name, counted)
+        opened.start_tag(name, counted)
         opened.count_attributes(html, match, name)
         if problem := opened.problem():
             return problem
@@ -189,20 +183,23 @@ def why_costly(html: str) -> str:
 
 def _metadata(tree: Any) -> dict[str, Any]:
     """What a page says of itself: its address and its licence (`rel=license`)."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     document = tree.document
     for name, selector in (("url", "link[rel=canonical]"), ("licence", "[rel~=license][href]")):
         node = document.query_selector(selector)
         value = node.getattr("href") if node is not None else None
         if value:
-            found[name] = value
-    return found
+            metadata[name] = value
+    return metadata
 
 
-class _Extractor:
-    """The parts of resiliparse that are used."""
+@cache
+def extractor() -> tuple[Any, Any, Any]:
+    """resiliparse: (from HTML to its tree, from a tree to text, from a charset's name to that of a codec).
 
-    def __init__(self) -> None:
+    Raises UsageError where it is not installed.
+    """
+    try:
         from resiliparse.extract.html2text import (  # pyright: ignore[reportMissingModuleSource]
             extract_plain_text,
         )
@@ -210,19 +207,9 @@ class _Extractor:
             map_encoding_to_html5,
         )
         from resiliparse.parse.html import HTMLTree
-
-        self.extract = extract_plain_text
-        self.map_encoding = map_encoding_to_html5
-        self.parse = HTMLTree.parse
-
-
-@cache
-def extractor() -> _Extractor:
-    """Raises UsageError where resiliparse is not installed."""
-    try:
-        return _Extractor()
     except ImportError as error:
         raise UsageError(
             f"web pages need resiliparse, which is not installed: {install_command('web')}, or leave .html and "
             ".warc files out of the paths (.wet files need nothing)"
         ) from error
+    return HTMLTree.parse, extract_plain_text, map_encoding_to_html5

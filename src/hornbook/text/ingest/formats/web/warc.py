@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from hornbook.text.ingest.buffered import Buffered
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
-from hornbook.text.ingest.document import Document, Rejected, excerpt
-from hornbook.text.ingest.formats.web.charsets import Undecodable, decode_declared
+from hornbook.text.ingest.charsets import Undecodable, decode_declared, why_not_utf8
+from hornbook.text.ingest.compressions import decompressed
+from hornbook.text.ingest.document import (
+    Document,
+    ReadOptions,
+    Row,
+    UnfitRow,
+    identifier,
+    read_each,
+    reject,
+    too_long,
+)
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import HashingFile
-from hornbook.text.ingest.rows import ReadOptions, Row, identifier, text_document, too_long
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
 _PAGES = ("text/html", "application/xhtml+xml")
 _ROWS = ("response", "resource", "conversion")
-
-
-class _Unfit(Exception):
-    """A record that is no document; `dropped` where nothing is wrong with it."""
-
-    def __init__(self, reason: str, dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,8 @@ class _Record:
 
 def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     """One row per record that holds a page or text."""
-    number = 0
-    try:
-        for record in _records(Buffered(decompressed(raw, file.compression)), options.max_bytes):
-            number = record.number
-            yield _row(file, record, options)
-    except DamagedStream as error:
-        yield Rejected(file.name, number + 1, str(error), file.source)
+    records = _records(Buffered(decompressed(raw, file.compression)), options.max_bytes)
+    return read_each(file, records, lambda record: [_row(file, record, options)])
 
 
 def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
@@ -68,16 +63,16 @@ def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
             yield _Record(number, {}, size, head[:_HEAD_LIMIT], "not a WARC record: its header cannot be read")
             _find_record(stream)
             continue
-        block, found = stream.take(int(length), limit)
-        if headers.get("warc-type") not in _ROWS and found == int(length):
+        block, available = stream.take(int(length), limit)
+        if headers.get("warc-type") not in _ROWS and available == int(length):
             continue
         number += 1
         problem = ""
-        if found < int(length):
-            problem = f"truncated record: {found} of {length} bytes"
+        if available < int(length):
+            problem = f"truncated record: {available} of {length} bytes"
         elif stream.peek(4) not in (b"\r\n\r\n", b""):
             problem = "a record is longer than it says: its Content-Length is wrong"
-        yield _Record(number, headers, found, block, problem)
+        yield _Record(number, headers, available, block, problem)
         if problem:
             _find_record(stream)
 
@@ -93,36 +88,32 @@ def _find_record(stream: Buffered) -> int:
     """After damage: go on where a line looks like the beginning of a record; how many bytes were passed over."""
     passed = 0
     while stream.peek(5) != _MAGIC:
-        _, size, found = stream.until(b"\n", 0)
+        _, size, came = stream.until(b"\n", 0)
         passed += size
-        if not found:
+        if not came:
             break
     return passed
 
 
 def parse_headers(head: bytes) -> dict[str, str]:
     """Header lines by lower-case name, the first of each; bytes that are not UTF-8 are replaced."""
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for line in head.decode("utf-8", "replace").splitlines()[1:]:
         name, colon, value = line.partition(":")
         if colon and name.strip():
-            found.setdefault(name.strip().lower(), value.strip())
-    return found
+            headers.setdefault(name.strip().lower(), value.strip())
+    return headers
 
 
 def _row(file: InputFile, record: _Record, options: ReadOptions) -> Row:
     if record.problem:
-        reason, data = record.problem, record.block or b""
-        return Rejected(file.name, record.number, reason, file.source, excerpt(data), record.size)
+        return reject(file, record.number, record.problem, record.block or b"", record.size)
     if record.block is None:
         return too_long(file, record.number, record.size, options)
     try:
         return _document(file, record, record.block, options)
-    except _Unfit as why:
-        data = record.block
-        return Rejected(
-            file.name, record.number, str(why), file.source, excerpt(data), len(data), damaged=not why.dropped
-        )
+    except UnfitRow as why:
+        return reject(file, record.number, str(why), record.block, damaged=not why.dropped)
 
 
 def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptions) -> Row:
@@ -134,24 +125,26 @@ def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptio
     metadata: dict[str, Any] = {name: value for name, value in known.items() if value}
     name = headers.get("warc-record-id", "").strip("<>")
     if kind in _PAGES:
-        page = page_text(block, charset)
-        if isinstance(page, str):
-            raise _Unfit(page)
-        text, own = page
-        origin = f"{file.name}:{record.number}"
-        return Document(text, identifier(name, origin), file.source, own | metadata, origin)
-    if kind != "text/plain":
-        raise _Unfit(f"not a page: {kind[:60]!a}", dropped=True)
-    if charset and charset.lower() not in ("utf-8", "utf8"):
-        block = _recoded(block, charset)
-    return text_document(file, record.number, block, name, metadata)
+        text, own = page_text(block, charset)
+        metadata = own | metadata
+    elif kind != "text/plain":
+        raise UnfitRow(f"not a page: {kind[:60]!a}", dropped=True)
+    else:
+        if charset and charset.lower() not in ("utf-8", "utf8"):
+            block = _recoded(block, charset)
+        try:
+            text = block.decode()
+        except UnicodeDecodeError as error:
+            return reject(file, record.number, why_not_utf8(block, error), block)
+    origin = f"{file.name}:{record.number}"
+    return Document(text, identifier(name, origin), file.source, metadata, origin)
 
 
 def _recoded(block: bytes, charset: str) -> bytes:
     try:
         return decode_declared(block, charset).encode("utf-8", "replace")
     except Undecodable as error:
-        raise _Unfit(str(error)) from error
+        raise UnfitRow(str(error)) from error
 
 
 def content_type(value: str) -> tuple[str, str]:
@@ -169,11 +162,11 @@ def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
     """(media type, charset, body) of an HTTP response, decoded as its headers say."""
     end = block.find(b"\r\n\r\n", 0, _HEAD_LIMIT)
     if not block.startswith(b"HTTP/") or end < 0:
-        raise _Unfit("not an HTTP response: its header cannot be read")
+        raise UnfitRow("not an HTTP response: its header cannot be read")
     head, body = block[:end], block[end + 4 :]
     status = head.split(b" ", 2)[1:2]
     if not status or not status[0][:3].startswith(b"2"):
-        raise _Unfit(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
+        raise UnfitRow(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
     headers = parse_headers(head)
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _unchunked(body)
@@ -183,9 +176,9 @@ def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
 
 def _unchunked(body: bytes) -> bytes:
     """Join the chunks; archives that joined them already keep the header, so what is not chunked stays."""
-    parts, place = [], 0
-    while (end := body.find(b"\r\n", place, place + 32)) >= 0:
-        digits = body[place:end].partition(b";")[0].strip()
+    parts, position = [], 0
+    while (end := body.find(b"\r\n", position, position + 32)) >= 0:
+        digits = body[position:end].partition(b";")[0].strip()
         try:
             size = int(digits, 16)
         except ValueError:
@@ -193,17 +186,17 @@ def _unchunked(body: bytes) -> bytes:
         if size == 0:
             return b"".join(parts)
         parts.append(body[end + 2 : end + 2 + size])
-        place = end + 2 + size + 2
+        position = end + 2 + size + 2
     if not parts:
         return body
-    raise _Unfit("truncated chunks: the page ends early")
+    raise UnfitRow("truncated chunks: the page ends early")
 
 
 def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise _Unfit(f"content encoding: {encoding[:40]!a} is not read")
+        raise UnfitRow(f"content encoding: {encoding[:40]!a} is not read")
     if encoding != "deflate" and not body.startswith(b"\x1f\x8b"):
         return body  # decoded by who archived it
     for bits in (47, -15):  # with a header of gzip or zlib, or without
@@ -213,7 +206,7 @@ def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
         except zlib.error:
             continue
         if len(data) > limit:
-            raise _Unfit(f"row longer than the limit: its page is compressed, max_document_bytes is {limit}")
+            raise UnfitRow(f"row longer than the limit: its page is compressed, max_document_bytes is {limit}")
         if decoder.eof:
             return data
-    raise _Unfit("damaged content encoding: the page cannot be decompressed")
+    raise UnfitRow("damaged content encoding: the page cannot be decompressed")

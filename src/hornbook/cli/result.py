@@ -1,0 +1,132 @@
+"""The results of commands, and the one place that prints them.
+
+stdout has the answer: its text, or with `--json` one JSON object on one line. stderr is for people.
+"""
+
+import contextlib
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.shell import forget, people, reader_has_gone
+from hornbook.errors import Exit
+from hornbook.files.journal import finite
+from hornbook.progress import escape_controls
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a command, or one of several that it yields."""
+
+    value: Mapping[str, Any]
+    """The JSON object of `--json`; other types are written as their str()."""
+    text: str | None = None
+    """The text for stdout without `--json`; None writes nothing."""
+    code: Exit = Exit.DONE
+    """Exit code of the process, if this is its last result."""
+    report: Sequence["RenderableType"] = ()
+    """For people, on stderr, also with `--json`: tables of rich, and lines that may have its markup."""
+    notes: Sequence["RenderableType"] = ()
+    """The same, but not with `--json`."""
+
+
+Results = Generator[Result, None, None]
+Command = Callable[..., Result | Results | Exit]
+"""A function of options that returns one result, yields several, or returns an exit code alone."""
+
+
+class CommandGroup(typer.Typer):
+    """A group of commands that return results: it adds `--json` to each, and prints what it returns."""
+
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        """Register a command; the function itself is unchanged and can be called from Python."""
+        register = super().command(*arguments, **({"cls": ExampleCommand} | options))
+
+        def decorate(function: Command) -> Command:
+            register(_printing(function))
+            return function
+
+        return decorate
+
+
+def _printing(function: Command) -> Callable[..., Exit]:
+    """A function that prints what `function` returns; it has an option `--json`, its own or that of `function`."""
+    signature = inspect.signature(function)
+    takes_json = "as_json" in signature.parameters
+
+    @functools.wraps(function)
+    def command(*, as_json: bool, **given: Any) -> Exit:
+        if takes_json:
+            given["as_json"] = as_json
+        return show(function(**given), as_json=as_json)
+
+    if not takes_json:
+        option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+        signature = signature.replace(parameters=[*signature.parameters.values(), option])
+        command.__annotations__ = function.__annotations__ | {"as_json": Json}
+    vars(command)["__signature__"] = signature
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # a terminal breaks lines elsewhere
+    return command
+
+
+def show(found: Result | Results | Exit, *, as_json: bool = False) -> Exit:
+    """Print one result, or each of several when it is yielded; returns the exit code of the last.
+
+    If the reader of stdout leaves, the output ends, and the exit code stays.
+    """
+    if isinstance(found, Exit):
+        return found
+    code = Exit.DONE
+    with contextlib.closing(_only(found) if isinstance(found, Result) else found) as results:
+        try:
+            for result in results:
+                code = result.code
+                _print(result, as_json=as_json)
+        except BrokenPipeError:
+            if not reader_has_gone():
+                raise
+            forget(sys.stdout)
+    return code
+
+
+def _only(result: Result) -> Results:
+    yield result
+
+
+def _print(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        write(json.dumps(finite(result.value), ensure_ascii=False, default=str) + "\n", raw=True)
+    elif result.text is not None:
+        write(result.text if result.text.endswith("\n") else result.text + "\n")
+    console = people()
+    for each in [*result.report, *(() if as_json else result.notes)]:
+        console.print(each)
+
+
+def write(text: str, *, raw: bool = False) -> None:
+    """Write text to stdout and flush it; on a terminal, control characters are escaped unless `raw`."""
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be UTF-8
+    sys.stdout.write(escape_controls(text) if not raw and sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of words as aligned columns, the header first; unprintable characters are escaped."""
+    rows = [[word if word.isprintable() else repr(word)[1:-1] for word in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,136 @@
+"""`-n` of train, resume and fork: describe a run, with its memory and time, without writing anything."""
+
+from typing import TYPE_CHECKING, Any
+
+from hornbook.files.run_directory import RunDir
+from hornbook.progress import size_text
+
+if TYPE_CHECKING:
+    from hornbook.run.launch.launch import Start
+    from hornbook.settings.resolve import Resolved
+
+
+def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: bool = False) -> dict[str, Any]:
+    """The data, model, length and files of a run. Raises what the launch would raise, and writes nothing.
+
+    measure: compute some microbatches to estimate memory and time.
+    """
+    from hornbook.data.loader.loader import repetition_warnings, seen_text
+    from hornbook.files.journal import read_records
+    from hornbook.model.config.parameter_count import count_parameters
+    from hornbook.model.surgery.operate import trained_parameters
+    from hornbook.parallel.world import choose_device
+    from hornbook.run.job import cut_horizon, vocabulary_warning
+    from hornbook.run.launch.launch import check_start, read_inputs
+    from hornbook.run.ledger import Monotone, replay
+    from hornbook.run.start.plan import estimate, saved_bytes
+    from hornbook.run.start.precision import describe_precision, settle_precision
+
+    device = choose_device(resolved.recipe.train.device)
+    settled, origins = settle_precision(resolved.recipe, resolved.origins)
+    changes, inputs = check_start(settled, run, start), read_inputs(settled, start)
+    recipe, loader = inputs.recipe, inputs.loader
+    past = replay(record for record, _ in read_records(run.events)) if start.mode == "resume" else Monotone()
+    horizon = cut_horizon(inputs, past, changes)
+    every, steps = recipe.checkpoint.every, horizon.steps_from(0)
+    unused = vocabulary_warning(inputs)
+    return {
+        "run": str(run.path),
+        "mode": start.mode,
+        "from": start.origin.record() if start.origin is not None else None,
+        "changes": [f"{change.key} {change.old} -> {change.new}" for change in changes],
+        "parameters": count_parameters(recipe.model, inputs.vocab),
+        "trained": trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
+        "surgery": [step.model_dump(mode="json") for step in recipe.surgery],
+        "vocab": inputs.vocab,
+        "tokenizer": inputs.tokenizer.vocab_size,
+        "device": f"{device} ({recipe.train.device})" if str(device) != recipe.train.device else str(device),
+        "data": loader.index.describe(),
+        "seen": seen_text(loader, horizon.tokens, steps),
+        "data_tokens": sum(loader.index.source_tokens.values()),
+        "epochs": loader.index.epochs(horizon.tokens),
+        "tokens": horizon.tokens,
+        "steps": steps,
+        "length": horizon.describe(),
+        "precision": describe_precision(recipe.train.precision, origins),
+        "saves": max(steps // every, 1) if every else 1,
+        "save_bytes": saved_bytes(inputs),
+        "estimate": estimate(inputs, horizon, _consumed(run, start)).to_json() if measure else None,
+        "warnings": [
+            *loader.index.notes,
+            *repetition_warnings(loader.index.epochs(horizon.tokens)),
+            *([unused] if unused else []),
+        ],
+        "files": [str(path) for path in _files(run)],
+    }
+
+
+def _consumed(run: RunDir, start: "Start") -> int:
+    """Tokens consumed before this start."""
+    from hornbook.run.state import read_counters
+
+    if start.origin is not None and start.origin.kind == "fork":
+        return int(read_counters(start.origin.checkpoint)["tokens"])
+    return int((run.read_state() or {}).get("tokens", 0)) if start.mode == "resume" else 0
+
+
+def _files(run: RunDir) -> list[Any]:
+    names = (run.recipe, run.env, run.data_lock, run.metrics, run.events, run.log, run.state, run.lock)
+    return [*names, run.control, run.samples, run.evals, run.checkpoints]
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """The text of a description."""
+    passes = ", ".join(f"{name} {count:.2f} times" for name, count in summary["epochs"].items())
+    vocab = f"vocabulary {summary['vocab']:,} for the tokenizer's {summary['tokenizer']:,} tokens"
+    lines = [
+        f"run          {summary['run']} ({summary['mode']}); nothing is written now",
+        *([f"from         {summary['from']['checkpoint']} ({_beginning(summary['from'])})"] if summary["from"] else []),
+        *[f"change       {change}" for change in summary["changes"]],
+        f"device       {summary['device']}, {summary['precision']}",
+        f"model        {summary['parameters']:,} parameters, {vocab}",
+        *[f"surgery      {_surgery(step)}" for step in summary["surgery"]],
+        *([f"trained      {summary['trained']:,} parameters"] if summary["surgery"] else []),
+        f"length       {summary['length']}",
+        f"data         {summary['seen']}",
+        f"             {summary['data_tokens']:,} tokens; read {passes}",
+        *[f"             {line}" for line in summary["data"].splitlines()],
+        *_estimate_lines(summary),
+        *[f"warning      {text}" for text in summary["warnings"]],
+    ]
+    return "\n".join(lines)
+
+
+def _estimate_lines(summary: dict[str, Any]) -> list[str]:
+    """Lines for memory, time and disk, as far as they are known."""
+    found, saves = summary["estimate"], f"{summary['saves']:,} of about {size_text(summary['save_bytes'])}"
+    lines = [f"checkpoints  {saves}"]
+    if found is None:
+        return lines
+    memory, free = size_text(found["memory"]), size_text(found["free"])
+    known = found["computed"]
+    need = f"about {memory}" if known else f"{memory} for weights, gradients and moments alone"
+    verdict = f"of {free} free" if found["fits"] else f"and {free} are free: it does not fit"
+    rate = f"{found['tokens_per_second']:,.0f} tokens/s"
+    how = f"{rate} in {known} computed here" if known else f"{rate} at half the rate of matrix products here"
+    times = f"time         about {time_text(found['seconds'])}: {how}"
+    return [f"memory       {need} {verdict}", times, *lines]
+
+
+def time_text(seconds: float) -> str:
+    """Seconds for people: 12 minutes."""
+    if seconds < 1:
+        return "under a second"
+    for unit, size, most in (("seconds", 1, 100), ("minutes", 60, 100), ("hours", 3600, 48), ("days", 86400, 800)):
+        if seconds / size < most:
+            number = seconds / size
+            return f"{number:.0f} {unit}" if number >= 10 or unit == "seconds" else f"{number:.1f} {unit}"
+    return f"{seconds / (365 * 86400):,.0f} years"
+
+
+def _beginning(origin: dict[str, Any]) -> str:
+    return f"{origin['kind']}, with a new head" if origin.get("new_head") else origin["kind"]
+
+
+def _surgery(step: dict[str, Any]) -> str:
+    return ", ".join(str(value) if key == "kind" else f"{key} {value}" for key, value in step.items())

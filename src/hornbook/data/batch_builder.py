@@ -1,0 +1,61 @@
+"""The interface that turns samples into microbatches: rows of text, pairs of source and target, labelled texts."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int64
+
+from hornbook.data.batch import Batch
+from hornbook.data.config.data import DataConfig
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.packing.plan import Plan, Segments
+
+
+class BuildContext(NamedTuple):
+    """The data and settings that batches are built from."""
+
+    corpus: Corpus
+    streams: Sequence[Stream]
+    config: DataConfig
+    sequence: int
+    """Length of a row of text; neither side of a pair is longer."""
+    seed: int
+    evaluation: bool = False
+    """Random draws other than in training, masks at their evaluation rate, packing always `concat`."""
+
+
+class SampleRefs(NamedTuple):
+    """The samples of a global batch, by row."""
+
+    positions: Int64[np.ndarray, " n"]
+    sources: Int64[np.ndarray, " n"]
+    """Index of the stream."""
+    rows: Int64[np.ndarray, " n"]
+    """Row of its plan."""
+    epochs: Int64[np.ndarray, " n"]
+    """Number of passes over the plan before this one."""
+
+
+class BuiltBatch(NamedTuple):
+    """A global batch, from which each rank takes its microbatches."""
+
+    total_weight: float
+    token_hash: str
+    microbatch: Callable[[int], Batch]
+    """Microbatch of a number."""
+
+
+class BatchBuilder(Protocol):
+    """Builds batches from some streams."""
+
+    plans: Sequence[Plan]
+    """How each stream is cut into rows in its first epoch."""
+
+    def segments(self, refs: SampleRefs) -> Segments:
+        """Spans of the streams that each sample is made from."""
+        ...
+
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
+        """The samples as one global batch, in microbatches of `micro_batch` rows."""
+        ...

@@ -1,0 +1,109 @@
+"""Attention masks in which every query sees one interval of keys.
+
+Causal and bidirectional attention, documents, padding (a document of its own), prefixes, sliding windows and attention
+from one stack to another all have this form, so a mask is two integers per query: kernels skip keys outside the
+interval, and no tensor of [queries, keys] is made. An `AttentionMask` is hashable, so tiles are planned once and shared
+by all layers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+DocumentLengths = tuple[tuple[int, ...], ...]
+"""One integer per document of each row of a batch; hashable."""
+Interval = tuple[Int[Tensor, " queries"], Int[Tensor, " queries"]]
+"""First key each query sees, and one past the last; equal where it sees none."""
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """The interval of each query; queries are the last of the keys' positions, except across stacks."""
+
+    kind: Literal["causal", "bidirectional", "cross"] = "causal"
+    """`causal`: keys up to its own position; `bidirectional`: all keys; `cross`: keys of another sequence."""
+    lengths: DocumentLengths | None = None
+    """Lengths of the documents of each row, in order; a query sees keys of its own document only (`cross`: of the
+    document with the same number). None: one document; `cross` queries then see the first document of keys."""
+    key_lengths: DocumentLengths | None = None
+    """`cross`: document lengths of the other sequence; None: one document."""
+    window: int | None = None
+    """`causal`: keys seen at most, the query's own included; `bidirectional`: window // 2 on each side and its own."""
+    prefixes: DocumentLengths | None = None
+    """`causal`: number of positions at the start of each document that see each other in both directions."""
+
+    def narrowed(self, window: int | None) -> "AttentionMask":
+        """The same with a sliding window, as one layer may have it."""
+        return self if window == self.window else replace(self, window=window)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows of a batch have the same intervals."""
+        return all(rows is None or rows.count(rows[0]) == len(rows) for rows in self._rows())
+
+    @property
+    def unbroken(self) -> bool:
+        """Whether every row is one document without a prefix."""
+        return self.prefixes is None and all(rows is None or max(map(len, rows)) == 1 for rows in self._rows())
+
+    def intervals(self, queries: int, keys: int, row: int = 0) -> Interval:
+        """The interval of each query of a row; queries are the last of the keys' positions."""
+        if self.kind == "cross":
+            return self._across(queries, keys, row)
+        places = torch.arange(keys - queries, keys)
+        starts, ends = _boundaries(self.lengths, row, keys)
+        number = _document_numbers(starts, ends)[keys - queries :]
+        starts, ends = starts[number], ends[number]
+        if self.kind == "causal":
+            prefix = 0 if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
+            ends = torch.maximum(places + 1, starts + prefix)
+        if self.window is not None:
+            causal = self.kind == "causal"
+            before, after = (self.window - 1, keys) if causal else (self.window // 2, self.window // 2)
+            starts, ends = torch.maximum(starts, places - before), torch.minimum(ends, places + after + 1)
+        return starts, ends
+
+    def _across(self, queries: int, keys: int, row: int) -> Interval:
+        starts, ends = _boundaries(self.key_lengths, row, keys)
+        number = torch.zeros(queries, dtype=torch.int64)
+        if self.lengths is not None:
+            own = _boundaries(self.lengths, row, queries)
+            assert len(own[0]) == len(starts), f"row {row}: {len(own[0])} documents attend to {len(starts)} documents"
+            number = _document_numbers(*own)
+        return starts[number], ends[number]
+
+    def _rows(self) -> tuple[DocumentLengths | None, ...]:
+        return self.lengths, self.key_lengths, self.prefixes
+
+
+def _boundaries(lengths: DocumentLengths | None, row: int, total: int) -> Interval:
+    """Starts and ends of the documents of a row."""
+    own = (total,) if lengths is None else lengths[row]
+    assert sum(own) == total, f"row {row}: documents of {sum(own)} positions in all, but there are {total}"
+    sizes = torch.tensor(own)
+    ends = sizes.cumsum(0)
+    return ends - sizes, ends
+
+
+def _document_numbers(starts: Tensor, ends: Tensor) -> Int[Tensor, " positions"]:
+    """For each position the number of its document."""
+    return torch.arange(len(starts)).repeat_interleave(ends - starts)
+
+
+def dense_mask(
+    mask: AttentionMask, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
+) -> Bool[Tensor, "rows queries keys"]:
+    """True where a query sees a key; rows is the batch, or 1 where all rows have the same mask."""
+    intervals = [mask.intervals(queries, keys, row) for row in range(1 if mask.uniform else batch)]
+    starts, ends = (torch.stack(each).to(device)[..., None] for each in zip(*intervals, strict=True))
+    place = torch.arange(keys, device=device)
+    return (starts <= place) & (place < ends)
+
+
+def as_tuples(rows: Iterable[Iterable[int]] | None) -> DocumentLengths | None:
+    """Document lengths in hashable form."""
+    return None if rows is None else tuple(map(tuple, rows))

@@ -1,0 +1,163 @@
+"""Configuration of attention: how positions exchange information."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hornbook.model.config.part import LayerPart, Model, Problems, keys_seen
+from hornbook.settings.fields import OPEN, Count, Number
+
+
+class FullAttentionConfig(LayerPart):
+    """Softmax attention with any number of key-value heads (MHA, GQA arXiv 2305.13245, MQA)."""
+
+    builder = "attention.attention:FullAttention"
+    kind: Literal["full"] = "full"
+    kv_heads: Count | None = Field(default=None, ge=1)
+    """Key-value heads; by default as many as heads."""
+    head_dim: Count | None = Field(default=None, ge=1)
+    """Width of a head; by default width / heads."""
+    bias: bool = False
+    """Biases of the query, key and value projections."""
+    out_bias: bool = False
+    """Bias of the output projection."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """RMSNorm of queries and keys before positions are applied: over each head (Qwen3) or over all (OLMo 2)."""
+    window: Count | None = Field(default=None, ge=1)
+    """Positions each query sees at most, itself included: the last ones; in an encoder window // 2 on each side."""
+    scale: Number | None = Field(default=None, gt=0)
+    """Factor of the scores; by default 1 / sqrt(head_dim)."""
+    softcap: Number | None = Field(default=None, gt=0)
+    """Scores s become softcap * tanh(s / softcap) (Gemma 2)."""
+    clip: Number | None = Field(default=None, gt=0)
+    """Queries, keys and values are cut to [-clip, clip] (OLMoE)."""
+    sinks: bool = False
+    """A learned score per head that takes part in the softmax and has no value (gpt-oss)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the attention probabilities."""
+
+    def num_parameters(self, model: Model) -> int:
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        biases = self.bias * (queries + 2 * keys) + self.out_bias * model.width
+        norms = {"none": 0, "head": 2 * model.head_dim, "full": queries + keys}[self.qk_norm]
+        return self.num_matmul_weights(model) + biases + norms + self.sinks * model.heads
+
+    def num_matmul_weights(self, model: Model) -> int:
+        return model.width * model.head_dim * 2 * (model.heads + model.kv_heads)
+
+    def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
+        keys = keys_seen(sequence, self.window, bidirectional=model.kind == "encoder")
+        return self.pair_flops(model) * keys, self.pair_flops(model) * sequence
+
+    def pair_flops(self, model: Model) -> int:
+        """Operations of one query and one key in all heads: a score and its share of the sum, three times."""
+        return 12 * model.heads * model.head_dim
+
+    def problems(self, model: Model) -> Problems:
+        rotary_dim = int(model.head_dim * model.position.fraction) if model.position.kind == "rope" else 0
+        if self.head_dim is None and model.width % model.heads:
+            text = f"width {model.width} does not divide into {model.heads} heads"
+            yield "heads", f"{text}: change one, or set model.attention.head_dim"
+        elif rotary_dim % 2:
+            yield "attention.head_dim", f"rotary positions need an even number of dims, not {rotary_dim}"
+        if model.heads % model.kv_heads:
+            text = f"{model.heads} heads do not divide among {model.kv_heads} key-value heads"
+            yield "attention.kv_heads", text
+
+
+class LatentAttentionConfig(LayerPart):
+    """Keys and values from a small latent vector, positions in extra dims of their own (DeepSeek, arXiv 2405.04434)."""
+
+    builder = "attention.latent:LatentAttention"
+    kind: Literal["latent"] = "latent"
+    query_rank: Count | None = Field(default=1536, ge=1)
+    """Width of the queries' latent; none projects directly."""
+    kv_rank: Count = Field(default=512, ge=1)
+    """Width of the latent of keys and values: what a cache has to hold."""
+    nope_dim: Count = Field(default=128, ge=1)
+    """Dims of each head without positions."""
+    rope_dim: Count = Field(default=64, ge=2)
+    """Dims of each head that turn; their key is shared by all heads."""
+    value_dim: Count = Field(default=128, ge=1)
+    """Dims of each head's values."""
+    bias: bool = False
+    """Biases of the projections down to the latents and out."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the attention probabilities."""
+
+    def num_parameters(self, model: Model) -> int:
+        norms = (self.query_rank or 0) + self.kv_rank
+        biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + model.width
+        return self.num_matmul_weights(model) + norms + self.bias * biases
+
+    def num_matmul_weights(self, model: Model) -> int:
+        width, queries = model.width, model.heads * (self.nope_dim + self.rope_dim)
+        query = width * queries if self.query_rank is None else self.query_rank * (width + queries)
+        down = width * (self.kv_rank + self.rope_dim)
+        up = self.kv_rank * model.heads * (self.nope_dim + self.value_dim)
+        return query + down + up + model.heads * self.value_dim * width
+
+    def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
+        pair = 6 * model.heads * (self.nope_dim + self.rope_dim + self.value_dim)
+        return pair * keys_seen(sequence, None, bidirectional=model.kind == "encoder"), pair * sequence
+
+    def problems(self, model: Model) -> Problems:
+        rotary_dim = int(self.rope_dim * model.position.fraction) if model.position.kind == "rope" else 0
+        if rotary_dim % 2:
+            text = f"rotary positions need an even number of dims, not {rotary_dim}: change it"
+            yield "attention.rope_dim", text
+
+
+class DeltaAttentionConfig(LayerPart):
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a linear recurrence that corrects its state."""
+
+    builder = "attention.delta:DeltaAttention"
+    kind: Literal["delta"] = "delta"
+    key_heads: Count | None = Field(default=None, ge=1)
+    """Heads of queries and keys; by default as many as heads."""
+    value_heads: Count | None = Field(default=None, ge=1)
+    """Heads of values, a multiple of `key_heads`; by default as many as heads."""
+    key_dim: Count | None = Field(default=None, ge=1)
+    """Width of a key; by default width / heads."""
+    value_dim: Count | None = Field(default=None, ge=1)
+    """Width of a value; by default width / heads."""
+    convolution: Count = Field(default=4, ge=1)
+    """Positions of the causal convolution before queries, keys and values."""
+
+    def num_parameters(self, model: Model) -> int:
+        keys, values = self.widths(model)
+        heads, head = self.value_heads or model.heads, self.value_dim or model.width // model.heads
+        return self.num_matmul_weights(model) + self.convolution * (2 * keys + values) + 2 * heads + head
+
+    def num_matmul_weights(self, model: Model) -> int:
+        keys, values = self.widths(model)
+        return model.width * (2 * keys + 3 * values + 2 * (self.value_heads or model.heads))
+
+    def widths(self, model: Model) -> tuple[int, int]:
+        """(width of all keys, width of all values)."""
+        head = model.width // model.heads
+        keys, values = self.key_heads or model.heads, self.value_heads or model.heads
+        return keys * (self.key_dim or head), values * (self.value_dim or head)
+
+    def attention_flops(self, model: Model, _sequence: int) -> tuple[float, float]:
+        """Each value head reads its state [key, value] by key and by query and adds an outer product to it."""
+        recurrence = 3 * 6 * self.widths(model)[1] * (self.key_dim or model.width // model.heads)
+        return recurrence, recurrence
+
+    def problems(self, model: Model) -> Problems:
+        if model.kind == "encoder_decoder":
+            return  # refused as a whole
+        keys, values = self.key_heads or model.heads, self.value_heads or model.heads
+        if values % keys:
+            text = f"{values} heads of values do not divide among {keys} heads of keys"
+            yield "attention.value_heads", text
+        if None in (self.key_dim, self.value_dim) and model.width % model.heads:
+            text = f"width {model.width} does not divide into {model.heads} heads: set key_dim and value_dim"
+            yield "attention.key_dim", text
+        if model.kind == "encoder":
+            yield "attention.kind", 'it sees earlier tokens only: an encoder needs "full"'
+
+
+AttentionConfig = Annotated[
+    FullAttentionConfig | LatentAttentionConfig | DeltaAttentionConfig, Field(discriminator="kind"), *OPEN
+]

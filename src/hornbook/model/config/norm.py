@@ -1,0 +1,81 @@
+"""Configuration of normalisation."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hornbook.model.config.part import Model, Part
+from hornbook.settings.fields import OPEN, Number
+
+
+class NormPart(Part):
+    """A norm over vectors of some width."""
+
+    def build(self, width: int, /) -> Any:
+        """The module; None where nothing is done."""
+        return self.make(width, self)
+
+    def num_parameters(self, model: Model, /) -> int:
+        """Trained values of a norm of the model's width: by default a factor for each feature."""
+        return model.width
+
+
+class LayerNormConfig(NormPart):
+    """Ba et al. 2016 (arXiv 1607.06450)."""
+
+    builder = "layers.norm:LayerNorm"
+    kind: Literal["layer"] = "layer"
+    eps: Number = 1e-5
+    """Added to the variance."""
+    bias: bool = True
+    """Learned shift."""
+
+    def num_parameters(self, model: Model) -> int:
+        return (1 + self.bias) * model.width
+
+
+class RMSNormConfig(NormPart):
+    """Zhang and Sennrich 2019 (arXiv 1910.07467)."""
+
+    builder = "layers.norm:RMSNorm"
+    kind: Literal["rms"] = "rms"
+    eps: Number = 1e-6
+    """Added to the mean square."""
+
+
+class OffsetRMSNormConfig(NormPart):
+    """RMSNorm that multiplies by 1 + weight, so that decay pulls it to 1 (as Gemma)."""
+
+    builder = "layers.norm:OffsetRMSNorm"
+    kind: Literal["rms_offset"] = "rms_offset"
+    eps: Number = 1e-6
+    """Added to the mean square."""
+
+
+class BatchNormConfig(NormPart):
+    """Ioffe and Szegedy 2015 (arXiv 1502.03167), over batch and time; for encoders only, as a comparison."""
+
+    builder = "layers.norm:BatchNorm"
+    kind: Literal["batch"] = "batch"
+    eps: Number = 1e-5
+    """Added to the variance."""
+
+    def num_parameters(self, model: Model) -> int:
+        return 2 * model.width
+
+
+class NoNorm(NormPart):
+    """No normalisation: the input passes unchanged (T-Fixup)."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, _width: int) -> None:
+        pass
+
+    def num_parameters(self, _model: Model) -> int:
+        return 0
+
+
+NormConfig = Annotated[
+    LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | BatchNormConfig | NoNorm, Field(discriminator="kind"), *OPEN
+]

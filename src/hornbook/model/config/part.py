@@ -1,0 +1,75 @@
+"""What a part of a model says about itself: the class it builds, its parameters, its operations, its conditions.
+
+A part is attention, an MLP, a norm, positions or a head; its configuration is the only place that speaks of it. Parts
+from outside the package have the same methods: `build` and `num_parameters` they must have, the rest has the defaults
+of `LayerPart`. Everything but `build` is arithmetic on settings.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+from hornbook.settings.fields import Config
+
+Problems = Iterator[tuple[str, str]]
+"""(dotted key below `model`, what is wrong and the remedy) of what no single field can see."""
+
+
+Model = Any
+"""`ModelConfig`, whose file imports those of the parts; in a layer, as the layer sees it (`ModelConfig.layer`)."""
+
+
+class Part(Config):
+    """What all parts have."""
+
+    builder: ClassVar[str]
+    """`module:name` below `hornbook.model` of the class or function that makes the part's module."""
+
+    def make(self, *args: Any) -> Any:
+        """The builder's result. It is imported only here, when a model is built: configurations import no torch."""
+        module, _, name = self.builder.partition(":")
+        return getattr(importlib.import_module(f"hornbook.model.{module}"), name)(*args)
+
+
+class LayerPart(Part):
+    """Attention or an MLP of one layer."""
+
+    def build(self, model: Model, layer: int, /) -> Any:
+        """The module of layer `layer`."""
+        return self.make(model, layer)
+
+    def num_parameters(self, model: Model) -> int:
+        """Trained values of one layer."""
+        raise NotImplementedError
+
+    def num_matmul_weights(self, model: Model) -> int:
+        """Weights of one layer that each position is multiplied by; by default all of its parameters."""
+        return self.num_parameters(model)
+
+    def attention_flops(self, _model: Model, _sequence: int, /) -> tuple[float, float]:
+        """Operations of a token in a row of `sequence` tokens, forward and backward, besides products with weights.
+
+        Over the pairs of query and key that see each other, and over all pairs; by default none.
+        """
+        return 0, 0
+
+    def problems(self, _model: Model, /) -> Problems:
+        """Settings that do not go together in this layer; by default none."""
+        return iter(())
+
+
+def method(part: Any, name: str) -> Callable[..., Any]:
+    """A method of `LayerPart`; parts from outside that are not one have its default."""
+    return getattr(part, name, None) or partial(getattr(LayerPart, name), part)
+
+
+def keys_seen(sequence: int, window: int | None, *, bidirectional: bool) -> float:
+    """Mean number of keys that a query of a row sees; bidirectional: half of the window on each side of the query."""
+    if not bidirectional:
+        window = min(window or sequence, sequence)
+        return window - window * (window - 1) / (2 * sequence)
+    if window is None:
+        return sequence
+    half = min(window // 2, sequence - 1)
+    return 1 + 2 * half - half * (half + 1) / sequence
