@@ -146,14 +146,15 @@ def tiny_settings(tiny_corpus: Path) -> tuple[str, ...]:
 def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
     """Launch in this process: launch_run(folder, "optim.lr=0.1", ...) or launch_run(folder, mode="resume") -> Exit."""
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.launch.launch import Start, launch
+    from hornbook.run.job import Start
+    from hornbook.run.launch.launch import launch
     from hornbook.settings.resolve import resolve
 
-    def start(folder: Path, *words: str, mode: Any = "start", origin: Any = None) -> Any:
+    def start(folder: Path, *words: str, mode: Any = "start", init_from: Any = None) -> Any:
         run = RunDir(folder)
         target, settings = (str(run.recipe), words) if mode == "resume" else (None, (*tiny_settings, *words))
         resolved = resolve(target, settings, environ={})
-        return launch(resolved.recipe, run, origins=resolved.origins, start=Start(mode, origin))
+        return launch(resolved, run, Start(mode, init_from))
 
     return start
 

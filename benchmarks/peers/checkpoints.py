@@ -29,8 +29,8 @@ from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.checkpoints.background import Background
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.async_checkpointer import Background
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
 from hornbook.run.config import CheckpointConfig, TrainConfig
@@ -68,9 +68,9 @@ class Ours:
         self._buffers = Buffers(world.device)
         take_snapshot(state, self._buffers)
 
-    def _checkpoints(self, folder: Path) -> Checkpoints:
+    def _checkpoints(self, folder: Path) -> CheckpointStore:
         store = self._world.store and PrefixStore(f"{folder}{time.monotonic_ns() // 10**12}", self._world.store)
-        return Checkpoints(folder, CheckpointConfig(), Exchange(store, self._world.rank, self._world.size))
+        return CheckpointStore(folder, CheckpointConfig(), Exchange(store, self._world.rank, self._world.size))
 
     def save(self, folder: Path) -> Pending:
         snapshot, checkpoints = take_snapshot(self._state, self._buffers), self._checkpoints(folder)

@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path) -> P
 def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     """A run directory with the checkpoints of steps 10 and 20, both `checkpoint`. Read only."""
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.checkpoints.checkpoint import Checkpoints
+    from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
     from hornbook.run.config import CheckpointConfig
 
     class Saved:
@@ -57,5 +57,5 @@ def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: P
 
     run = RunDir(tmp_path_factory.mktemp("runs") / "run").create()
     for step in (10, 20):
-        Checkpoints(run.checkpoints, CheckpointConfig()).save(Saved(step))
+        CheckpointStore(run.checkpoints, CheckpointConfig()).save(Saved(step))
     return run.path

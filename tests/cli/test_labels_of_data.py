@@ -11,7 +11,7 @@ from hornbook.errors import Exit
 from hornbook.model.config.head import ClassificationHead
 from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.start.origin import import_origin
+from hornbook.run.start.init_from import init_from_import
 from hornbook.settings.resolve import resolve
 
 NAMES = ("positive", "negative", "neutral")
@@ -88,8 +88,10 @@ def test_a_checkpoint_with_the_labels_of_the_data_keeps_its_head(tmp_path: Path)
     train = ["train", "tiny-classify", "--data", str(data), *SMALL]
     assert main([*train, "--out", str(tmp_path / "run")]) == Exit.DONE
     checkpoint = checkpoint_path(tmp_path / "run")
-    assert not import_origin(resolve("tiny-classify", [f"data.path={data}", *SMALL], environ={}), checkpoint)[
+    assert not init_from_import(resolve("tiny-classify", [f"data.path={data}", *SMALL], environ={}), checkpoint)[
         1
     ].new_head
     other = make(tmp_path / "other", write_csv(tmp_path / "others.csv", names=("x", "y")))
-    assert import_origin(resolve("tiny-classify", [f"data.path={other}", *SMALL], environ={}), checkpoint)[1].new_head
+    assert init_from_import(resolve("tiny-classify", [f"data.path={other}", *SMALL], environ={}), checkpoint)[
+        1
+    ].new_head

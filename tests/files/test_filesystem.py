@@ -16,13 +16,13 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, newest_evaluation
 from hornbook.model.storage.safetensors_folder import list_tensors
 from hornbook.model.storage.tensor_slices import create_file
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import verify_folder, write_manifest
 from hornbook.run.config import CheckpointConfig
+from hornbook.run.control import refuse_if_held
 from hornbook.run.diagnose.verify import check_run, differing_tensors
 from hornbook.run.launch.launch import is_empty
-from hornbook.run.requests import refuse_if_held
 
 Failing = Callable[..., None]
 
@@ -119,7 +119,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[RunDir], Any]]] = {
     "its ledger": ("events.jsonl", lambda run: list(read_records(run.events))),
     "its evaluations": ("evals", newest_evaluation),
     "its checkpoints": ("checkpoints", lambda run: list_checkpoints(run.checkpoints)),
-    "where to go on": ("checkpoints", lambda run: Checkpoints(run.checkpoints, CheckpointConfig()).restore(None)),
+    "where to go on": ("checkpoints", lambda run: CheckpointStore(run.checkpoints, CheckpointConfig()).restore(None)),
     "its best": ("checkpoints/best", lambda run: read_pointer(run.checkpoints, "best")),
     "its data": ("data.lock", check_run),
 }

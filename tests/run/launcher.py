@@ -36,7 +36,7 @@ SLACK_SECONDS = 30.0
 """For the server to answer."""
 CONSTANTS = {
     "exchange": "hornbook.run.checkpoints.exchange",
-    "saves": "hornbook.run.checkpoints.saves",
+    "async_checkpointer": "hornbook.run.checkpoints.async_checkpointer",
     "supervisor": "hornbook.run.launch.supervisor",
 }
 """Modules whose constants a test may set."""
@@ -155,17 +155,17 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault waits for it there."""
-    from hornbook.run.launch.pulse import Pulse
+    from hornbook.run.launch.heartbeat import Heartbeat
     from hornbook.run.launch.signals import StopSignals
 
-    original, catch_really = Pulse.enter, StopSignals._catch
+    original, catch_really = Heartbeat.enter, StopSignals._catch
 
     caught: list[int] = []
 
-    def enter(self: Pulse, phase: str, at: Any) -> None:
+    def enter(self: Heartbeat, phase: str, at: Any) -> None:
         original(self, phase, at)
         for fault in faults:
-            wanted = {"rank": self.rank, "incarnation": self.incarnation, "phase": phase, "step": at.step}
+            wanted = {"rank": self.rank, "generation": self.generation, "phase": phase, "step": at.step}
             if all(fault.get(key, value) == value for key, value in wanted.items()):
                 act(fault, caught)
 
@@ -173,7 +173,7 @@ def strike(faults: list[dict[str, Any]]) -> None:
         catch_really(self, number, frame)
         caught.append(number)
 
-    Pulse.enter, StopSignals._catch = enter, catch
+    Heartbeat.enter, StopSignals._catch = enter, catch
 
 
 def act(fault: dict[str, Any], caught: list[int]) -> None:

@@ -26,8 +26,8 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.checkpoints.background import Background
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.async_checkpointer import Background
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
 from hornbook.run.config import CheckpointConfig, TrainConfig
@@ -94,18 +94,20 @@ def is_at(state: State, step: int) -> bool:
 
 
 def run_case(
-    place: RankInfo, layout: dict[str, Any], folder: str, act: Callable[[World, Checkpoints], list[Any]]
+    place: RankInfo, layout: dict[str, Any], folder: str, act: Callable[[World, CheckpointStore], list[Any]]
 ) -> list[Any]:
     config = ParallelConfig.model_validate({"data": place.size, **layout})
     with distributed(config, TrainConfig.model_validate({"device": "cpu", "threads": 1}), place) as world:
-        checkpoints = Checkpoints(Path(folder), CheckpointConfig(keep=5), Exchange(world.store, world.rank, world.size))
+        checkpoints = CheckpointStore(
+            Path(folder), CheckpointConfig(keep=5), Exchange(world.store, world.rank, world.size)
+        )
         return act(world, checkpoints)
 
 
 def save(place: RankInfo, model: str, layout: dict[str, Any], folder: str, steps: list[int]) -> list[Any]:
     """Save in the background while the ranks meet in collectives and change everything; returns their sizes."""
 
-    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+    def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state, sizes = make_state(world, model, layout), []
         buffers = Buffers(world.device)
         for step in steps:
@@ -125,7 +127,7 @@ def save(place: RankInfo, model: str, layout: dict[str, Any], folder: str, steps
 def restore(place: RankInfo, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
     """Read the newest checkpoint: its name, whether it is that of `step`, and what the ledger is to hear."""
 
-    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+    def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state = make_state(world, model, layout)
         try:
             found = checkpoints.restore(state)
@@ -139,7 +141,7 @@ def restore(place: RankInfo, model: str, layout: dict[str, Any], folder: str, st
 def import_weights(place: RankInfo, model: str, layout: dict[str, Any], folder: str, step: int) -> list[Any]:
     """Read the weights alone of a folder."""
 
-    def act(world: World, _: Checkpoints) -> list[Any]:
+    def act(world: World, _: CheckpointStore) -> list[Any]:
         state = make_state(world, model, layout)
         state.read_weights(Path(folder))
         shards = state.engine.shards.items()
@@ -151,7 +153,7 @@ def import_weights(place: RankInfo, model: str, layout: dict[str, Any], folder: 
 def fail(place: RankInfo, layout: dict[str, Any], folder: str, rank: int, call: str) -> list[Any]:
     """Save step 1; save step 2 while a system call fails on one rank; save step 3."""
 
-    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+    def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state, said = make_state(world, "gpt2", layout), []
         really = getattr(os, call)
         for step in (1, 2, 3):
@@ -178,7 +180,7 @@ def full(*_: Any) -> int:
 def die(place: RankInfo, layout: dict[str, Any], folder: str, rank: int, when: int) -> list[Any]:
     """Save step 1; in the save of step 2 a rank is killed at its `when`-th write."""
 
-    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+    def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state = make_state(world, "gpt2", layout)
         set_to(state, 1)
         checkpoints.save(take_snapshot(state))
@@ -203,7 +205,7 @@ def die(place: RankInfo, layout: dict[str, Any], folder: str, rank: int, when: i
 def leave(place: RankInfo, folder: str) -> list[Any]:
     """Rank 1 takes part in a save too late: what do both say once rank 0 was told to leave?"""
 
-    def act(world: World, checkpoints: Checkpoints) -> list[Any]:
+    def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state = make_state(world, "gpt2", {})
         if world.is_rank0:
             threading.Timer(0.3, checkpoints.leave).start()

@@ -11,10 +11,10 @@ import pytest
 
 from hornbook.errors import Exit, IntegrityError, StorageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.manifest import Figure
+from hornbook.run.checkpoints.manifest import ValidationLoss
+from hornbook.run.control import Request, write_request
 from hornbook.run.observe.console import Console, Header
-from hornbook.run.requests import Request, write_request
-from hornbook.run.start.origin import fork_origin
+from hornbook.run.start.init_from import init_from_fork
 from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
@@ -44,11 +44,11 @@ def fork_killed_at(
 
     def fork(method: str) -> None:
         recipe = resolve(str(parent.recipe), environ={}).recipe
-        origin = fork_origin(parent, 4, recipe, recipe)
+        init_from = init_from_fork(parent, 4, recipe, recipe)
         with monkeypatch.context() as patch:
             patch.setattr(method, die)
             with pytest.raises(Killed):
-                launch_run(tmp_path / "child", origin=origin)
+                launch_run(tmp_path / "child", init_from=init_from)
 
     return fork
 
@@ -56,7 +56,7 @@ def fork_killed_at(
 def test_a_fork_killed_before_it_has_its_weights_resumes_from_its_origin(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, fork_killed_at: Callable[[str], None]
 ) -> None:
-    fork_killed_at("hornbook.run.start.origin.Origin.give")
+    fork_killed_at("hornbook.run.start.init_from.InitFrom.load")
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
     assert branch(tmp_path / "child") == branch(parent.path)[4:]
 
@@ -114,7 +114,9 @@ def test_a_console_without_a_reader_falls_silent(live: bool) -> None:
 def test_a_score_that_is_no_number_never_becomes_best(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hornbook.run.observe.observers.Observers.score", lambda *_: Figure(float("nan"), "rows"))
+    monkeypatch.setattr(
+        "hornbook.run.observe.observers.Observers.score", lambda *_: ValidationLoss(float("nan"), "rows")
+    )
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
     assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"

@@ -21,7 +21,7 @@ from hornbook.files.journal import Appender, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.config import CheckpointConfig
 
 NAMES = ("model.safetensors", "trainer/optimizer.safetensors")
@@ -91,7 +91,7 @@ def found_after_cut(copy: Path) -> tuple[int, int, bool]:
         run, state = RunDir(place / "run"), Content(0)
         with Appender(run.events, chained=True):
             count = verify_chain(run.events)
-        Checkpoints(run.checkpoints, CheckpointConfig(keep=2)).restore(state)
+        CheckpointStore(run.checkpoints, CheckpointConfig(keep=2)).restore(state)
         return state.step, count, not run.env.exists() or json.loads(run.env.read_text())["step"] >= 0
     finally:
         assert quiet("umount", place)
@@ -101,7 +101,7 @@ def found_after_cut(copy: Path) -> tuple[int, int, bool]:
 def test_everything_acknowledged_survives_a_power_cut(mounted: tuple[Path, Path], tmp_path: Path):
     image, place = mounted
     run = RunDir(place / "run").create()
-    checkpoints = Checkpoints(run.checkpoints, CheckpointConfig(keep=2))
+    checkpoints = CheckpointStore(run.checkpoints, CheckpointConfig(keep=2))
     cuts: list[tuple[Path, int, int]] = []
     acknowledged = threading.Event()
 

@@ -27,9 +27,10 @@ from hornbook.errors import StorageError
 from hornbook.files.durable import write_file
 from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import read_pointer
-from hornbook.run.checkpoints.manifest import Figure
+from hornbook.run.checkpoints.manifest import ValidationLoss
+from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.config import CheckpointConfig
 
 OPERATIONS = (
@@ -127,19 +128,19 @@ def allocates(name: str, args: tuple[Any, ...]) -> bool:
 
 def begin(folder: Path, again: bool) -> None:
     """Two checkpoints, and for `again` a third of the step that is saved next."""
-    checkpoints = Checkpoints(folder, CONFIG)
+    checkpoints = CheckpointStore(folder, CONFIG)
     for step in range(1, 4 if again else 3):
-        checkpoints.save(Content(step, 100 + step), score=Figure(float(step), "some"))
+        checkpoints.save(Content(step, 100 + step), score=ValidationLoss(float(step), "some"))
 
 
 def save_under(fault: Fault, folder: Path) -> str:
     """Save step 3 under the fault; where the process lives on, save it again without."""
-    checkpoints = Checkpoints(folder, CONFIG)
+    checkpoints = CheckpointStore(folder, CONFIG)
     checkpoints.restore(Content())
     really = dict(vars(os))
     fault.arm()
     try:
-        checkpoints.save(Content(3, 203), score=Figure(0.5, "some"))
+        checkpoints.save(Content(3, 203), score=ValidationLoss(0.5, "some"))
         result = "saved"
     except StorageError:
         result = "refused"
@@ -173,10 +174,10 @@ def inject(folder: Path, again: bool, fault: Fault) -> str:
 def judge(folder: Path, again: bool, said: str) -> list[str]:
     """What is wrong with what is left."""
     problems = []
-    checkpoints, found = Checkpoints(folder, CONFIG), Content()
+    checkpoints, found = CheckpointStore(folder, CONFIG), Content()
     if said == "crashed":
         problems.append("an error that is no StorageError")
-    if checkpoints.newest_verified() is None:
+    if newest_verified(folder) is None:
         return [*problems, "nothing verifies"]
     checkpoints.restore(found)
     allowed = {(3, 203)} if said == "saved" else {(3, 103 if again else 0), (3, 203), (3, 303)}
@@ -190,7 +191,7 @@ def judge(folder: Path, again: bool, said: str) -> list[str]:
         problems.append("a damaged checkpoint was visible")
     checkpoints.save(Content(4, 404))
     if (
-        checkpoints.newest_verified() != folder / "step-00000004"
+        newest_verified(folder) != folder / "step-00000004"
         or read_pointer(folder, "latest") != folder / "step-00000004"
     ):
         problems.append("the next save did not work")
@@ -225,11 +226,11 @@ def trace(folder: Path, call: str, fault: str, when: int) -> tuple[str, bool]:
     if pid == 0:
         code = 2
         try:
-            checkpoints = Checkpoints(folder, CONFIG)
+            checkpoints = CheckpointStore(folder, CONFIG)
             checkpoints.restore(Content())
             theirs.send(b"ready")
             theirs.recv(1)
-            checkpoints.save(Content(3, 203), score=Figure(0.5, "some"))
+            checkpoints.save(Content(3, 203), score=ValidationLoss(0.5, "some"))
             code = 0
         except StorageError:
             code = 1

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.manifest import Figure, read_manifest
+from hornbook.run.checkpoints.manifest import ValidationLoss, read_manifest
+from hornbook.run.control import Request, write_request
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.requests import Request, write_request
-from hornbook.run.start.origin import Origin, adopt_model, check_tokenizer, fork_origin
+from hornbook.run.start.init_from import InitFrom, adopt_model, check_tokenizer, init_from_fork
 from hornbook.settings.resolve import resolve
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -23,9 +23,9 @@ Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
 
 
-def fork_of(parent: RunDir, step: int | None, *words: str) -> Origin:
+def fork_of(parent: RunDir, step: int | None, *words: str) -> InitFrom:
     recipe = resolve(str(parent.recipe), environ={}).recipe
-    return fork_origin(parent, step, recipe, resolve(str(parent.recipe), words, environ={}).recipe)
+    return init_from_fork(parent, step, recipe, resolve(str(parent.recipe), words, environ={}).recipe)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def weights(run: RunDir, step: int) -> bytes:
 def test_a_fork_without_changes_is_the_parents_future(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
 ) -> None:
-    assert launch_run(tmp_path / "child", origin=fork_of(parent, 4)) == Exit.DONE
+    assert launch_run(tmp_path / "child", init_from=fork_of(parent, 4)) == Exit.DONE
     assert branch(tmp_path / "child") == branch(parent.path)[4:]
     assert weights(RunDir(tmp_path / "child"), 12) == weights(parent, 12)
 
@@ -50,8 +50,11 @@ def test_a_fork_without_changes_is_the_parents_future(
 def test_a_fork_may_change_what_a_resume_may_not(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
 ) -> None:
-    origin = fork_of(parent, 8, "seed=5", "train.sequence=16")
-    assert launch_run(tmp_path / "child", "seed=5", "optim.lr=0.001", "train.sequence=16", origin=origin) == Exit.DONE
+    init_from = fork_of(parent, 8, "seed=5", "train.sequence=16")
+    assert (
+        launch_run(tmp_path / "child", "seed=5", "optim.lr=0.001", "train.sequence=16", init_from=init_from)
+        == Exit.DONE
+    )
     steps = branch(tmp_path / "child")
     assert [step["step"] for step in steps] == [9, 10, 11, 12]
     assert steps[-1]["tokens"] == 1456  # 1,450 in rows of 16
@@ -63,10 +66,10 @@ def test_a_fork_may_change_what_a_resume_may_not(
 def test_a_fork_names_its_parent_and_needs_it_no_more(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
 ) -> None:
-    launch_run(tmp_path / "whole", origin=fork_of(parent, 4))
+    launch_run(tmp_path / "whole", init_from=fork_of(parent, 4))
     child = RunDir(tmp_path / "child").create()
     write_request(child, Request(action="stop", at_step=6))
-    assert launch_run(child.path, origin=fork_of(parent, 4)) == Exit.RESUMABLE
+    assert launch_run(child.path, init_from=fork_of(parent, 4)) == Exit.RESUMABLE
     assert events(child.path, "start")[0]["origin"] == {
         "kind": "fork",
         "checkpoint": str(parent.checkpoints / "step-00000004"),
@@ -84,10 +87,10 @@ def test_a_fork_killed_before_its_first_save_takes_its_origin_again(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    launch_run(tmp_path / "whole", origin=fork_of(parent, 8))
+    launch_run(tmp_path / "whole", init_from=fork_of(parent, 8))
     with monkeypatch.context() as patch:
-        patch.setattr("hornbook.run.checkpoints.saves.Saves.save", die)
-        assert launch_run(tmp_path / "child", origin=fork_of(parent, 8)) == Exit.INTERRUPTED
+        patch.setattr("hornbook.run.checkpoints.async_checkpointer.AsyncCheckpointer.save", die)
+        assert launch_run(tmp_path / "child", init_from=fork_of(parent, 8)) == Exit.INTERRUPTED
     assert launch_run(tmp_path / "child", mode="resume") == Exit.DONE
     assert branch(tmp_path / "child") == branch(tmp_path / "whole")
 
@@ -110,17 +113,17 @@ def test_a_fork_skips_what_its_parent_skipped(
         ledger.note("rewind", At(12, 1472), windows=[(20, 24), (30, 31)])
     child = RunDir(tmp_path / "child").create()
     write_request(child, Request(action="stop", at_step=6))
-    assert launch_run(child.path, origin=fork_of(parent, 4)) == Exit.RESUMABLE
+    assert launch_run(child.path, init_from=fork_of(parent, 4)) == Exit.RESUMABLE
     assert launch_run(child.path, mode="resume") == Exit.DONE
     assert [step["first_sample"] for step in branch(child.path)] == [16, 24, 28, 33, 37, 41, 45, 49]
-    assert fork_of(parent, 4, "seed=2").windows == ()
+    assert fork_of(parent, 4, "seed=2").skipped_ranges == ()
 
 
 def test_an_import_takes_the_weights_and_nothing_else(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
 ) -> None:
-    origin = Origin("import", parent.checkpoints / "step-00000012")
-    assert launch_run(tmp_path / "child", origin=origin) == Exit.DONE
+    init_from = InitFrom("import", parent.checkpoints / "step-00000012")
+    assert launch_run(tmp_path / "child", init_from=init_from) == Exit.DONE
     child = RunDir(tmp_path / "child")
     assert weights(child, 0) == weights(parent, 12)
     moments = load_file(child.checkpoints / "step-00000000" / "trainer" / "optimizer.safetensors")
@@ -135,8 +138,8 @@ def test_weights_from_elsewhere_are_scored_before_the_first_step(
     tmp_path: Path, parent: RunDir, launch_run: Launch, events: Events
 ) -> None:
     """The figure is that of the parent's end, and the first checkpoint's, which stays the best where nothing is."""
-    origin, child = Origin("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child")
-    assert launch_run(child.path, "eval.every=6", "optim.lr=1e-30", origin=origin) == Exit.DONE
+    init_from, child = InitFrom("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child")
+    assert launch_run(child.path, "eval.every=6", "optim.lr=1e-30", init_from=init_from) == Exit.DONE
     scored = [record["step"] for record in events(child.path, "evaluation") if "whole" not in record]
     assert scored == [0, 6, 12]
     first, ended = (
@@ -145,27 +148,29 @@ def test_weights_from_elsewhere_are_scored_before_the_first_step(
     assert (first["step"], first["tokens"]) == (0, 0)
     assert first["all"] == ended["all"]
     assert [record["kind"] for record in events(child.path, "evaluation", "save")][:2] == ["evaluation", "save"]
-    assert read_manifest(child.checkpoints / "step-00000000").score == Figure(first["all"]["loss"], first["rows"])
+    assert read_manifest(child.checkpoints / "step-00000000").score == ValidationLoss(
+        first["all"]["loss"], first["rows"]
+    )
     assert (child.checkpoints / "best").read_text().strip() == "step-00000000"  # nothing got better
     assert "validation loss" in child.log.read_text().split("saved step-00000000")[0]
-    assert launch_run(tmp_path / "fork", origin=fork_of(parent, 4)) == Exit.DONE
+    assert launch_run(tmp_path / "fork", init_from=fork_of(parent, 4)) == Exit.DONE
     assert not (tmp_path / "fork" / "evals" / "step-00000004.json").exists()
 
 
 def test_a_start_that_was_interrupted_is_scored_on_resume_and_once(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin, child = Origin("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child").create()
+    init_from, child = InitFrom("import", parent.checkpoints / "step-00000012"), RunDir(tmp_path / "child").create()
     write_request(child, Request(action="stop"))
     with monkeypatch.context() as patch:
         patch.setattr("hornbook.run.observe.observers.Evaluation._gives_way", lambda *_, **__: True)
-        assert launch_run(child.path, origin=origin) == Exit.RESUMABLE
+        assert launch_run(child.path, init_from=init_from) == Exit.RESUMABLE
     assert [record["step"] for record in events(child.path, "evaluation", "save")] == [0]
     write_request(child, Request(action="stop"))
     assert launch_run(child.path, mode="resume") == Exit.RESUMABLE
     assert launch_run(child.path, mode="resume") == Exit.DONE
     assert [record["step"] for record in events(child.path, "evaluation")] == [0, 12]
-    launch_run(tmp_path / "whole", origin=origin)
+    launch_run(tmp_path / "whole", init_from=init_from)
     assert branch(child.path) == branch(tmp_path / "whole")
 
 

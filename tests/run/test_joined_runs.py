@@ -126,7 +126,9 @@ def test_a_rank_that_is_lost_in_a_save_is_not_waited_for_without_end(
 ):
     port = free_port()
     fault = {"do": do, "rank": rank, "phase": "save", "step": 8}
-    ranks = [begin(words, by_hand(each, port), faults=[fault], saves__LEAST_SECONDS=3.0) for each in range(2)]
+    ranks = [
+        begin(words, by_hand(each, port), faults=[fault], async_checkpointer__MIN_DEADLINE=3.0) for each in range(2)
+    ]
     other = ranks[1 - rank]
     assert other.wait() == Exit.RESUMABLE, other.text
     assert "rank 1 did not do its part of a checkpoint" in other.text or rank == 0

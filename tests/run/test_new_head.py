@@ -16,9 +16,10 @@ from hornbook.model.config.head import TokenClassificationHead
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.launch.launch import Start, launch
-from hornbook.run.start.origin import Origin, import_origin, origin_of
-from hornbook.settings.resolve import resolve
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import launch
+from hornbook.run.start.init_from import InitFrom, init_from_import
+from hornbook.settings.resolve import Resolved, resolve
 
 Launch = Callable[..., Exit]
 LABELS = [f"token {number}" for number in range(320)]
@@ -40,8 +41,8 @@ def start(tiny_settings: tuple[str, ...]) -> Callable[..., Exit]:
         resolved = resolve(None, (*tiny_settings, *words), environ={})
         head = TokenClassificationHead(labels=labels)
         recipe = resolved.recipe.model_copy(update={"model": resolved.recipe.model.model_copy(update={"head": head})})
-        origin = Origin("import", parent, new_head=read_hf(parent)[0].head != head)
-        return launch(recipe, RunDir(folder), origins=resolved.origins, start=Start("start", origin))
+        init_from = InitFrom("import", parent, new_head=read_hf(parent)[0].head != head)
+        return launch(Resolved(recipe, resolved.origins), RunDir(folder), Start("start", init_from))
 
     return act
 
@@ -118,15 +119,15 @@ def test_a_recipe_keeps_its_head_for_labels(parent: Path, tiny_settings: tuple[s
     recipe = resolve(None, tiny_settings, environ={}).recipe
     words = ("model.head.kind=classification", *LABELLED, "model.head.dropout=0.1")
     resolved = resolve(None, words, environ={})
-    adopted, origin = import_origin(resolved, parent)
-    assert origin.new_head
-    assert origin_of(origin.record()) == origin
+    adopted, init_from = init_from_import(resolved, parent)
+    assert init_from.new_head
+    assert InitFrom.from_record(init_from.record()) == init_from
     assert adopted.recipe.model.width == recipe.model.width
     assert adopted.recipe.model.head == resolved.recipe.model.head
     assert adopted.origins["model.head.labels"] == "command line"
     assert adopted.origins["model.width"] == str(parent)
-    plain, origin = import_origin(resolve(None, [], environ={}), parent)
-    assert not origin.new_head
+    plain, init_from = init_from_import(resolve(None, [], environ={}), parent)
+    assert not init_from.new_head
     assert plain.recipe.model.head.kind == "lm"
 
 
@@ -135,10 +136,10 @@ def test_a_head_that_does_not_fit_the_stack_is_refused(parent: Path) -> None:
     with pytest.raises(UsageError, match="an encoder-decoder writes its answers as text"):
         resolve(None, ("model.kind=encoder_decoder", *words), environ={})
     with pytest.raises(UsageError, match=r"model\.width is 64 \(command line\)"):
-        import_origin(resolve(None, ("model.width=64", "model.heads=4", *words), environ={}), parent)
+        init_from_import(resolve(None, ("model.width=64", "model.heads=4", *words), environ={}), parent)
 
 
 def test_the_ledger_of_older_runs_says_nothing_of_heads(tmp_path: Path, parent: Path, launch_run: Launch) -> None:
-    launch_run(tmp_path / "run", origin=Origin("import", parent))
+    launch_run(tmp_path / "run", init_from=InitFrom("import", parent))
     records = [record for record, _ in read_records(RunDir(tmp_path / "run").events)]
     assert all("new_head" not in json.dumps(record) for record in records)

@@ -13,7 +13,7 @@ from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model
 from hornbook.model.transformer import Transformer
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.start.origin import Origin
+from hornbook.run.start.init_from import InitFrom
 
 Launch = Callable[..., Exit]
 SIZE = ("model.layers=2", "model.width=64", "model.heads=4", "train.batch_tokens=1024", "train.micro_batch=16")
@@ -74,14 +74,14 @@ def test_trained_with_rounding_beats_rounded_after_training(
     for seed in (1, 2, 3):
         base = tmp_path / f"base-{seed}"
         launch_run(base, *SIZE, *LENGTH, f"seed={seed}")
-        origin, words = Origin("import", checkpoint_path(base)), (*SIZE, *LENGTH, *AGAIN, f"seed={seed}")
-        launch_run(tmp_path / f"more-{seed}", *words, origin=origin)
+        init_from, words = InitFrom("import", checkpoint_path(base)), (*SIZE, *LENGTH, *AGAIN, f"seed={seed}")
+        launch_run(tmp_path / f"more-{seed}", *words, init_from=init_from)
         after = trained(tmp_path / f"more-{seed}")
         quantize_model(after, parse_format("int3-tensor"))
         rounded = score(after, tiny_corpus, "train").loss
         for scales, gain in gains.items():
             folder = tmp_path / f"{scales}-{seed}"
-            launch_run(folder, *words, QAT % scales, origin=origin)
+            launch_run(folder, *words, QAT % scales, init_from=init_from)
             gain.append(rounded - score(trained(folder), tiny_corpus, "train").loss)
     noise = max(abs(a - b) for a, b in zip(*gains.values(), strict=True))
     for scales, gain in gains.items():

@@ -8,9 +8,9 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.launch.pulse import Pulse
+from hornbook.run.control import Request, write_request
+from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.requests import Request, write_request
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
@@ -99,13 +99,13 @@ def test_ranks_without_a_microbatch_wait_for_the_ramp(
 
 def test_a_rank_may_take_longer_for_a_larger_batch() -> None:
     """Silence is a hang after five times the longest so far: a batch of sixteen times must not be taken for one."""
-    pulse = Pulse()
+    heartbeat = Heartbeat()
     for phase in ("data", "forward_backward", "clip", "forward_backward", "clip"):
-        pulse.enter(phase, At())
-    pulse._newest, pulse._slowest = [7] * len(pulse._newest), [50] * len(pulse._slowest)
-    pulse.expect(16)
-    pulse.enter("forward_backward", At())
-    assert pulse.read().slowest == 16 * 7
-    pulse.expect(2)
-    pulse.enter("save", At())
-    assert pulse.read().slowest == 50  # what does not depend on the batch
+        heartbeat.enter(phase, At())
+    heartbeat._newest, heartbeat._slowest = [7] * len(heartbeat._newest), [50] * len(heartbeat._slowest)
+    heartbeat.expect_growth(16)
+    heartbeat.enter("forward_backward", At())
+    assert heartbeat.read().slowest == 16 * 7
+    heartbeat.expect_growth(2)
+    heartbeat.enter("save", At())
+    assert heartbeat.read().slowest == 50  # what does not depend on the batch

@@ -15,8 +15,8 @@ from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.parallel.world import World
+from hornbook.run.control import Request, stop_file, write_request
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.requests import Request, stop_file, write_request
 from hornbook.run.timekeeper import MEASURED_STEPS
 
 Launch = Callable[..., Exit]
@@ -86,7 +86,7 @@ def test_killed_before_its_first_save_the_run_begins_again(
     launch_run(tmp_path / "whole")
     run = RunDir(tmp_path / "parts")
     with monkeypatch.context() as patch:
-        patch.setattr("hornbook.run.checkpoints.saves.Saves.try_save", die)
+        patch.setattr("hornbook.run.checkpoints.async_checkpointer.AsyncCheckpointer.try_save", die)
         assert launch_run(run.path) == Exit.INTERRUPTED
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert branch(run.path) == branch(tmp_path / "whole")

@@ -11,12 +11,12 @@ from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
-from hornbook.run.horizon import Cut, Horizon
-from hornbook.run.launch.launch import Start
-from hornbook.run.requests import Request, write_request
+from hornbook.run.control import Request, write_request
+from hornbook.run.job import Start
 from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import Timekeeper
 from hornbook.run.train import _keep_time
+from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
@@ -34,12 +34,12 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
     """decide({step: length}, die=step): what the clock says after a step; and after which one the run is killed."""
 
     def patch(lengths: dict[int, int], die: int | None = None) -> None:
-        def length(_: Timekeeper, step: Step, horizon: Horizon) -> int:
+        def tokens_in_time(_: Timekeeper, step: Step, length: TrainingLength) -> int:
             if step.step == die:
                 raise KeyboardInterrupt
-            return min(lengths.get(step.step, horizon.tokens), horizon.tokens)
+            return min(lengths.get(step.step, length.tokens), length.tokens)
 
-        monkeypatch.setattr(Timekeeper, "length", length)
+        monkeypatch.setattr(Timekeeper, "tokens_in_time", tokens_in_time)
         monkeypatch.setattr(Timekeeper, "expected", lambda *_: 0.0)
 
     return patch
@@ -144,7 +144,7 @@ def test_ranks_shorten_at_the_same_step(
         words = ["train", "--out", str(folder), *tiny_settings, *exact, f"parallel.data={ranks}"]
         stopped = launcher.start(words, output)
         assert stopped.wait() == Exit.RESUMABLE, stopped.text
-        kill = {"rank": 1, "phase": "clip", "step": 6, "incarnation": 0, "do": "SIGKILL"}
+        kill = {"rank": 1, "phase": "clip", "step": 6, "generation": 0, "do": "SIGKILL"}
         words = ["resume", str(folder), "train.seconds=0.001"]
         resumed = launcher.start(words, output, faults=[kill] if ranks > 1 else [])
         assert resumed.wait() == Exit.DONE, resumed.text
@@ -158,19 +158,20 @@ def test_ranks_shorten_at_the_same_step(
 @pytest.mark.parametrize("leader", [LENGTH, 12 * 128])
 def test_what_rank_0_decides_goes_for_all(leader: int) -> None:
     """This rank's own clock says 7 steps."""
-    horizon, noted, shown = Horizon(12 * 128, NoRamp().batches(128), 32), [], []
-    job: Any = SimpleNamespace(ledger=SimpleNamespace(note=lambda kind, _, **fields: noted.append((kind, fields))))
+    length, noted, shown = TrainingLength(12 * 128, NoRamp().batches(128), 32), [], []
+    ledger = SimpleNamespace(note=lambda kind, _, **fields: noted.append((kind, fields)))
+    job: Any = SimpleNamespace(ledger=ledger)
     world: Any = SimpleNamespace(broadcast=lambda _: leader)
-    keeper: Any = SimpleNamespace(length=lambda *_: 7 * 128, elapsed=1.0, expected=lambda *_: 2.0)
+    keeper: Any = SimpleNamespace(tokens_in_time=lambda *_: 7 * 128, elapsed=1.0, expected=lambda *_: 2.0)
     observers: Any = SimpleNamespace(shorten=lambda *words: shown.append(words))
     step: Any = SimpleNamespace(step=5, tokens=5 * 128)
-    shorter = _keep_time(job, world, keeper, observers, step, horizon)
+    shorter = _keep_time(job, world, keeper, observers, step, length)
     if leader == LENGTH:
-        assert shorter == horizon.cut([Cut(5 * 128, LENGTH)])
+        assert shorter == length.cut([Cut(5 * 128, LENGTH)])
         assert noted == [("shorten", {"length": LENGTH, "before": 12 * 128, "elapsed": 1.0, "expected": 2.0})]
         assert shown == [(5, shorter)]
     else:
-        assert (shorter, noted, shown) == (horizon, [], [])
+        assert (shorter, noted, shown) == (length, [], [])
 
 
 def test_a_dry_run_of_a_resume_says_the_length_in_force(tmp_path: Path, launch_run: Launch, decide: Decide) -> None:

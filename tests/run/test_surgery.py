@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.requests import Request, write_request
-from hornbook.run.start.origin import Origin
+from hornbook.run.control import Request, write_request
+from hornbook.run.start.init_from import InitFrom
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -44,11 +44,11 @@ def base(tmp_path: Path, launch_run: Launch) -> Path:
 def test_a_stopped_run_goes_on_bit_for_bit(
     tmp_path: Path, launch_run: Launch, branch: Branch, base: Path, kind: str
 ) -> None:
-    words, origin = (STEPS[kind], "model.layers=2"), Origin("import", checkpoint_path(base))
-    assert launch_run(tmp_path / "whole", *words, origin=origin) == Exit.DONE
+    words, init_from = (STEPS[kind], "model.layers=2"), InitFrom("import", checkpoint_path(base))
+    assert launch_run(tmp_path / "whole", *words, init_from=init_from) == Exit.DONE
     run = RunDir(tmp_path / "parts").create()
     write_request(run, Request(action="stop", at_step=5))
-    assert launch_run(run.path, *words, origin=origin) == Exit.RESUMABLE
+    assert launch_run(run.path, *words, init_from=init_from) == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert branch(run.path) == branch(tmp_path / "whole")
     assert tensors(run.path) == tensors(tmp_path / "whole")
@@ -66,8 +66,8 @@ def test_the_bias_of_the_head_may_be_all_that_is_trained(tmp_path: Path, launch_
 
 @pytest.mark.parametrize("kind", ["lora", "prompt", "qlora"])
 def test_a_checkpoint_holds_the_adapter_alone(tmp_path: Path, launch_run: Launch, base: Path, kind: str) -> None:
-    origin = Origin("import", checkpoint_path(base))
-    launch_run(tmp_path / "run", STEPS[kind], "model.layers=2", origin=origin)
+    init_from = InitFrom("import", checkpoint_path(base))
+    launch_run(tmp_path / "run", STEPS[kind], "model.layers=2", init_from=init_from)
     found = tensors(tmp_path / "run")
     assert sorted(found) == ["adapter_model.safetensors", "trainer/optimizer.safetensors"]
     saved = load_file(RunDir(tmp_path / "run").checkpoints / "step-00000012" / "adapter_model.safetensors")
@@ -95,16 +95,16 @@ def test_without_a_base_the_initial_values_are_the_base(tmp_path: Path, launch_r
 
 
 def test_a_fork_takes_the_base_along(tmp_path: Path, launch_run: Launch, branch: Branch, base: Path) -> None:
-    launch_run(tmp_path / "a", STEPS["qlora"], "model.layers=2", origin=Origin("import", checkpoint_path(base)))
-    fork = Origin("fork", checkpoint_path(tmp_path / "a", 4))
-    launch_run(tmp_path / "b", STEPS["qlora"], "model.layers=2", origin=fork)
+    launch_run(tmp_path / "a", STEPS["qlora"], "model.layers=2", init_from=InitFrom("import", checkpoint_path(base)))
+    fork = InitFrom("fork", checkpoint_path(tmp_path / "a", 4))
+    launch_run(tmp_path / "b", STEPS["qlora"], "model.layers=2", init_from=fork)
     assert branch(tmp_path / "b") == branch(tmp_path / "a")[4:]
 
 
 def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path) -> None:
     run = RunDir(tmp_path / "run").create()
     write_request(run, Request(action="stop", at_step=5))
-    launch_run(run.path, STEPS["lora"], "model.layers=2", origin=Origin("import", checkpoint_path(base)))
+    launch_run(run.path, STEPS["lora"], "model.layers=2", init_from=InitFrom("import", checkpoint_path(base)))
     weights = run.base / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

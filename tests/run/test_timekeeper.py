@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
-from hornbook.run.horizon import Cut, Horizon
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import MARGIN, Timekeeper, seconds_spent
+from hornbook.run.training_length import Cut, TrainingLength
 
 BATCH = 40
 
@@ -49,28 +49,28 @@ def step_of(number: int, tokens: int, size: int, seconds: float) -> Step:
 class Drive:
     """A run whose steps, and what is between them, take as long as the test says."""
 
-    def __init__(self, limit: float, steps: int, spent: float = 0.0, horizon: Horizon | None = None) -> None:
+    def __init__(self, limit: float, steps: int, spent: float = 0.0, length: TrainingLength | None = None) -> None:
         self.clock = Clock()
         self.keeper = Timekeeper(limit, spent, self.clock)
-        self.horizon = horizon or Horizon(steps * BATCH, NoRamp().batches(BATCH), 10)
+        self.length = length or TrainingLength(steps * BATCH, NoRamp().batches(BATCH), 10)
         self.done = self.tokens = 0
         self.entries: list[int] = []
 
     def step(self, seconds: float, beside: float = 0.0) -> None:
-        size = self.horizon.rows(self.tokens) * 10
+        size = self.length.rows(self.tokens) * 10
         self.clock.now += seconds + beside
         self.done, self.tokens = self.done + 1, self.tokens + size
-        if self.tokens >= self.horizon.tokens:
+        if self.tokens >= self.length.tokens:
             return
-        length = self.keeper.length(step_of(self.done, self.tokens, size, seconds), self.horizon)
-        assert self.tokens < length <= self.horizon.tokens
-        if length < self.horizon.tokens:
-            self.horizon = self.horizon.cut([Cut(self.tokens, length)])
+        length = self.keeper.tokens_in_time(step_of(self.done, self.tokens, size, seconds), self.length)
+        assert self.tokens < length <= self.length.tokens
+        if length < self.length.tokens:
+            self.length = self.length.cut([Cut(self.tokens, length)])
             self.entries.append(self.done)
 
     @property
     def over(self) -> bool:
-        return self.tokens >= self.horizon.tokens
+        return self.tokens >= self.length.tokens
 
     @property
     def seconds(self) -> float:
@@ -145,11 +145,11 @@ def test_noise_writes_few_entries_and_the_bound_holds(seed: int, slowness: float
 
 def test_a_ramp_is_cut_at_whole_steps() -> None:
     ramp = LinearRamp(start_tokens=10, over_tokens=300).batches(40)
-    drive = Drive(limit=10, steps=0, horizon=Horizon(2000, ramp, 10))
+    drive = Drive(limit=10, steps=0, length=TrainingLength(2000, ramp, 10))
     sizes = []
     while not drive.over:
         before = drive.tokens
-        drive.step(drive.horizon.rows(drive.tokens) * 0.1)
+        drive.step(drive.length.rows(drive.tokens) * 0.1)
         sizes.append(drive.tokens - before)
     assert drive.entries
     assert sizes == [ramp.at(sum(sizes[:number])) for number in range(len(sizes))]
@@ -158,8 +158,8 @@ def test_a_ramp_is_cut_at_whole_steps() -> None:
 
 @pytest.mark.parametrize("allowed", [0, 39, 40, 79.5, 80, 1e9])
 def test_the_end_is_a_whole_step(allowed: float) -> None:
-    horizon = Horizon(1000, NoRamp().batches(40), 10)
-    assert horizon.end_within(400, allowed) == min(400 + max(int(allowed // 40), 1) * 40, 1000)
+    length = TrainingLength(1000, NoRamp().batches(40), 10)
+    assert length.end_within(400, allowed) == min(400 + max(int(allowed // 40), 1) * 40, 1000)
 
 
 def test_seconds_are_those_of_all_starts_without_the_time_between(

@@ -9,7 +9,7 @@ from hornbook.settings.fields import Config, Count, Number
 
 
 class LossConfig(Config):
-    """Cross-entropy, and what may be added to it."""
+    """Cross-entropy and its additions."""
 
     smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the target's probability that is spread over the vocabulary (label smoothing, arXiv 1512.00567)."""
@@ -25,12 +25,12 @@ class TrainConfig(Config):
     epochs: Number | None = Field(default=None, gt=0)
     """Length of the run in passes over the training data; or give `tokens`."""
     seconds: Number | None = Field(default=None, gt=0)
-    """Time in which the run must end, from its first step to its last save, over all attempts; while it lies still does
-    not count. Where the steps turn out too slow it is shortened on its way, schedule included, and never lengthened."""
+    """Time in which the run must end, from its first step to its last save, over all attempts without the time between.
+    Where its steps are too slow the run is shortened, schedule included; it is never lengthened."""
     batch_tokens: Count = Field(default=524_288, ge=1)
     """Tokens per optimizer step; with a ramp, once it has ended."""
     ramp: Ramp = NoRamp()
-    """How the batch grows to `batch_tokens`. What happens every so many steps counts steps, whatever their size."""
+    """How the batch grows to `batch_tokens`. Intervals in steps count steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
     micro_batch: Count = Field(default=8, ge=1)
@@ -39,7 +39,7 @@ class TrainConfig(Config):
     """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
     device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
     loss: LossConfig = LossConfig()
-    """What a prediction costs."""
+    """The loss function."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)
@@ -49,22 +49,22 @@ class TrainConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """What is saved, and when."""
+    """Which checkpoints are saved and kept."""
 
     every: Count = Field(default=500, ge=0)
     """Steps between saves; 0 saves only at the end and on a stop."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints kept."""
     keep_every: Count = Field(default=0, ge=0)
-    """Steps between checkpoints that are kept for good; 0 keeps none for good."""
+    """Steps between checkpoints that are never deleted; 0 deletes all in turn."""
     best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
     background: bool = True
-    """Copy the state in memory and write it while training goes on; or wait until it is on disk."""
+    """Copy the state in memory and write it while training goes on; false waits until it is on disk."""
 
 
 class GuardConfig(Config):
-    """What happens when a step goes wrong."""
+    """The reaction to failing steps and ranks."""
 
     max_skips: Count = Field(default=8, ge=0)
     """Non-finite steps in a row that are skipped before the run stops with exit code 5."""
@@ -75,7 +75,7 @@ class GuardConfig(Config):
 
 
 class LogConfig(Config):
-    """What is written while training."""
+    """Logging."""
 
     every: Count = Field(default=10, ge=1)
     """Steps between console lines; metrics.jsonl always has every step."""

@@ -1,8 +1,8 @@
-"""The ledger `events.jsonl`: what was decided and done, written and synced before it takes effect.
+"""The ledger `events.jsonl`: decisions and events, written and synced before they take effect.
 
-A run has two kinds of state. Weights, moments and the clock are rewound by a restore. What people and guards
-decided is not: it stands in the ledger, and `replay` gives it back at every start. The records form a hash
-chain, so that a lost or altered line shows.
+A run has two kinds of state. A restore rewinds weights, moments and the clock. It does not rewind the decisions of
+people and guards: they are in the ledger, and `replay` applies them at every start. The records form a hash chain, so
+that a lost or altered line is found.
 """
 
 import copy
@@ -14,15 +14,15 @@ from typing import Any, Protocol, Self
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.horizon import Cut
+from hornbook.run.training_length import Cut
 
 Listener = Callable[[dict[str, Any]], None]
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
-"""Who changes one of these on resume says anew how long the run is, and takes back what shortened it."""
+"""A change of one of these on resume sets the length anew, and cancels earlier cuts."""
 
 
 class Position(Protocol):
-    """Where the run is."""
+    """A position in the run."""
 
     @property
     def step(self) -> int: ...
@@ -32,7 +32,7 @@ class Position(Protocol):
 
 @dataclass(frozen=True)
 class At:
-    """A position that is only known as numbers."""
+    """A position as plain numbers."""
 
     step: int = 0
     tokens: int = 0
@@ -40,32 +40,32 @@ class At:
 
 @dataclass
 class Monotone:
-    """State that only grows, replayed from the ledger over every restore."""
+    """The state that no restore rewinds, replayed from the ledger."""
 
     attempt: int = 0
-    """Starts of the run so far."""
+    """Number of starts so far."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Dotted key -> value changed since the start (the newest)."""
-    windows: list[tuple[int, int]] = field(default_factory=list)
-    """Global sample intervals [from, to) that are never taken again."""
-    origin: dict[str, Any] | None = None
-    """What the run began from, where that was a checkpoint."""
+    """Dotted key -> newest value of each setting changed since the start."""
+    skipped_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Intervals [from, to) of global samples that are never read again."""
+    init_from: dict[str, Any] | None = None
+    """The record of the initial checkpoint (`InitFrom.record`); None: initial values."""
     saved: bool = False
-    """Whether a checkpoint was ever committed."""
+    """Whether a checkpoint was ever saved."""
     recipe: dict[str, Any] | None = None
-    """The recipe in force, complete; None in runs of versions that did not note it."""
-    saves: dict[int, set[str | None]] = field(default_factory=dict)
-    """Step -> digests of the manifests of its saves; None for one of a version that did not note it."""
+    """The complete recipe in force; None in runs of versions that did not record it."""
+    saved_manifests: dict[int, set[str | None]] = field(default_factory=dict)
+    """Step -> digests of the manifests saved at it; None for a save of a version that did not record it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """What metrics.jsonl held at each save (`Appender.extent`), and its step."""
+    """Extent of metrics.jsonl at each save (`Appender.extent`), and its step."""
     chain: dict[str, None] = field(default_factory=dict)
     """`sha` of every record, in order."""
     cuts: list[Cut] = field(default_factory=list)
-    """Where the run was shortened, in the order in which it was decided."""
+    """Where the run was shortened, in the order of decision."""
 
     @property
     def first(self) -> str:
-        """`sha` of the first record: the name of this ledger, and of its run."""
+        """`sha` of the first record: the identity of the ledger and its run."""
         return next(iter(self.chain), "")
 
 
@@ -73,14 +73,14 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     """Fold the ledger's records, in order, into the monotone state."""
     state = Monotone()
     for record in records:
-        if record.get("kind") in ("origin", "start"):  # what a start that died before it left behind does not count
+        if record.get("kind") in ("origin", "start"):  # drop what a start that died before left behind
             state = Monotone(attempt=state.attempt, chain=state.chain)
         if "sha" in record:
             state.chain[record["sha"]] = None
         state.attempt = max(state.attempt, record["attempt"])
         if record.get("kind") == "save":
             state.saved = True
-            state.saves.setdefault(record["step"], set()).add(record.get("manifest"))
+            state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
             if "metrics" in record:
                 state.metrics.append({**record["metrics"], "step": record["step"]})
         state.recipe = record.get("recipe", state.recipe)
@@ -90,16 +90,21 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
                 state.cuts.clear()
             if not change.get("gone"):
                 state.settings[change["key"]] = change["new"]
-        state.windows += [(first, end) for first, end in record.get("windows", ())]
+        state.skipped_ranges += [(first, end) for first, end in record.get("windows", ())]
         if record.get("kind") == "shorten":
             state.cuts.append(Cut(record["tokens"], record["length"]))
         if record.get("origin"):
-            state.origin = record["origin"]
+            state.init_from = record["origin"]
     return state
 
 
+def read_past(run: RunDir) -> Monotone:
+    """The monotone state that the ledger of a run holds; IntegrityError where a line of it is damaged."""
+    return replay(record for record, _ in read_records(run.events))
+
+
 def check_ledger(run: RunDir) -> int:
-    """Number of records in the ledger of a run; IntegrityError that names the remedy where it is damaged."""
+    """Number of records in the ledger of a run; IntegrityError with the remedy where it is damaged."""
     try:
         return verify_chain(run.events)
     except IntegrityError as error:
@@ -107,7 +112,7 @@ def check_ledger(run: RunDir) -> int:
 
 
 def remedy(run: RunDir) -> str:
-    """What to do about a ledger that is damaged, cut or gone."""
+    """The remedy for a ledger that is damaged, cut or gone."""
     return (
         f"Put back a copy of {run.events.name}: skipped data and changed settings stand there alone. Without one, "
         f"`hornbook train {run.recipe} --from {run.path} --out NEW` starts a new run from the weights"
@@ -115,37 +120,43 @@ def remedy(run: RunDir) -> str:
 
 
 class SilentAppender:
-    """In the place of an `Appender` on a rank that does not lead: it takes records and writes none."""
+    """Stands in for an `Appender` on ranks other than 0: drops every record."""
 
     torn = 0
     head = ""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     @property
     def extent(self) -> dict[str, Any]:
-        """It has no file."""
+        """Empty: there is no file."""
         return {}
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Drop a record."""
+        """Do nothing."""
 
     def check(self) -> None:
-        """There is nothing to check."""
+        """Do nothing."""
 
     def sync(self) -> None:
-        """There is nothing to sync."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 class Ledger:
-    """Writer of one attempt's records; opens by cutting a torn tail and checking the chain."""
+    """Writes the records of one attempt. Opening cuts a torn last line and checks the chain."""
 
     def __init__(self, run: RunDir, listeners: Iterable[Listener] = (), *, silent: bool = False) -> None:
-        """`silent`: for a rank that does not lead; the file is read, and not written."""
+        """`silent`: for ranks other than 0; the file is read, never written."""
         self._appender = SilentAppender() if silent else Appender(run.events, chained=True)
         check_ledger(run)
-        self.past = replay(record for record, _ in read_records(run.events))
+        self.past = read_past(run)
         self.attempt = self.past.attempt + 1
         self.listeners: list[Listener] = list(listeners)
         self._first = ""
@@ -160,20 +171,20 @@ class Ledger:
         self._appender.close()
 
     def silent(self) -> Self:
-        """The same past and attempt for a rank that does not lead: what it notes is written by the one that does."""
+        """The same past and attempt for a rank other than 0: its notes are dropped, rank 0 writes them."""
         other = copy.copy(self)
         other._appender, other.listeners = SilentAppender(), []
         return other
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """`sha` of its first and its newest record; None on a rank that does not lead, and before the first record."""
+        """`sha` of the first and the newest record; None before the first, and on ranks other than 0."""
         head = self._appender.head
         return (self.past.first or self._first or head, head) if head else None
 
     @property
     def torn(self) -> int:
-        """Bytes of an unfinished last line that were cut on opening."""
+        """Bytes of an unfinished last line that opening cut."""
         return self._appender.torn
 
     def note(self, kind: str, at: Position, **fields: Any) -> None:

@@ -1,8 +1,11 @@
-"""Memory of this process: how much it holds now, the most it held, and how much there is."""
+"""Memory of this process in bytes: how much it holds, its peak, and how much it may hold."""
 
+import contextlib
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -11,6 +14,11 @@ from hornbook.progress import size_text
 
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes of a unit of `ru_maxrss`."""
+_CGROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""Controller, as /proc/self/cgroup names it (v2, v1) -> files of limit and use, and the key of `memory.stat`."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,7 @@ class Memory:
     used: int
     peak: int
     total: int
-    """Of the device, whoever holds them."""
+    """Of the device or container, whichever process holds them."""
     of: str = "memory"
 
     def __str__(self) -> str:
@@ -29,10 +37,44 @@ class Memory:
 
 
 def memory_of(device: torch.device) -> Memory:
-    """What this process holds on a device: of a GPU what torch reserved there, else resident memory."""
+    """The memory that this process holds: on a GPU what torch reserved there, else resident memory."""
     if device.type == "cuda":
         used, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
         return Memory(used, peak, torch.cuda.get_device_properties(device).total_memory, "GPU memory")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
     used = psutil.Process().memory_info().rss
-    return Memory(used, max(used, peak), psutil.virtual_memory().total)
+    total = min([psutil.virtual_memory().total, *(limit for limit, _ in container_limits())])
+    return Memory(used, max(used, peak), total)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may hold on the device, on a CPU including those that it holds already."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [psutil.virtual_memory().available, *(limit - used for limit, used in container_limits())]
+    return max(min(free), 0) + psutil.Process().memory_info().rss
+
+
+def container_limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use) of each control group around this process that limits its memory; none outside Linux.
+
+    root: where control groups are mounted; own: the file that lists the groups of this process. Files that the system
+    can drop from its cache are not counted as in use.
+    """
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controller, path = line.split(":", 2)
+            group = root / controller / path.lstrip("/")
+            while controller in _CGROUP_FILES and group.is_relative_to(root / controller):
+                with contextlib.suppress(OSError, ValueError):  # no such file here, or `max`: no limit
+                    yield _limit_of(group, *_CGROUP_FILES[controller])
+                group = group.parent
+
+
+def _limit_of(group: Path, limit: str, usage: str, cache: str) -> tuple[int, int]:
+    """(limit, bytes in use) of a control group; ValueError where it has no limit, OSError where it has no files."""
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    used = int((group / usage).read_text()) - int(stat.get(cache, 0))
+    return int((group / limit).read_text()), used

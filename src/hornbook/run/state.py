@@ -1,8 +1,7 @@
 """The rewindable state of a run: weights, moments, and the clock.
 
-On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments) and `state.json` (the
-clock). Learning rate and data order are functions of the clock, so nothing else is needed for the next step
-to be the same bit for bit.
+On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments) and `state.json` (the clock).
+Learning rate and data order are functions of the clock, so this is enough to make the next step the same bit for bit.
 """
 
 import json
@@ -38,7 +37,7 @@ MOMENTS = "trainer/optimizer.safetensors"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a checkpoint says about its model."""
+    """The description of the model in a checkpoint."""
 
     config: ModelConfig
     vocab: int
@@ -46,11 +45,11 @@ class ModelSpec:
     tokenizer: Path | None
     """Folder with tokenizer.json."""
     surgery: tuple[SurgeryStep, ...] = ()
-    """What was done to the model."""
+    """The surgery steps of the model."""
     base_digest: str = ""
-    """Of the frozen base that an adapter belongs to; the leader knows it."""
+    """Digest of the frozen base that an adapter belongs to; known on rank 0."""
     decoder_start: int | None = None
-    """The first token of an encoder-decoder's answers."""
+    """The first decoder token of an encoder-decoder."""
 
 
 class State:
@@ -59,19 +58,19 @@ class State:
     def __init__(
         self, engine: Engine, optimizer: torch.optim.Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0
     ) -> None:
-        """`seed` keys the first values of what surgery adds."""
+        """`seed` keys the initial values of parameters that surgery adds."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
         self.seed = seed
         self.step = 0
-        """Optimizer steps done, refused ones included."""
+        """Optimizer steps so far, including refused ones."""
         self.tokens = 0
-        """Tokens consumed: the clock of schedules and horizon."""
+        """Tokens consumed: the clock of schedules and of the training length."""
         self.skips_in_a_row = 0
-        """Refused steps since the last good one."""
+        """Refused steps since the last applied one."""
 
     @property
     def clock(self) -> int:
-        """Samples consumed; the loader maps it to positions around skipped windows."""
+        """Samples consumed; the loader maps it to positions around skipped ranges."""
         return self.loader.clock
 
     def advance(self, batch: GlobalBatch) -> None:
@@ -80,14 +79,14 @@ class State:
         self.tokens += batch.tokens
 
     def weights(self) -> dict[str, TensorSlice]:
-        """What this rank saves of the parameters, by name; under an adapter, of the adapter's alone."""
+        """The part of the parameters that this rank saves, by name; of a run with an adapter, of the adapter alone."""
         shards = self.engine.shards
         names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else shards
         saved = {name: shards[name] for name in names if shards[name].is_primary}
         return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
 
     def moments(self) -> dict[str, TensorSlice]:
-        """What this rank saves of the optimizer's memory, by the names of `read_moments`; step counts once for all."""
+        """The part of the moments that this rank saves, by their names in `read_moments`; rank 0 saves step counts."""
         found = {}
         for name, tensor in read_moments(self.optimizer).items():
             shard = self._shard(name)
@@ -104,7 +103,7 @@ class State:
         return self.engine.shards[moment.rpartition(".")[0]]
 
     def read(self, folder: Path) -> None:
-        """Take this rank's part of a checkpoint, which any number of ranks may have written.
+        """Read this rank's part of a checkpoint, which any number of ranks may have written.
 
         Raises IntegrityError if it does not fit.
         """
@@ -120,14 +119,14 @@ class State:
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
 
     def read_weights(self, folder: Path, *, new_head: bool = False) -> None:
-        """Take only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
+        """Read only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
 
-        new_head: its head is another one, and ours begins with first values.
+        new_head: the head of the folder is ignored, and ours gets initial values.
         """
         self._read_base(folder, None, new_head=new_head)
 
     def _read_saved(self, folder: Path) -> None:
-        """The weights of a checkpoint, and what surgery added to them."""
+        """Read the weights of a checkpoint, and the parameters that surgery added."""
         if not is_adapter(folder):
             self._read_base(folder, read_added(folder))
             return
@@ -137,15 +136,15 @@ class State:
         self._read_base(base_of(folder), added)
 
     def _read_base(self, folder: Path, added: dict[str, Tensor] | None, *, new_head: bool = False) -> None:
-        """The weights of a folder, and what surgery adds: as stored, else first values."""
+        """Read the weights of a folder; parameters added by surgery get the values in `added`, else initial ones."""
         _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
-        stream = ((name, view) for name, view, _ in views)  # of each, only this rank's part is read
+        stream = ((name, view) for name, view, _ in views)  # a view reads only the part that is used
         self.fill(with_new_head(stream, self.spec.config, vocab, self.seed) if new_head else stream, added)
 
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
-        """Give every parameter its value: the base's, and what surgery added (None: first values)."""
+        """Set every parameter: from `base`, and those added by surgery from `added` (None: initial values)."""
         self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
 
     def _read_moments(self, path: Path) -> None:
@@ -156,7 +155,7 @@ class State:
         load_moments(self.optimizer, parts)
 
     def counters(self) -> dict[str, Any]:
-        """What is not a tensor, as `trainer/state.json` holds it."""
+        """The content of `trainer/state.json`: everything that is not a tensor."""
         counters = {
             "format": FORMAT,
             "step": self.step,

@@ -1,14 +1,20 @@
-"""What the loop tells its observers about one optimizer step."""
+"""The report of an optimizer step to the observers, and the count of steps whose update was refused.
+
+The update itself is refused on the device (`Engine.step`). The count is part of the state, so that it is saved and
+rewound with it.
+"""
 
 import time
 from dataclasses import dataclass
 
+from hornbook.errors import DivergedError
 from hornbook.files.run_directory import StepRecord
+from hornbook.run.config import GuardConfig
 
 
 @dataclass(frozen=True)
 class Step:
-    """One finished optimizer step. Observers get this and nothing else: they look, and touch nothing."""
+    """One finished optimizer step: all that observers get."""
 
     attempt: int
     """Which start of the run made this step; readers take the last attempt of a step."""
@@ -35,7 +41,7 @@ class Step:
     seconds: float
     """Wall time of the step: batch, forward, backward, update; without saves and evaluations."""
     data_seconds: float
-    """Part of `seconds` spent waiting for the batch."""
+    """The part of `seconds` spent on waiting for the batch."""
     final: bool
     """The run ends with this step."""
 
@@ -45,7 +51,7 @@ class Step:
         return self.step_tokens / self.seconds if self.seconds else 0.0
 
     def evidence(self) -> dict[str, float | int | str]:
-        """What the ledger keeps of a step that went wrong; the samples lead to its documents."""
+        """Fields for the ledger of a refused step; the samples lead to its documents."""
         return {
             "loss": self.loss,
             "gradient_norm": self.grad_norm,
@@ -73,3 +79,25 @@ class Step:
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every `every` steps (0: never) happens after step `step`."""
+    return every > 0 and step % every == 0
+
+
+def count_skips(before: int, *, skipped: bool, searching: bool) -> int:
+    """Refused updates in a row after a step, of `before` ones before it.
+
+    searching: while the fp16 scale is searched for, refusals are normal and do not count.
+    """
+    return before + (not searching) if skipped else 0
+
+
+def diverged(config: GuardConfig, skips: int, step: int) -> DivergedError:
+    """The error that ends a run after too many refused updates in a row."""
+    return DivergedError(
+        f"diverged: {skips} steps in a row, up to step {step}, had a loss or gradient that is not finite, and "
+        f"guard.max_skips is {config.max_skips}. The last checkpoint holds none of them: resume with a lower "
+        "--optim.lr or a smaller --optim.clip, and look at the data of these steps in events.jsonl"
+    )

@@ -1,7 +1,7 @@
-"""Whether a run will end in its time (`train.seconds`), by its own steps, and how long it may be if not.
+"""Keeps a run within `train.seconds`: predicts its end from its own steps, and shortens it where that is too late.
 
-Nothing here is reproducible, and nothing needs to be: what is decided is written to the ledger, and from there on it
-is part of the run like its recipe.
+These decisions are not reproducible and need not be: each is written to the ledger, and from there on belongs to the
+run like its recipe.
 """
 
 import time
@@ -10,22 +10,22 @@ from collections.abc import Callable
 
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.horizon import Horizon
 from hornbook.run.step_report import Step
+from hornbook.run.training_length import TrainingLength
 
 WINDOW = 20
-"""Newest steps whose mean says how fast the next ones will be."""
+"""Number of newest steps whose mean predicts the next ones."""
 MEASURED_STEPS = 3
-"""Of a start, behind its first step, which compiles: fewer say nothing, unless half of its time is gone."""
+"""Steps to measure after the first, which compiles; fewer are enough once half of the time is gone."""
 MARGIN = 0.05
-"""Share of the time left that a shortened run leaves free, so that a little noise does not shorten it again."""
+"""Share of the time left that a shortened run leaves free, so that small noise does not shorten it again."""
 
 
 class Timekeeper:
     """Measures one attempt of a run. All times are in seconds."""
 
     def __init__(self, limit: float, spent: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`limit`: of the whole run; `spent`: by the attempts before."""
+        """`limit`: time for the whole run; `spent`: by earlier attempts."""
         self._limit, self._clock = limit, clock
         self._now = clock()
         self._zero = self._now - spent
@@ -33,30 +33,30 @@ class Timekeeper:
         self._recent = deque[tuple[float, int]](maxlen=WINDOW)
         self._steps = self._tokens = 0
         self._beside = 0.0
-        """Spent between steps: observers, evaluations, saves."""
+        """Time between steps: observers, evaluations, saves."""
         self._longest = 0.0
-        """The longest time between two steps: the end of the run will take as long."""
+        """The longest time between two steps, taken for the time after the last step."""
 
     @property
     def elapsed(self) -> float:
-        """Spent in the run when the newest step had ended."""
+        """Time in the run at the end of the newest step."""
         return self._now - self._zero
 
-    def length(self, step: Step, horizon: Horizon) -> int:
-        """Tokens of the whole run so that it ends in its time; `horizon.tokens` where it does so as it is.
+    def tokens_in_time(self, step: Step, length: TrainingLength) -> int:
+        """Length of the run in tokens with which it ends in time; `length.tokens` if it does so unchanged.
 
-        Call it after every step, once all that follows a step is done.
+        Call it after every step, once its observers and its save are done.
         """
         self._measure(step)
-        if not self._knows_enough() or self.expected(step.tokens, horizon) <= self._limit:
-            return horizon.tokens
+        if not self._knows_enough() or self.expected(step.tokens, length) <= self._limit:
+            return length.tokens
         left = self._limit - self.elapsed - self._longest
         tokens = (1 - MARGIN) * left / self._seconds_per_token if left > 0 else 0.0
-        return horizon.end_within(step.tokens, tokens)
+        return length.end_within(step.tokens, tokens)
 
-    def expected(self, consumed: int, horizon: Horizon) -> float:
-        """Length of the whole run if it goes on as it does."""
-        return self.elapsed + (horizon.tokens - consumed) * self._seconds_per_token + self._longest
+    def expected(self, consumed: int, length: TrainingLength) -> float:
+        """Predicted time of the whole run at its present speed."""
+        return self.elapsed + (length.tokens - consumed) * self._seconds_per_token + self._longest
 
     @property
     def _seconds_per_token(self) -> float:
@@ -68,7 +68,7 @@ class Timekeeper:
         beside = max(self._now - before - step.seconds, 0.0)
         self._beside, self._longest = self._beside + beside, max(self._longest, beside)
         if self._steps == 1:
-            self._recent.clear()  # the first step is not like the others
+            self._recent.clear()  # the first step compiles
         self._recent.append((step.seconds, step.step_tokens))
         self._steps, self._tokens = self._steps + 1, self._tokens + step.step_tokens
 
@@ -80,7 +80,7 @@ class Timekeeper:
 
 
 def seconds_spent(run: RunDir) -> float:
-    """Time in all attempts of a run so far: of each, from its start in the ledger to the last that it wrote."""
+    """Time of all attempts of a run so far, each from its start in the ledger to its last record."""
     begun: dict[int, float] = {}
     ended: dict[int, float] = {}
     for path in (run.events, run.metrics):

@@ -13,76 +13,76 @@ from hornbook.optim.build import build_optimizer, set_learning_rate
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
-from hornbook.run.checkpoints.saves import open_saves
-from hornbook.run.guard import Guard
-from hornbook.run.horizon import Cut, Horizon
-from hornbook.run.job import Inputs, Job
-from hornbook.run.launch.pulse import Pulse
-from hornbook.run.observe.consoles import open_consoles
-from hornbook.run.observe.observers import Observers, is_due, open_observers
-from hornbook.run.start.begin import begin
+from hornbook.run.checkpoints.async_checkpointer import open_checkpointer
+from hornbook.run.inputs import Inputs
+from hornbook.run.job import Job
+from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.observe.observers import Observers, open_consoles, open_observers
+from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.state import State
-from hornbook.run.step_report import Step
+from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
+from hornbook.run.training_length import Cut, TrainingLength
 
 MEASURED_STEPS = 3
-"""After so many steps it is known how long a rank may be waited for."""
-LEAST_WAIT, GREATEST_WAIT = 120.0, 600.0
-"""Bounds of that time in seconds: a first save may be slow, and nobody should wait for half an hour."""
+"""Steps after which the time-out of collectives follows from measured times."""
+MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
+"""Bounds of that time-out in seconds: a first save may be slow, and a lost rank should be noticed within minutes."""
 
 
 def train(job: Job) -> Exit:
-    """Train until the horizon (DONE) or until someone asks to stop (RESUMABLE)."""
-    recipe, horizon = job.recipe, job.horizon
-    with distributed(recipe.parallel, recipe.train, job.place) as world, open_consoles(job, world) as consoles:
-        world.set_timeout(GREATEST_WAIT)  # reading a checkpoint and the first steps take one rank longer than another
+    """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
+    recipe, length, control = job.recipe, job.length, job.control
+    with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
+        world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
         engine = state.engine
-        guard = Guard(recipe.guard)
-        with open_observers(job, engine, consoles) as observers, open_saves(job, world, observers) as saves:
-            begin(job, world, state, saves, observers)  # newest complete save, else what the run starts from
-            observers.heartbeat.start(job.ledger.attempt, state)
+        with (
+            open_observers(job, engine, consoles) as observers,
+            open_checkpointer(job, world, observers) as checkpointer,
+        ):
+            initialize_or_restore(job, world, state, checkpointer, observers)
+            observers.state_file.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step
-            while state.tokens < horizon.tokens:
-                job.run.check()  # still there, under its name
-                orders = job.inbox.poll(state, world.all_reduce_max)
-                saves.poll(state)
-                if orders.save or orders.stop:
-                    job.pulse.enter("save", state)
-                    saves.save(state)
-                if orders.stop:
+            while state.tokens < length.tokens:
+                job.run.check()  # the run directory still has its name
+                requests = control.poll(state, world.all_reduce_max)
+                checkpointer.poll(state)
+                if requests.save or requests.stop:
+                    control.enter("save", state)
+                    checkpointer.save(state)
+                if requests.stop:
                     return _stop(job, state, observers)
                 searching = engine.scaler is not None and not engine.scaler.spent
-                step = take_step(job, state, horizon)
+                step = take_step(job, state, length)
                 job.run.check()
-                verdict = guard.judge(not step.skipped, state.skips_in_a_row, expected=searching)
-                state.skips_in_a_row = verdict.in_a_row
-                if verdict.skipped:
-                    job.ledger.note("skip", state, in_a_row=verdict.in_a_row, **step.evidence())
-                job.pulse.enter("observe", state)
+                state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
+                if step.skipped:
+                    job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **step.evidence())
+                control.enter("observe", state)
                 for observe in observers:
-                    observe(step)  # console, metrics, evaluation, samples: they look and never touch
-                if verdict.exhausted:
-                    raise guard.error(verdict, state.step)
+                    observe(step)  # console, metrics, evaluation, samples: none of them changes the state
+                if state.skips_in_a_row > recipe.guard.max_skips:
+                    raise diverged(recipe.guard, state.skips_in_a_row, state.step)
                 if is_due(state.step, recipe.checkpoint.every) and not step.final:
-                    job.pulse.enter("save", state)
-                    saves.try_save(state)
+                    control.enter("save", state)
+                    checkpointer.try_save(state)
                 if keeper is not None and not step.final:
-                    horizon = _keep_time(job, world, keeper, observers, step, horizon)
-                _allow_time(job, world, step, horizon, state.step - first)
-            job.pulse.enter("save", state)
-            saves.save(state, final=True)
-            observers.evaluation.score_all(state)  # every validation token, now that the last step is safe
-            job.pulse.enter("end", state)
-            job.inbox.refuse_rest(state)
+                    length = _keep_time(job, world, keeper, observers, step, length)
+                _set_timeout(control.heartbeat, world, step, length, state.step - first)
+            control.enter("save", state)
+            checkpointer.save(state, final=True)
+            observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
+            control.enter("end", state)
+            control.refuse_rest(state)
             job.ledger.note("finish", state)
-            observers.heartbeat.beat("finished")
+            observers.state_file.write("finished")
             return Exit.DONE
 
 
 def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State:
-    """Model, optimizer and clock of a run, before any parameter has its value."""
+    """Model, optimizer and clock of a run; the parameters have no values yet."""
     recipe = inputs.recipe
     model = build_model(recipe.model, inputs.vocab, device="meta")
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
@@ -93,25 +93,25 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
 
 
-def take_step(job: Job, state: State, horizon: Horizon) -> Step:
+def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     """One optimizer step over the next global batch."""
     recipe, engine = job.recipe, state.engine
     started = time.perf_counter()
-    job.pulse.enter("data", state)
-    rows = horizon.rows(state.tokens)
-    following = horizon.rows(state.tokens + rows * horizon.sequence)
+    job.control.enter("data", state)
+    rows = length.rows(state.tokens)
+    following = length.rows(state.tokens + rows * length.sequence)
     batch = state.loader.take(rows, engine.world.rank, engine.world.size, following)
     arrived = time.perf_counter()
-    clock = horizon.schedule_clock(state.tokens)
-    lr = recipe.optim.lr * recipe.optim.schedule(clock, horizon.planned, horizon.batches)
+    clock = length.schedule_clock(state.tokens)
+    lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
     set_learning_rate(state.optimizer, lr)
     engine.zero_gradients()
-    job.pulse.enter("forward_backward", state)
+    job.control.enter("forward_backward", state)
     losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
-    job.pulse.enter("clip", state)
+    job.control.enter("clip", state)
     norm = engine.clip_gradients(recipe.optim.clip)
-    job.pulse.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step leaves every bit of weights and moments as it was
+    job.control.enter("optimizer", state)
+    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
     return Step(
@@ -128,50 +128,49 @@ def take_step(job: Job, state: State, horizon: Horizon) -> Step:
         num_samples=batch.num_samples,
         seconds=time.perf_counter() - started,
         data_seconds=arrived - started,
-        final=state.tokens >= horizon.tokens,
+        final=state.tokens >= length.tokens,
     )
 
 
 def _keep_time(
-    job: Job, world: World, keeper: Timekeeper, observers: Observers, step: Step, horizon: Horizon
-) -> Horizon:
+    job: Job, world: World, keeper: Timekeeper, observers: Observers, step: Step, length: TrainingLength
+) -> TrainingLength:
     """The length of the run from here on: shorter where its steps are too slow for `train.seconds`, by rank 0's clock.
 
     The ledger has it before the next step, so that every later attempt shortens at the same step.
     """
-    length = world.broadcast(keeper.length(step, horizon))
-    if length >= horizon.tokens:
-        return horizon
-    seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, horizon)}
-    job.ledger.note("shorten", step, length=length, before=horizon.tokens, **seconds)
-    shorter = horizon.cut([Cut(step.tokens, length)])
+    tokens = world.broadcast(keeper.tokens_in_time(step, length))
+    if tokens >= length.tokens:
+        return length
+    seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, length)}
+    job.ledger.note("shorten", step, length=tokens, before=length.tokens, **seconds)
+    shorter = length.cut([Cut(step.tokens, tokens)])
     observers.shorten(step.step, shorter)
     return shorter
 
 
-def _allow_time(job: Job, world: World, step: Step, horizon: Horizon, done: int) -> None:
-    """How long a rank may be waited for: known after `done` steps, and longer where the next batch is larger."""
-    growth = horizon.rows(step.tokens) / step.num_samples
+def _set_timeout(heartbeat: Heartbeat, world: World, step: Step, length: TrainingLength, done: int) -> None:
+    """Set the time-out of collectives after `done` steps of this attempt, longer where the next batch is larger."""
+    growth = length.rows(step.tokens) / step.num_samples
     if growth > 1:
-        job.pulse.expect(growth)
+        heartbeat.expect_growth(growth)
     if done == MEASURED_STEPS or (done > MEASURED_STEPS and growth > 1):
-        world.set_timeout(longest_wait(job.pulse))
+        world.set_timeout(longest_wait(heartbeat))
 
 
-def longest_wait(pulse: Pulse) -> float:
-    """Seconds after which a rank that waits for another gives up: far more than anything took so far."""
-    return min(max(20 * pulse.slowest_seconds, LEAST_WAIT), GREATEST_WAIT)
+def longest_wait(heartbeat: Heartbeat) -> float:
+    """Seconds after which a rank that waits for another gives up: far more than any phase took so far."""
+    return min(max(20 * heartbeat.slowest_seconds, MIN_TIMEOUT), MAX_TIMEOUT)
 
 
 def fetch(*scalars: Tensor) -> list[float]:
-    """The numbers of some scalars on the device, all at once: the only place where the loop waits for it."""
+    """The values of scalars on the device, in one transfer: the only place where the loop waits for the device."""
     return torch.stack([scalar.float() for scalar in scalars]).tolist()
 
 
 def _stop(job: Job, state: State, observers: Observers) -> Exit:
-    """What was asked for is on disk; say so and leave."""
+    """Record the stop; the state is saved already."""
     job.ledger.note("stop", state)
-    observers.heartbeat.beat("stopped")
-    for tell in observers.notes:
-        tell(f"stopped at step {state.step:,}; `hornbook resume {job.run.path}` goes on")
+    observers.state_file.write("stopped")
+    observers.note(f"stopped at step {state.step:,}; `hornbook resume {job.run.path}` goes on")
     return Exit.RESUMABLE

@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.cli.train.training import describe_result, ending
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.requests import Request, write_request
+from hornbook.run.control import Request, write_request
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 
@@ -32,6 +32,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(
     assert (summary["steps"], summary["tokens"], summary["vocab"]) == (12, 1472, 320)
     assert summary["parameters"] == 320 * 16 + 4 * 16 * 16 + 3 * 16 * 64 + 3 * 16
     assert str(out / "metrics.jsonl") in summary["files"]
+    assert str(out / "tensorboard") not in summary["files"]
     assert not out.exists()
     assert main(["train", "--data", str(tiny_corpus), "--out", str(out), "--dry-run", *words]) == Exit.DONE
     text = capsys.readouterr().out
@@ -42,6 +43,28 @@ def test_a_dry_run_says_everything_and_writes_nothing(
     assert "notes" in text
     assert "prose" in text
     assert not out.exists()
+
+
+def test_a_dry_run_of_several_ranks_is_answered_by_rank_0(
+    tmp_path: Path,
+    tiny_corpus: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As torchrun starts it: every rank runs the same command line."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    command = ["train", "--data", str(tiny_corpus), "--out", str(tmp_path / "run"), "-n", "--json", *words]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "1")
+    assert main([*command, "parallel.data=2"]) == Exit.DONE
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    assert main([*command, "parallel.data=2", "log.tensorboard=true"]) == Exit.DONE
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["run"] == str(tmp_path / "run")
+    assert str(tmp_path / "run" / "tensorboard") in summary["files"]
 
 
 def test_train_answers_with_one_json_object(

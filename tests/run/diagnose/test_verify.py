@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.diagnose.verify import Comparison, check_run, compare_runs, differing_tensors
 
@@ -54,7 +54,7 @@ def make(
     change: Callable[[Trained], None] = lambda _: None,
 ) -> RunDir:
     run = RunDir(path).create()
-    checkpoints = Checkpoints(run.checkpoints, CheckpointConfig.model_validate({"keep": 99}))
+    checkpoints = CheckpointStore(run.checkpoints, CheckpointConfig.model_validate({"keep": 99}))
     with Appender(run.metrics) as lines, Appender(run.events, chained=True) as ledger:
         for step in range(1, steps + 1):
             record = {

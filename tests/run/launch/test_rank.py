@@ -14,9 +14,9 @@ import pytest
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
 from hornbook.run.launch import failure as failure_module
 from hornbook.run.launch import rank as ranks
-from hornbook.run.launch.failure import await_stacks, diagnose, diagnose_hang
+from hornbook.run.launch.failure import await_stacks, diagnose_end, diagnose_hang
+from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launch import check_supervision
-from hornbook.run.launch.pulse import Pulse
 from hornbook.run.launch.rank import Rank, Report, fork_rank, wait_for_ends
 from tests.processes import wait_until
 
@@ -29,7 +29,7 @@ def fork() -> Iterator[Fork]:
     started: list[Rank] = []
 
     def start(loop: Callable[[], Exit], number: int = 0) -> Rank:
-        started.append(fork_rank(Pulse(rank=number), loop))
+        started.append(fork_rank(Heartbeat(rank=number), loop))
         return started[-1]
 
     yield start
@@ -89,7 +89,7 @@ def test_a_report_knows_whose_fault_it_was(error: Exception, *, ours: bool, by_p
 def test_a_rank_leaves_with_the_code_of_its_loop(fork: Fork) -> None:
     rank = fork(lambda: Exit.RESUMABLE)
     assert wait_for_ends([rank], 60) == [rank]
-    assert (rank.peaceful, rank.killed, rank.end.si_status, rank.report) == (True, False, Exit.RESUMABLE, None)
+    assert (rank.ended_cleanly, rank.killed, rank.end.si_status, rank.report) == (True, False, Exit.RESUMABLE, None)
 
 
 def test_a_rank_leads_its_own_process_group(fork: Fork) -> None:
@@ -118,7 +118,7 @@ def test_an_error_is_reported_with_its_traceback(fork: Fork) -> None:
     assert wait_for_ends([rank], 60) == [rank]
     assert rank.report is not None
     assert (rank.report.kind, rank.report.text, rank.report.ours) == ("UsageError", "write it otherwise", True)
-    assert "in fail" in rank.words
+    assert "in fail" in rank.evidence
 
 
 def test_the_first_to_fail_is_to_blame_even_if_it_ends_last(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_the_first_to_fail_is_to_blame_even_if_it_ends_last(fork: Fork, monkeypa
     os.write(write, b"x")
     os.close(read)
     os.close(write)
-    failure = diagnose([victim], [culprit])
+    failure = diagnose_end([victim], [culprit])
     assert str(failure) == "rank 1 failed with ValueError: the cause (step 0, setup)"
-    assert failure.lasting is None
+    assert failure.lasting_error is None
 
 
 def test_a_killed_rank_comes_before_one_that_failed(fork: Fork) -> None:
@@ -147,8 +147,8 @@ def test_a_killed_rank_comes_before_one_that_failed(fork: Fork) -> None:
     culprit.send(signal.SIGSEGV)
     for rank in (victim, culprit):
         assert wait_for_ends([rank], 60)
-    assert diagnose([victim, culprit], []).cause == "was killed by SIGSEGV"
-    assert "in sleep" in culprit.words  # a crash leaves its stacks
+    assert diagnose_end([victim, culprit], []).cause == "was killed by SIGSEGV"
+    assert "in sleep" in culprit.evidence  # a crash leaves its stacks
 
 
 def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: py
     culprit.send(signal.SIGSTOP)
     assert wait_for_ends([victim], 60)
     wait_until(lambda: culprit.stopped)
-    assert str(diagnose([victim], [culprit])) == "rank 1 was stopped, and the others gave up (step 0, setup)"
+    assert str(diagnose_end([victim], [culprit])) == "rank 1 was stopped, and the others gave up (step 0, setup)"
 
 
 def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyP
     wait_until_up(one, other)
     failure = diagnose_hang({one: 11.0, other: 12.0}, [one, other])
     assert (failure.rank, failure.cause) == (1, "was silent for 12.0 s")
-    wait_until(lambda: all("in sleep" in rank.words for rank in (one, other)))
+    wait_until(lambda: all("in sleep" in rank.evidence for rank in (one, other)))
 
 
 def test_a_process_that_cannot_be_killed_is_named(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.engine import Engine
-from hornbook.run.launch.launch import Start, launch
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import launch
 from hornbook.run.launch.signals import STOPPING, StopSignals
 from hornbook.settings.resolve import resolve
 from tests.processes import wait_until
@@ -126,7 +127,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str
     """150 steps without any interruption."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     resolved = resolve(None, (*tiny_settings, *LONG), environ={})
-    launch(resolved.recipe, RunDir(folder), origins=resolved.origins, start=Start())
+    launch(resolved, RunDir(folder), Start())
     return folder
 
 

@@ -82,7 +82,7 @@ def test_two_ranks_train_and_leave_one_run_directory(whole: Path, events: Events
 
 def fault(do: str, **where: Any) -> dict[str, Any]:
     """Something that happens once, in the first incarnation unless told otherwise."""
-    return {"do": do, "incarnation": 0, **where}
+    return {"do": do, "generation": 0, **where}
 
 
 QUICK = (("forward_backward", 1), ("optimizer", 0), ("evaluate", 1), ("save", 0))
@@ -150,7 +150,7 @@ def test_a_rank_killed_in_setup(
 def test_five_deaths_in_a_row(tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events) -> None:
     places = [("setup", 0), ("data", 0), ("setup", 0), ("clip", 2), ("observe", 4)]
     faults = [
-        fault("SIGKILL", incarnation=number, rank=number % 2, phase=phase, step=step)
+        fault("SIGKILL", generation=number, rank=number % 2, phase=phase, step=step)
         for number, (phase, step) in enumerate(places)
     ]
     started = train(tmp_path / "run", "guard.max_restarts=5", faults=faults, supervisor__BACKOFF=[0.0])
@@ -264,7 +264,7 @@ def test_a_stopped_rank_is_found_and_replaced(
 
 def test_restarts_without_progress_are_counted(tmp_path: Path, train: Train, events: Events) -> None:
     run = tmp_path / "run"
-    deaths = [fault("SIGKILL", incarnation=number, rank=1, phase="clip", step=7) for number in range(9)]
+    deaths = [fault("SIGKILL", generation=number, rank=1, phase="clip", step=7) for number in range(9)]
     started = train(run, "guard.max_restarts=2", faults=deaths, supervisor__BACKOFF=[0.0])
     assert started.wait() == Exit.RETRIES_SPENT
     assert re.search(r"error rank 1 was killed by SIGKILL.*\(step 7, clip\).*guard\.max_restarts", started.text)

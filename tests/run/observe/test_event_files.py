@@ -1,5 +1,6 @@
 """TensorBoard's files, read back with TensorBoard: every step once, whatever the run went through."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -71,14 +72,24 @@ def test_they_change_no_bit_and_nothing_is_written_unless_asked(
     assert not RunDir(tmp_path / "without").tensorboard.exists()
 
 
-def test_a_writer_that_fails_is_told_once_and_ends_no_run(
+def test_a_writer_that_fails_is_closed_and_told_once_and_ends_no_run(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    def close(self: Any) -> None:
+        closed.append(self)
+        working_close(self)
+        fail()
+
+    closed: list[Any] = []
+    writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
+    working_close = writer.close
     monkeypatch.setattr(EventFiles, "_send", fail)
+    monkeypatch.setattr(writer, "close", close)
     assert launch_run(tmp_path / "run", ON, "eval.every=6") == Exit.DONE
+    assert len(closed) == 1
     text = RunDir(tmp_path / "run").log.read_text()
     assert text.count("TensorBoard files are not written any more: [Errno 28] No space left on device") == 1
 

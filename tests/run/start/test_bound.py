@@ -16,9 +16,10 @@ from hornbook.files.run_directory import RunDir
 from hornbook.run import train
 from hornbook.run.checkpoints.manifest import Manifest, read_manifest, write_manifest
 from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.control import Request, write_request
 from hornbook.run.diagnose.verify import check_run
-from hornbook.run.requests import Request, write_request
-from hornbook.run.start.bound import past_of, recipe_in_force, refuse_edited, why_foreign
+from hornbook.run.ledger import read_past
+from hornbook.run.start.bound import recipe_in_force, refuse_edited, why_foreign
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -142,7 +143,7 @@ def test_a_checkpoint_without_a_run_counts_in_runs_made_before_only(run: RunDir,
         path.write_bytes(content)
     assert "step-00000009" not in problems(run)  # no digest was noted of it
     loose = Manifest(step=13, tokens=1, score=None, final=False, files={})
-    assert why_foreign(run, past_of(run), loose) == "no record of the ledger says that this run saved it"
+    assert why_foreign(run, read_past(run), loose) == "no record of the ledger says that this run saved it"
 
 
 def test_a_save_that_was_killed_before_its_record_counts(run: RunDir, launch_run: Launch, events: Events) -> None:
@@ -232,8 +233,8 @@ def moved(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -
     """Do something in a step, behind its arithmetic."""
     original = train.take_step
 
-    def stepping(job: Any, state: Any, horizon: Any) -> Any:
-        taken = original(job, state, horizon)
+    def stepping(job: Any, state: Any, length: Any) -> Any:
+        taken = original(job, state, length)
         if state.step == step:
             act()
         return taken

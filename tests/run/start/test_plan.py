@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.cli.train import dry_run
 from hornbook.cli.train.dry_run import describe_job, summary_text, time_text
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.model.config.flops import operations_per_token
+from hornbook.model.config.flops import SCORING_COST, operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.run.job import Inputs, open_inputs, vocabulary_warning
-from hornbook.run.launch.launch import Start
+from hornbook.run.inputs import Inputs, open_inputs, vocabulary_warning
+from hornbook.run.job import Start
 from hornbook.run.start import plan
+from hornbook.run.timekeeper import seconds_spent
 from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
@@ -24,12 +26,12 @@ Launch = Callable[..., Exit]
 @pytest.fixture
 def inputs_of(tiny_settings: tuple[str, ...]) -> Callable[..., Inputs]:
     """The tiny run, with other settings."""
-    return lambda *words: open_inputs(resolve(None, [*tiny_settings, *words], environ={}).recipe)
+    return lambda *words: open_inputs(resolve(None, [*tiny_settings, *words], environ={}))
 
 
 def test_a_small_run_is_measured_and_changes_nothing(inputs_of: Callable[..., Inputs]) -> None:
     inputs, threads = inputs_of(), torch.get_num_threads()
-    found = plan.estimate(inputs, inputs.horizon, 0)
+    found = plan.estimate(inputs, inputs.length, 0)
     assert (found.device, found.computed, found.fits) == ("cpu", "a microbatch", True)
     assert found.seconds > 0
     assert found.memory > plan._least_bytes(inputs)
@@ -39,19 +41,19 @@ def test_a_small_run_is_measured_and_changes_nothing(inputs_of: Callable[..., In
 def test_what_does_not_fit_is_not_tried(inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of()
     monkeypatch.setattr(plan, "_measure", lambda *_: pytest.fail("nothing may be computed"))
-    monkeypatch.setattr(plan, "_free", lambda _: 1000)
-    found = plan.estimate(inputs, inputs.horizon, 0)
+    monkeypatch.setattr(plan, "free_memory", lambda _: 1000)
+    found = plan.estimate(inputs, inputs.length, 0)
     assert (found.memory, found.fits, found.computed) == (16 * count_parameters(inputs.recipe.model, 320), False, "")
 
 
 def test_what_is_slow_is_judged_by_products(inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("eval.every=4", "eval.tokens=100")
     monkeypatch.setattr(plan, "matmul_rate", lambda *_: 1e-6)
-    found = plan.estimate(inputs, inputs.horizon, 0)
+    found = plan.estimate(inputs, inputs.length, 0)
     (cost,) = operations_per_token(inputs.recipe.model, 320, 32).values()
     held_out = [stream.tokens for stream in inputs.corpus.validation.values()]
     scored = 3 * 100 * len(held_out) + sum(held_out)
-    assert found.seconds == pytest.approx((1472 + plan.SCORED * scored) * cost.total / (0.5 * 1e3))
+    assert found.seconds == pytest.approx((1472 + SCORING_COST * scored) * cost.total / (0.5 * 1e3))
     assert found.computed == ""
 
 
@@ -62,14 +64,24 @@ def test_a_step_is_its_microbatches_and_one_update(
     bare = replace(inputs, loader=inputs.loader)
     monkeypatch.setattr(plan, "_measure", lambda *_: plan._Measured(2.0, 0.5, 10**6, "a microbatch"))
     monkeypatch.setattr(plan, "_scored", lambda *_: 0)
-    found = plan.estimate(bare, bare.horizon, 0)
+    found = plan.estimate(bare, bare.length, 0)
     assert found.tokens_per_second == 128 / (2 * 2.0 + 0.5)  # 4 rows: two microbatches, the second of one row
     assert found.seconds == pytest.approx(1472 / found.tokens_per_second)
-    assert plan.estimate(bare, bare.horizon, 736).seconds == pytest.approx(found.seconds / 2)
+    assert plan.estimate(bare, bare.length, 736).seconds == pytest.approx(found.seconds / 2)
     shared = inputs_of("eval.every=0", "parallel.data=2")
-    assert plan.estimate(shared, shared.horizon, 0).memory == 2 * 10**6
+    assert plan.estimate(shared, shared.length, 0).memory == 2 * 10**6
     timed = inputs_of("train.seconds=1")
-    assert plan.estimate(timed, timed.horizon, 0).seconds == 1.0
+    assert plan.estimate(timed, timed.length, 0).seconds == 1.0
+    assert plan.estimate(timed, timed.length, 0, spent=0.75).seconds == 0.25
+    assert plan.estimate(timed, timed.length, 0, spent=2.0).seconds == 0.0
+
+
+def test_a_resume_counts_the_time_that_was_spent(tmp_path: Path, launch_run: Launch) -> None:
+    run = RunDir(tmp_path / "run")
+    assert launch_run(run.path) == Exit.DONE
+    assert dry_run._progress(run, Start("resume")) == (1472, seconds_spent(run))
+    assert seconds_spent(run) > 0
+    assert dry_run._progress(run, Start()) == (0, 0.0)
 
 
 def test_a_device_that_is_not_there_is_an_error(

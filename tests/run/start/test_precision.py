@@ -13,15 +13,16 @@ from hornbook.model.layers.precision import Choice
 from hornbook.run.start import precision
 from hornbook.run.start.precision import describe_precision, settle_precision, slow_precision
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 from tests.run.launcher import Launcher
 
 CPU = torch.device("cpu")
 Launch = Callable[..., Exit]
 
 
-def recipe(**train: Any) -> Recipe:
+def resolved(origins: dict[str, str] | None = None, **train: Any) -> Resolved:
     parallel = {"data": train.pop("ranks", 1)}
-    return Recipe.model_validate({"train": train, "parallel": parallel})
+    return Resolved(Recipe.model_validate({"train": train, "parallel": parallel}), origins or {})
 
 
 def chooses(monkeypatch: pytest.MonkeyPatch, name: Any, reason: str = "a reason") -> None:
@@ -33,16 +34,16 @@ def kept(run: Path) -> str:
 
 
 def test_what_is_named_stays() -> None:
-    asked = recipe(precision="bf16", device="cpu")
-    assert settle_precision(asked, {"train.precision": "command line"}) == (asked, {"train.precision": "command line"})
+    asked = resolved({"train.precision": "command line"}, precision="bf16", device="cpu")
+    assert settle_precision(asked) == asked
+    assert describe_precision(asked) == "bf16"
 
 
 def test_auto_is_settled_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     chooses(monkeypatch, "fp32")
-    settled, origins = settle_precision(recipe(device="cpu"), {})
-    assert settled.train.precision == "fp32"
-    assert describe_precision("fp32", origins) == "fp32 (auto: a reason)"
-    assert describe_precision("fp32", {"train.precision": "command line"}) == "fp32"
+    settled = settle_precision(resolved(device="cpu"))
+    assert settled.recipe.train.precision == "fp32"
+    assert describe_precision(settled) == "fp32 (auto: a reason)"
 
 
 def test_a_run_keeps_what_it_took_on_another_machine(
@@ -82,9 +83,9 @@ def test_mps_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda _major, _minor: False)
     with pytest.raises(UsageError, match=r"no bf16 before macOS 14: use --train\.precision fp32"):
-        settle_precision(recipe(precision="bf16", device="mps"), {})
-    assert settle_precision(recipe(device="mps"), {})[0].train.precision == "fp32"
-    assert settle_precision(recipe(precision="bf16", device="cpu"), {})[0].train.precision == "bf16"
+        settle_precision(resolved(precision="bf16", device="mps"))
+    assert settle_precision(resolved(device="mps")).recipe.train.precision == "fp32"
+    assert settle_precision(resolved(precision="bf16", device="cpu")).recipe.train.precision == "bf16"
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
@@ -93,11 +94,11 @@ def test_a_process_that_forks_ranks_does_not_ask_the_device_itself(
 ) -> None:
     """A fork copies neither a context of CUDA nor the threads of OpenMP."""
     monkeypatch.setattr(precision, "choose_precision", lambda _device: pytest.fail("asked here"))
-    settled, origins = settle_precision(recipe(ranks=2, device=device), {})
-    assert settled.train.precision in ("bf16", "fp32")
-    assert origins["train.precision"].startswith("auto: ")
+    settled = settle_precision(resolved(ranks=2, device=device))
+    assert settled.recipe.train.precision in ("bf16", "fp32")
+    assert settled.origins["train.precision"].startswith("auto: ")
     with pytest.raises(UsageError, match=r"train\.device is 'xpu'"):
-        settle_precision(recipe(ranks=2, device="xpu"), {})
+        settle_precision(resolved(ranks=2, device="xpu"))
 
 
 def test_ranks_train_in_the_precision_that_was_chosen(

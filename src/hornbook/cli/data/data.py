@@ -59,7 +59,8 @@ def documents(
 ) -> Result:
     """List the documents that a step was trained on."""
     from hornbook.files.run_status import steps_that_count
-    from hornbook.run.observe.exposure import loader_of, windows_of
+    from hornbook.run.ledger import read_past
+    from hornbook.run.observe.exposure import loader_of
 
     path, _, step = place.rpartition("@")
     if not path or not step.isdecimal():
@@ -69,7 +70,7 @@ def documents(
     if record is None:
         raise UsageError(f"{path} has not done step {step}: its metrics do not have it")
     loader = loader_of(run)
-    samples = _samples(windows_of(run), record)
+    samples = _samples(read_past(run).skipped_ranges, record)
     found = [(sample, reference) for sample in samples for reference in loader.index.documents(sample)]
     if (again := _token_hash(loader, samples)) != record["token_hash"]:
         raise IntegrityError(
@@ -101,9 +102,9 @@ def where(
         str(run.path): {
             "documents": [asdict(document) for document in each.documents],
             "steps": each.steps,
-            "through": [{"run": str(origin.run.path), "steps": origin.steps} for origin in each.through],
+            "through": [{"run": str(origin.run.path), "steps": origin.steps} for origin in each.origins],
             "unknown": list(each.unknown),
-            "runs_on_to": each.runs_on_to,
+            "runs_on_to": each.last_step,
         }
         for run, each in found.items()
     }
@@ -115,9 +116,9 @@ def where(
 def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
     held = {document.split for document in each.documents} == {"validation"}
     seen = ["held out for validation"] if held else [f"steps {_ranges(each.steps)}"] if each.steps else []
-    seen += [f"through {origin.run.path}, {_steps(origin.steps)}" for origin in each.through]
+    seen += [f"through {origin.run.path}, {_steps(origin.steps)}" for origin in each.origins]
     words = "; ".join([*(seen or ["not in its steps" if each.unknown else "never seen"]), *_began(each)])
-    lines = [f"{run.path}: {words} (of {each.runs_on_to:,} steps)"]
+    lines = [f"{run.path}: {words} (of {each.last_step:,} steps)"]
     return lines + [f"  {d.source}  {d.id}  {d.origin}  {d.split}" for d in each.documents]
 
 

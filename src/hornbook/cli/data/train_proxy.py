@@ -104,12 +104,13 @@ def _train(data: Path, out: Path, seed: int) -> float:
     """Train the small model; returns the bits it needs for the held-out text."""
     from hornbook.files.run_directory import RunDir
     from hornbook.files.run_status import fullest, newest_evaluation
-    from hornbook.run.launch.launch import Start, launch
+    from hornbook.run.job import Start
+    from hornbook.run.launch.launch import launch
     from hornbook.settings.resolve import resolve
 
     settings = (*MODEL, *TRAINING, *QUIETLY, f"seed={seed}", f"data.path={json.dumps(str(data))}")
     resolved, run = resolve("tiny", settings, environ={}), RunDir(out)
-    code = launch(resolved.recipe, run, origins=resolved.origins, start=Start(quiet=True))
+    code = launch(resolved, run, Start(quiet=True))
     if code != Exit.DONE:
         stopped = HornbookError("the training of the small model was stopped")
         stopped.exit_code = code

@@ -113,9 +113,9 @@ def state_line(state: dict[str, int], ranks: int) -> str:
 
 def length_line(train: "TrainConfig") -> str | None:
     """Number and size of the steps; None if the training length depends on the data."""
-    from hornbook.run.horizon import horizon
+    from hornbook.run.training_length import training_length
 
-    return None if train.tokens is None else horizon(train, lambda _: 0).describe()  # no epochs are counted
+    return None if train.tokens is None else training_length(train, lambda _: 0).describe()  # no epochs are counted
 
 
 def gigabytes(size: int) -> str:

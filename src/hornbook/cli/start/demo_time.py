@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from hornbook.cli.start.demo import BATCH_TOKENS, EVAL_TOKENS, SCORES_PER_RUN, SEQUENCE, SIZES, VALIDATION, VOCAB, Size
 from hornbook.errors import UsageError
+from hornbook.model.config.flops import SCORING_COST
 
 PROBED = (SIZES[0], SIZES[2])
 PROBE_SECONDS = 2.0
@@ -26,7 +27,6 @@ SLACK = 1.15
 """Factor on every estimate, so that noise and other processes do not shorten the run."""
 SHARE_OF_RATE = 0.85  # a run trains at this share of the probed rate: batches, metrics, console
 REDONE = 0.1  # share of the steps that are lost with the killed worker and computed again
-FORWARD = 0.35  # cost of scoring a token, in tokens of training
 BYTES_PER_TOKEN = 3.0
 # The stages in starts of a process that loads torch, the one thing that slows down with them wherever they run:
 TEXT_STARTS, TEXT_STARTS_PER_MB = 1.2, 0.3  # writing, preparing and tokenizing
@@ -64,13 +64,13 @@ class Machine:
     def training(self, size: Size) -> float:
         """Seconds for all steps, the repeated ones, and the evaluations and samples between them."""
         steps = size.tokens * (1 + REDONE) / SHARE_OF_RATE
-        scored = (SCORES_PER_RUN + 1) * 2 * EVAL_TOKENS * FORWARD
+        scored = (SCORES_PER_RUN + 1) * 2 * EVAL_TOKENS * SCORING_COST
         return (steps + scored) * self.token(size) + (SCORES_PER_RUN + 1) * SAMPLE_STARTS * self.start
 
     def beside(self, size: Size) -> float:
         """Seconds for all that comes with and after training: processes, two evaluations, baselines, export."""
         starts = TRAIN_STARTS + EVALUATE_STARTS + EXPORT_STARTS
-        scored = 2 * size.corpus_bytes * VALIDATION / BYTES_PER_TOKEN * FORWARD
+        scored = 2 * size.corpus_bytes * VALIDATION / BYTES_PER_TOKEN * SCORING_COST
         return starts * self.start + scored * self.token(size) + TRAIN_COMPILES * self.compiling
 
     def remaining(self, size: Size) -> float:

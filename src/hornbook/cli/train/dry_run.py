@@ -6,7 +6,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.progress import size_text
 
 if TYPE_CHECKING:
-    from hornbook.run.launch.launch import Start
+    from hornbook.run.job import Start
     from hornbook.settings.resolve import Resolved
 
 
@@ -16,29 +16,28 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     measure: compute some microbatches to estimate memory and time.
     """
     from hornbook.data.loader.loader import repetition_warnings, seen_text
-    from hornbook.files.journal import read_records
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.world import choose_device
-    from hornbook.run.job import cut_horizon, vocabulary_warning
+    from hornbook.run.inputs import resumed_length, vocabulary_warning
     from hornbook.run.launch.launch import check_start, read_inputs
-    from hornbook.run.ledger import Monotone, replay
+    from hornbook.run.ledger import Monotone, read_past
     from hornbook.run.start.plan import estimate, saved_bytes
     from hornbook.run.start.precision import describe_precision, settle_precision
 
     device = choose_device(resolved.recipe.train.device)
-    settled, origins = settle_precision(resolved.recipe, resolved.origins)
-    changes, inputs = check_start(settled, run, start), read_inputs(settled, start)
+    settled = settle_precision(resolved)
+    start, inputs = check_start(settled.recipe, run, start), read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader
-    past = replay(record for record, _ in read_records(run.events)) if start.mode == "resume" else Monotone()
-    horizon = cut_horizon(inputs, past, changes)
-    every, steps = recipe.checkpoint.every, horizon.steps_from(0)
+    past = read_past(run) if start.mode == "resume" else Monotone()
+    length = resumed_length(inputs, past, start.changes)
+    every, steps = recipe.checkpoint.every, length.steps_from(0)
     unused = vocabulary_warning(inputs)
     return {
         "run": str(run.path),
         "mode": start.mode,
-        "from": start.origin.record() if start.origin is not None else None,
-        "changes": [f"{change.key} {change.old} -> {change.new}" for change in changes],
+        "from": start.init_from.record() if start.init_from is not None else None,
+        "changes": [f"{change.key} {change.old} -> {change.new}" for change in start.changes],
         "parameters": count_parameters(recipe.model, inputs.vocab),
         "trained": trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
         "surgery": [step.model_dump(mode="json") for step in recipe.surgery],
@@ -46,37 +45,40 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "tokenizer": inputs.tokenizer.vocab_size,
         "device": f"{device} ({recipe.train.device})" if str(device) != recipe.train.device else str(device),
         "data": loader.index.describe(),
-        "seen": seen_text(loader, horizon.tokens, steps),
+        "seen": seen_text(loader, length.tokens, steps),
         "data_tokens": sum(loader.index.source_tokens.values()),
-        "epochs": loader.index.epochs(horizon.tokens),
-        "tokens": horizon.tokens,
+        "epochs": loader.index.epochs(length.tokens),
+        "tokens": length.tokens,
         "steps": steps,
-        "length": horizon.describe(),
-        "precision": describe_precision(recipe.train.precision, origins),
+        "length": length.describe(),
+        "precision": describe_precision(inputs.resolved),
         "saves": max(steps // every, 1) if every else 1,
         "save_bytes": saved_bytes(inputs),
-        "estimate": estimate(inputs, horizon, _consumed(run, start)).to_json() if measure else None,
+        "estimate": estimate(inputs, length, *_progress(run, start)).to_json() if measure else None,
         "warnings": [
             *loader.index.notes,
-            *repetition_warnings(loader.index.epochs(horizon.tokens)),
+            *repetition_warnings(loader.index.epochs(length.tokens)),
             *([unused] if unused else []),
         ],
-        "files": [str(path) for path in _files(run)],
+        "files": [str(path) for path in _files(run, tensorboard=recipe.log.tensorboard)],
     }
 
 
-def _consumed(run: RunDir, start: "Start") -> int:
-    """Tokens consumed before this start."""
+def _progress(run: RunDir, start: "Start") -> tuple[int, float]:
+    """Tokens consumed and seconds spent before this start."""
     from hornbook.run.state import read_counters
+    from hornbook.run.timekeeper import seconds_spent
 
-    if start.origin is not None and start.origin.kind == "fork":
-        return int(read_counters(start.origin.checkpoint)["tokens"])
-    return int((run.read_state() or {}).get("tokens", 0)) if start.mode == "resume" else 0
+    if start.mode == "resume":
+        return int((run.read_state() or {}).get("tokens", 0)), seconds_spent(run)
+    if start.init_from is not None and start.init_from.kind == "fork":
+        return int(read_counters(start.init_from.checkpoint)["tokens"]), 0.0
+    return 0, 0.0
 
 
-def _files(run: RunDir) -> list[Any]:
+def _files(run: RunDir, *, tensorboard: bool) -> list[Any]:
     names = (run.recipe, run.env, run.data_lock, run.metrics, run.events, run.log, run.state, run.lock)
-    return [*names, run.control, run.samples, run.evals, run.checkpoints]
+    return [*names, run.control, run.samples, run.evals, run.checkpoints, *([run.tensorboard] if tensorboard else [])]
 
 
 def summary_text(summary: dict[str, Any]) -> str:

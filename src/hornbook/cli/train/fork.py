@@ -23,9 +23,9 @@ def fork(
     """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
     load_engine()
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.launch.launch import Start
+    from hornbook.run.job import Start
     from hornbook.run.start.bound import recipe_in_force, refuse_edited
-    from hornbook.run.start.origin import fork_origin
+    from hornbook.run.start.init_from import init_from_fork
     from hornbook.settings.resolve import Resolved, resolve
 
     target, overrides = split_target(words, "run directory")
@@ -36,7 +36,7 @@ def fork(
         raise UsageError(f"{parent.path} holds no run: name a run directory")
     refuse_edited(parent)
     resolved = resolve(str(parent.recipe), overrides)
-    origin = fork_origin(parent, at, recipe_in_force(parent), resolved.recipe)
+    init_from = init_from_fork(parent, at, recipe_in_force(parent), resolved.recipe)
     if resolved.origins.get("name", "") != "command line":
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
-    return run_job(resolved, RunDir(out), Start(origin=origin), dry_run=dry_run)
+    return run_job(resolved, RunDir(out), Start(init_from=init_from), dry_run=dry_run)

@@ -12,7 +12,8 @@ def resume(words: RunWords = None, dry_run: DryRun = False) -> Result | Exit:
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
     load_engine()
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.launch.launch import Start, check_directory
+    from hornbook.run.job import Start
+    from hornbook.run.launch.launch import check_directory
     from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words, "run directory")

@@ -38,8 +38,8 @@ def train(
     load_engine()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.launch.launch import Start
-    from hornbook.run.start.origin import import_origin
+    from hornbook.run.job import Start
+    from hornbook.run.start.init_from import init_from_import
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
@@ -50,9 +50,9 @@ def train(
         return run_job(resolved, run, Start("resume"), dry_run=dry_run)
     if from_ is None:
         return run_job(resolved, run, Start(), dry_run=dry_run)
-    resolved, origin = import_origin(resolved, checkpoint_path(from_))
+    resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(origin=origin), dry_run=dry_run)
+    return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run)
 
 
 def rate_text(resolved: "Resolved") -> str:

@@ -12,7 +12,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
 
 if TYPE_CHECKING:
-    from hornbook.run.launch.launch import Start
+    from hornbook.run.job import Start
     from hornbook.settings.resolve import Resolved
 
 
@@ -31,18 +31,18 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool)
 
     from rich.markup import escape
 
-    from hornbook.run.launch.joining import joined_place
     from hornbook.run.launch.launch import launch
+    from hornbook.run.launch.launcher_env import launcher_rank
 
-    place = joined_place(os.environ, resolved.recipe.parallel.data)
-    follows = place is not None and not place.is_rank0
+    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.data)
+    follows = rank_info is not None and not rank_info.is_rank0  # rank 0 answers
     if dry_run and follows:
         return Exit.DONE
     if dry_run:
         summary = describe_job(resolved, run, start, measure=True)
         return Result(summary, summary_text(summary))
     start = dataclasses.replace(start, argv=tuple(sys.argv), quiet=people().quiet)
-    code = launch(resolved.recipe, run, origins=resolved.origins, start=start)
+    code = launch(resolved, run, start)
     if follows:
         return code
     result = describe_result(run)

@@ -15,7 +15,7 @@ from pathlib import Path
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import is_folder, is_own_folder, list_folder
-from hornbook.run.checkpoints.manifest import Figure, Manifest, write_manifest
+from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, write_manifest
 
 LATEST = "latest"
 BEST = "best"
@@ -49,7 +49,7 @@ def commit(
     *,
     step: int,
     tokens: int,
-    score: Figure | None = None,
+    score: ValidationLoss | None = None,
     final: bool = False,
     ledger: tuple[str, str] | None = None,
 ) -> tuple[Path, Manifest]:

@@ -1,7 +1,7 @@
-"""What ranks tell each other about checkpoints: small values in the store, never a collective.
+"""How ranks coordinate checkpoints: by small values in the store, never by a collective.
 
-A save is written while training goes on, so its ranks must not meet in the collectives of training. The leader makes
-the files, every rank fills in what it holds, the leader publishes; what each is waiting for stands in the store.
+A save is written while training goes on, so it must not take part in the collectives of training. Rank 0 creates the
+files, every rank fills in its part, rank 0 publishes; each waits for keys of the store.
 """
 
 import json
@@ -18,21 +18,21 @@ POLL_SECONDS = 0.02
 
 
 class Fillable(Protocol):
-    """What a checkpoint is made of, on one rank."""
+    """The part of a checkpoint that one rank writes."""
 
     @property
     def step(self) -> int: ...
     @property
     def tokens(self) -> int: ...
     def create(self, folder: Path) -> None:
-        """Make every file at its full size, in an empty folder; the leader calls it."""
+        """Create every file at its full size, in an empty folder; rank 0 calls it."""
 
     def fill(self, folder: Path) -> None:
-        """Write what this rank holds into the files; afterwards it is on disk."""
+        """Write the part of this rank into the files, and sync it."""
 
 
 class Values(Protocol):
-    """Small values by name that all ranks see (`torch.distributed.Store`)."""
+    """A key-value store shared by all ranks (`torch.distributed.Store`)."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -40,7 +40,7 @@ class Values(Protocol):
 
 
 class Exchange:
-    """Where the ranks of a run meet over its checkpoints. All make the same calls in the same order."""
+    """Coordinates the ranks of a run for its checkpoints. All make the same calls in the same order."""
 
     def __init__(self, store: Values | None = None, rank: int = 0, size: int = 1) -> None:
         assert size == 1 or store is not None
@@ -50,16 +50,16 @@ class Exchange:
         self._leaving = threading.Event()
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank makes, publishes and removes."""
+    def is_rank0(self) -> bool:
+        """Whether this rank creates, publishes and deletes checkpoints."""
         return self.rank == 0
 
     def cancel(self) -> None:
-        """End whatever waits for another rank, in whichever thread, with a RankLostError that names it."""
+        """End every wait for another rank, in any thread, with a RankLostError that names the rank."""
         self._leaving.set()
 
     def next_key(self) -> str:
-        """The same new name on every rank."""
+        """A new key, the same on every rank."""
         self._count += 1
         return f"checkpoint/{self._count}"
 
@@ -82,9 +82,9 @@ class Exchange:
                 )
 
     def decide(self, action: Callable[[], str]) -> str:
-        """Let the leader act; every rank gets its answer, or raises its `HornbookError`."""
+        """Run `action` on rank 0; every rank returns its answer or raises its HornbookError."""
         key = self.next_key()
-        if not self.leads:
+        if not self.is_rank0:
             _, (kind, text) = self.get(0, key)
             if kind:
                 raise getattr(errors, kind)(text)
@@ -99,7 +99,7 @@ class Exchange:
 
 
 class SharedSave:
-    """One save, by all ranks."""
+    """One save by all ranks."""
 
     def __init__(self, exchange: Exchange, state: Fillable) -> None:
         self._exchange, self._state = exchange, state
@@ -107,7 +107,7 @@ class SharedSave:
         self._stage, self._end, self._rank = f"{key}/stage", f"{key}/end", f"{key}/rank-{{}}"
 
     def write(self, stage: Path) -> None:
-        """For the leader: fill an empty folder, together with the others. Raises OSError, StorageError."""
+        """On rank 0: fill an empty folder together with the other ranks. Raises OSError, StorageError."""
         self._state.create(stage)
         self._exchange.set(self._stage, stage.name)
         self._state.fill(stage)
@@ -117,12 +117,12 @@ class SharedSave:
                 raise errors.StorageError(f"rank {rank}: {problem}")
 
     def end(self, error: BaseException | None = None) -> None:
-        """For the leader: tell the others that the checkpoint is published, or why it is not."""
+        """On rank 0: let the others return, or raise `error`."""
         kind = type(error).__name__ if isinstance(error, HornbookError) else "StorageError"
         self._exchange.set(self._end, error and (kind, str(error) or type(error).__name__))
 
     def follow(self, parent: Path) -> None:
-        """For the others: fill in what this rank holds, and wait for the end. Raises the leader's error."""
+        """On the other ranks: fill in the part of this rank, and wait for the end. Raises the error of rank 0."""
         key, value = self._exchange.get(0, self._end, self._stage)
         if key == self._stage:
             self._fill(parent / value)

@@ -27,14 +27,14 @@ _MANIFEST_LIMIT = 16 << 20
 _SELF = "xxh3_128"
 
 
-class Figure(NamedTuple):
+class ValidationLoss(NamedTuple):
     """Validation loss at a step, by which checkpoints are compared."""
 
     loss: float
     rows: str | None
     """Names the rows it was measured on; figures of other rows cannot be compared. None: they are not recorded."""
 
-    def beats(self, other: "Figure | None") -> bool:
+    def beats(self, other: "ValidationLoss | None") -> bool:
         """Whether this is the better one. One of other rows is no measure: the newer one counts."""
         if not math.isfinite(self.loss):
             return False
@@ -47,7 +47,7 @@ class Manifest:
 
     step: int
     tokens: int
-    score: Figure | None
+    score: ValidationLoss | None
     """What was measured at this step."""
     final: bool
     """Whether the run was complete."""
@@ -72,7 +72,7 @@ def write_manifest(
     *,
     step: int,
     tokens: int,
-    score: Figure | None = None,
+    score: ValidationLoss | None = None,
     final: bool = False,
     ledger: tuple[str, str] | None = None,
 ) -> Manifest:
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
         files = {name: (int(entry["size"]), str(entry["xxh3_128"])) for name, entry in data["files"].items()}
         first, last = data.get("ledger") or ("", "")
         ledger = (str(first), str(last)) if first else None
-        score = None if data["score"] is None else Figure(data["score"], data.get("scored_rows"))
+        score = None if data["score"] is None else ValidationLoss(data["score"], data.get("scored_rows"))
         manifest = Manifest(int(data["step"]), int(data["tokens"]), score, bool(data["final"]), files, ledger)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{folder}: {MANIFEST} cannot be read ({type(error).__name__})") from error

@@ -1,4 +1,4 @@
-"""Which checkpoint is meant, by a person or by a run that looks for its newest: the one door for readers."""
+"""Finds checkpoints: the one that a person names, and the newest of a run."""
 
 import contextlib
 import logging
@@ -10,26 +10,27 @@ from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
 from hornbook.run.checkpoints.manifest import MANIFEST, Manifest, verify_folder
 from hornbook.run.checkpoints.tensor_headers import check_weights
-from hornbook.run.start.bound import past_of, why_foreign
+from hornbook.run.ledger import read_past
+from hornbook.run.start.bound import why_foreign
 
 HOW_TO_GET = (
     "get one with `hf download OWNER/NAME --local-dir FOLDER` (pip install huggingface_hub; the original GPT-2 is "
     "openai-community/gpt2)"
 )
-"""For someone who gave the name of a model on the Hub."""
+"""Remedy for a name of a model on the Hub."""
 
 _log = logging.getLogger(__name__)
 
 
 def newest_verified(directory: Path) -> Path | None:
-    """The newest checkpoint whose bytes are all as its manifest says, or None; damaged ones are logged."""
-    return _newest_whole(directory)[0]
+    """The newest checkpoint of which every byte is as its manifest says, or None; damaged ones are logged."""
+    return _newest_undamaged(directory)[0]
 
 
-def _newest_whole(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest whole checkpoint, if any, and what is wrong with newer ones (logged if there is one to use).
+def _newest_undamaged(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """(the newest undamaged checkpoint or None, (folder, problem) of newer ones); logs these if there is one to use.
 
-    One that the run did not save counts only where it has no other.
+    A checkpoint that the run did not save is used only if there is no other.
     """
     problems: list[tuple[Path, str]] = []
     foreign: Path | None = None
@@ -54,17 +55,17 @@ def _found(folder: Path, problems: list[tuple[Path, str]]) -> tuple[Path, list[t
 
 
 def _why_foreign(directory: Path, manifest: Manifest) -> str | None:
-    """Why a checkpoint is not one of the run it lies in, as far as there is a ledger to say so."""
+    """Why a checkpoint does not belong to the run it lies in; None: it does, or the ledger is missing or damaged."""
     run = RunDir(directory.parent)
-    with contextlib.suppress(IntegrityError):  # whoever wants weights need not have the ledger
-        return why_foreign(run, past_of(run), manifest)
+    with contextlib.suppress(IntegrityError):  # weights can be used without the ledger
+        return why_foreign(run, read_past(run), manifest)
     return None
 
 
 def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
-    """The verified checkpoint that a person means by a run, a checkpoint, or a pointer (`RUN/checkpoints/best`).
+    """The verified checkpoint that a run, a checkpoint, or a pointer (`RUN/checkpoints/best`) names.
 
-    Of a run: the checkpoint of `step`, else the newest that verifies. A folder without a manifest (any Hugging Face
+    For a run: the checkpoint of `step`, else the newest that verifies. A folder without a manifest (any Hugging Face
     directory) is taken if its weights are safetensors. Raises UsageError where there is no such thing, IntegrityError
     where it is damaged or holds a pickle.
     """
@@ -79,7 +80,7 @@ def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
         raise UsageError(f"{path} is not a run or checkpoint directory")
     directory = RunDir(path).checkpoints if is_folder(RunDir(path).checkpoints) else path
     if directory != path or list_checkpoints(path):
-        return _choose(directory, step)
+        return _choose_checkpoint(directory, step)
     if step is not None:
         raise UsageError(f"{path} is one checkpoint: a step can be chosen of a run only")
     if exists(path / MANIFEST):
@@ -88,12 +89,12 @@ def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
     return path
 
 
-def _choose(directory: Path, step: int | None) -> Path:
+def _choose_checkpoint(directory: Path, step: int | None) -> Path:
     there = list_checkpoints(directory)
     if not there:
         raise UsageError(f"{directory} has no checkpoint yet")
     if step is None:
-        newest, damaged = _newest_whole(directory)
+        newest, damaged = _newest_undamaged(directory)
         if newest is None:
             raise IntegrityError(all_damaged(damaged))
         return newest
@@ -106,7 +107,7 @@ def _choose(directory: Path, step: int | None) -> Path:
 
 
 def all_damaged(damaged: list[tuple[Path, str]]) -> str:
-    """What to say where no checkpoint of a run verifies: (folder, problem) of each."""
+    """The error text where no checkpoint of a run verifies; damaged: (folder, problem) of each."""
     lines = "".join(f"\n  {problem}" for _, problem in damaged)
     return (
         f"no checkpoint of this run can be used:{lines}\n"

@@ -1,7 +1,7 @@
 """A copy of the state at one step, which is written to disk while training goes on.
 
-The loop waits for one copy in memory and no longer. On a GPU it does not even wait for that: the copies lie in the
-device's queue before the next step, and whoever writes them waits.
+The loop waits for the copy in memory only. On a GPU it does not wait at all: the copies are queued on the device before
+the next step, and the thread that writes them waits.
 """
 
 import json
@@ -22,7 +22,7 @@ Wait = Callable[[], None]
 
 
 class Buffers:
-    """Memory of this process for one copy of what it saves: taken once, used again by every save."""
+    """Memory for one copy of everything that this rank saves, allocated once and used by every save."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,7 @@ class Buffers:
         return self._memory[name].copy_(tensor, non_blocking=True)
 
     def queued(self) -> Wait:
-        """A call that returns when the device has made the copies asked for so far."""
+        """A function that returns when the device has finished the copies so far."""
         if self._device.type != "cuda":
             return lambda: None
         event = torch.cuda.Event()
@@ -49,7 +49,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is made of, on one rank."""
+    """The part of a checkpoint that one rank writes."""
 
     step: int
     tokens: int
@@ -58,12 +58,12 @@ class Snapshot:
     weights: dict[str, TensorSlice]
     moments: dict[str, TensorSlice]
     moment_shapes: dict[str, tuple[int, ...]]
-    """Of the whole moments, by name."""
+    """Shapes of the whole moments, by name."""
     wait: Wait
     """Returns when the slices hold their values."""
 
     def create(self, folder: Path) -> None:
-        """Make a Hugging Face directory (or an adapter's) and `trainer/` in the existing folder, all but the values."""
+        """Create the files of a Hugging Face directory (or an adapter) and `trainer/`, at full size, without values."""
         spec = self.spec
         create_operated(
             folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest, spec.decoder_start
@@ -73,7 +73,7 @@ class Snapshot:
         (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")
 
     def fill(self, folder: Path) -> None:
-        """Write this rank's part of weights and moments."""
+        """Write the values of this rank's part of weights and moments."""
         self.wait()
         fill_operated(folder, self.spec.config, self.spec.vocab, self.spec.surgery, self.weights)
         entries = read_header(folder / MOMENTS)
@@ -83,7 +83,7 @@ class Snapshot:
 
 
 def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
-    """What is to be saved, copied into `buffers`; without them it is the state itself, which must stand still."""
+    """The state, copied into `buffers`; without buffers the state itself, which must not change until written."""
     weights, moments, wait = state.weights(), state.moments(), Buffers(torch.device("cpu")).queued()
     if buffers is not None:
         weights, moments, wait = buffers.copy(weights), buffers.copy(moments), buffers.queued()

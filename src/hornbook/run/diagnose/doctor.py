@@ -1,4 +1,4 @@
-"""What this machine can do for training, measured, and what stands in the way, each with its remedy."""
+"""Measures what matters for training on this machine, and names obstacles with their remedies."""
 
 import locale
 import os
@@ -23,6 +23,7 @@ from hornbook.model.cpu.team import team_library
 from hornbook.model.layers.precision import choose_precision
 from hornbook.run.checkpoints.commit import free_bytes
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
+from hornbook.run.start.environment import package_version
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -46,13 +47,13 @@ class Check:
     verdict: Verdict
     text: str
     remedy: str = ""
-    """What to do; empty where all is well."""
+    """What to do; "" where all is well."""
     value: float | None = None
-    """The measured figure, where there is one."""
+    """The measurement, if any."""
 
 
 def diagnose(folder: Path) -> list[Check]:
-    """All checks; disk and space are those of `folder`. Takes a few seconds and reaches no network."""
+    """All checks; disk and space are those of `folder`. Takes a few seconds and uses no network."""
     checks: list[Callable[[], list[Check]]] = [
         check_python,
         check_torch,
@@ -112,7 +113,7 @@ def check_devices() -> list[Check]:
 
 
 def check_threads() -> list[Check]:
-    """CPU threads that torch uses, against the cores this process may use."""
+    """Number of torch's CPU threads, compared with the cores that this process may use."""
     cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     text = f"{threads} for {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
@@ -171,7 +172,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def check_ranks() -> list[Check]:
-    """Whether two processes can sum together, how fast, and whether one notices that the other is gone."""
+    """Whether two ranks can all-reduce, how fast, and whether one notices that the other is gone."""
     devices = torch.cuda.device_count()
     backend = "nccl" if devices > 1 and torch.distributed.is_nccl_available() else "gloo"
     found = measure_ranks(backend)
@@ -192,7 +193,7 @@ def check_ranks() -> list[Check]:
 
 
 def check_disk(folder: Path) -> list[Check]:
-    """Write rate, time of an fsync, and free space where runs will lie."""
+    """Write rate, time of an fsync, and free space of the folder."""
     try:
         rate, milliseconds = disk_rate(folder)
         free = free_bytes(folder)
@@ -229,14 +230,14 @@ def disk_rate(folder: Path) -> tuple[float, float]:
 
 
 def check_offline() -> list[Check]:
-    """hornbook itself reaches no network; this says what its libraries were told."""
+    """The offline variables of Hugging Face libraries; hornbook itself uses no network."""
     names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "0") not in ("", "0")]
     said = f"set: {', '.join(names)}" if names else "nothing here needs the network; HF_HUB_OFFLINE is not set"
     return [Check("offline", "ok", said)]
 
 
 def check_text() -> list[Check]:
-    """Whether files, names and the terminal speak UTF-8."""
+    """Whether files, names and the terminal use UTF-8."""
     found = {
         "files": locale.getpreferredencoding(False),
         "names": sys.getfilesystemencoding(),
@@ -256,10 +257,10 @@ def check_extras() -> list[Check]:
         if match := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
             extras.setdefault(match.group(2), []).append(match.group(1))
     extras.pop("dev", None)
-    present = [extra for extra in sorted(extras) if all(map(_version, extras[extra]))]
+    present = [extra for extra in sorted(extras) if all(map(package_version, extras[extra]))]
     absent = []
     for extra in sorted(extras.keys() - set(present)):
-        missing = [package for package in extras[extra] if not _version(package)]
+        missing = [package for package in extras[extra] if not package_version(package)]
         absent.append(extra if len(missing) == len(extras[extra]) else f"{extra} (lacks {', '.join(missing)})")
     text = f"installed: {', '.join(present) or 'none'}"
     if absent:
@@ -268,24 +269,17 @@ def check_extras() -> list[Check]:
 
 
 def worst(checks: list[Check]) -> Verdict:
-    """`fail` if anything fails, else `warn` if anything warns, else `ok`."""
+    """The worst verdict of all checks."""
     verdicts: set[Any] = {check.verdict for check in checks}
     return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
 
 
 def _needed(package: str) -> str | None:
-    """The lower bound that hornbook declares for a package."""
+    """The lowest version of a package that hornbook accepts."""
     for line in metadata.requires("hornbook") or []:
         if match := re.match(rf"{package}\s*>=\s*([\d.]+)", line):
             return match.group(1)
     return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Two processes that meet, sum, and miss each other: what training on several of them needs of this machine.
+"""Measures what several ranks need: two processes meet, all-reduce, and notice that the other is gone.
 
-`measure_ranks` starts this file as a program of its own, which forks: its caller may have threads or have touched a
-device, and neither survives a fork.
+`measure_ranks` runs this file as a program, which forks: its caller may have threads or a CUDA context, and neither
+survives a fork.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ REDUCES = 3
 SMALL_REDUCES = 50
 JOIN_SECONDS = 20.0
 LOST_SECONDS = 0.5
-"""Time-out of the collective that one rank stays away from."""
+"""Time-out of the collective that one rank does not join."""
 NOTICED_SECONDS = 10.0
-"""Within which the other must have noticed, on a busy machine too."""
+"""Longest time in which the other rank must notice, on a busy machine too."""
 
 
 def measure_ranks(backend: str) -> dict[str, Any]:
-    """What rank 0 of two ranks measured, or `{"error": text}`; ends within about three times JOIN_SECONDS."""
+    """The measurements of rank 0 of two ranks, or `{"error": text}`; returns within about 3 JOIN_SECONDS."""
     with tempfile.TemporaryDirectory(prefix="hornbook-") as folder:
         command = [sys.executable, "-m", __name__, backend, f"{folder}/store", str(REDUCE_BYTES)]
         ranks = subprocess.Popen(
@@ -53,7 +53,7 @@ def measure_ranks(backend: str) -> dict[str, Any]:
 
 
 def be_both(backend: str, store: str, size_bytes: int) -> NoReturn:
-    """Fork into the two ranks; the first says what it found."""
+    """Fork into the two ranks; rank 0 prints its measurements."""
     other, code = os.fork(), 1
     try:
         found = take_part(backend, store, size_bytes, rank=0 if other else 1)
@@ -62,21 +62,21 @@ def be_both(backend: str, store: str, size_bytes: int) -> NoReturn:
             print(json.dumps(found), flush=True)
         else:
             code = 0
-    except Exception:  # noqa: BLE001 - its last line is what the caller tells
+    except Exception:  # noqa: BLE001 - the caller shows its last line
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # a group that missed a rank keeps a thread, and ending in order would abort over it
+        os._exit(code)  # a group that lost a rank keeps a thread, over which a normal exit would abort
 
 
-def take_part(backend: str, store: str, size_bytes: int, rank: int) -> dict[str, Any]:
-    """One of the two ranks: join, sum, measure, be missed."""
+def take_part(backend: str, path: str, size_bytes: int, rank: int) -> dict[str, Any]:
+    """One of the two ranks: join, all-reduce, measure, notice a missing rank."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    meeting = FileStore(store, 2)
+    store = FileStore(path, 2)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-        store=PrefixStore("group", meeting),
+        store=PrefixStore("group", store),
         rank=rank,
         world_size=2,
         timeout=datetime.timedelta(seconds=JOIN_SECONDS),
@@ -89,7 +89,7 @@ def take_part(backend: str, store: str, size_bytes: int, rank: int) -> dict[str,
         "right": bool(torch.equal(total, 3 * numbers)),
         "small_seconds": statistics.median(_seconds(small) for _ in range(SMALL_REDUCES)),
         "large_seconds": min(_seconds(large) for _ in range(REDUCES)),
-        "lost_seconds": _miss(rank, meeting),
+        "lost_seconds": _miss(rank, store),
     }
 
 
@@ -103,13 +103,13 @@ def _seconds(tensor: torch.Tensor) -> float:
 
 
 def _miss(rank: int, store: Store) -> float | None:
-    """Seconds until rank 0 notices that rank 1 stays away; None if it does not."""
+    """Seconds until rank 0 notices that rank 1 does not join a collective; None if it does not notice."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     dist.barrier(group)
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=LOST_SECONDS), group)
     if rank == 1:
-        with contextlib.suppress(RuntimeError):  # it has not noticed: the caller hears that from rank 0
+        with contextlib.suppress(RuntimeError):  # rank 0 did not notice, and says so itself
             store.wait(["noticed"], datetime.timedelta(seconds=NOTICED_SECONDS))
         return None
     begun = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Whether two runs are the same run, bit for bit, and where they part; whether one run is whole.
+"""Compares two runs bit for bit, and checks one run for damage.
 
-Compared are the token ids of every step's batch (by hash), the losses, and of each checkpoint that both runs have
-the clock, the weights and the moments. Equal means equal bits, not close numbers.
+A comparison covers the token ids of every step's batch (by hash), the losses, and of each checkpoint that both runs
+have the clock, the weights and the moments. Equal means equal bits, not close numbers.
 """
 
 import json
@@ -22,12 +22,11 @@ from hornbook.files.safetensors import Entry
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
 from hornbook.run.checkpoints.tensor_headers import list_tensors, read_bytes, same_bytes
-from hornbook.run.ledger import Monotone, check_ledger, remedy
+from hornbook.run.ledger import Monotone, check_ledger, read_past, remedy
 from hornbook.run.start.bound import (
     describe_edits,
     edited_settings,
     metrics_problem,
-    past_of,
     recipe_in_force,
     why_foreign,
 )
@@ -38,31 +37,31 @@ _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that was compared."""
+    """The comparison of one part of two runs."""
 
     name: str
     """`tokens`, `losses`, `clock`, `weights` or `optimizer`."""
     compared: int
-    """Steps of both runs that were compared."""
+    """Number of steps that were compared."""
     different: int
-    """Steps at which the two differ."""
+    """Number of steps at which they differ."""
     first: int | None = None
     """First step at which they differ."""
     detail: str = ""
-    """What differs there."""
+    """The difference there."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common."""
+    """The comparison of two runs."""
 
     steps: tuple[int, int]
-    """Last step of each."""
+    """Last step of each run."""
     parts: list[Part]
 
     @property
     def equal(self) -> bool:
-        """Everything that both runs have is equal to the bit."""
+        """Whether everything that both runs have is equal to the bit."""
         return not any(part.different for part in self.parts)
 
     @property
@@ -72,7 +71,7 @@ class Comparison:
         return min(differing, key=lambda part: part.first or 0, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The object that `--json` prints."""
         parted = self.parted
         return {
             "equal": self.equal,
@@ -106,12 +105,12 @@ def compare_runs(a: RunDir, b: RunDir) -> Comparison:
 
 
 def steps_of(run: RunDir) -> dict[int, dict[str, Any]]:
-    """The record of each step that counts, by step."""
+    """Step -> its record, of the attempt that counts."""
     return {record["step"]: record for record in current_branch(record for record, _ in read_records(run.metrics))}
 
 
 def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
-    """Which tensors of two checkpoints differ, in words; empty where none does."""
+    """A description of the tensors that differ between two checkpoints; "" where none does."""
     left, right = list_tensors(a, prefix), list_tensors(b, prefix)
     if alone := sorted(left.keys() ^ right.keys()):
         return f"{len(alone)} tensors are in one only, {alone[0]} first"
@@ -135,7 +134,7 @@ def _differ(a: dict[str, Any], b: dict[str, Any], key: str) -> str:
 
 
 def _common_checkpoints(a: RunDir, b: RunDir) -> dict[int, tuple[Path, Path]]:
-    """Step to the two verified checkpoints."""
+    """Step -> the two verified checkpoints."""
     left, right = ({step_of(path) or 0: path for path in list_checkpoints(run.checkpoints)} for run in (a, b))
     common = {step: (left[step], right[step]) for step in left.keys() & right.keys()}
     for pair in common.values():
@@ -188,11 +187,11 @@ class Checkup:
 
     @property
     def ok(self) -> bool:
-        """Nothing is damaged."""
+        """Whether nothing is damaged."""
         return all(finding.ok for finding in self.findings)
 
     def try_check(self, what: str, check: Callable[[], str]) -> None:
-        """Record what a check says, or the error it raises."""
+        """Record the result of a check, or the error it raises."""
         try:
             self.findings.append(Finding(what, True, check()))
         except HornbookError as error:
@@ -200,21 +199,21 @@ class Checkup:
 
 
 def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
-    """Verify the ledger's chain, and by it recipe, metrics and every checkpoint; the data is what the run began with.
+    """Verify the chain of the ledger, and recipe, metrics, checkpoints and data against it.
 
-    `read_data` reads every byte of the token shards; otherwise digests and sizes are compared.
+    `read_data` reads every byte of the token shards; otherwise their digests and sizes are compared.
     """
     if not run.exists():
         raise UsageError(f"{run.path}: no run there")
     checkup = Checkup()
     checkup.try_check("ledger", lambda: _check_ledger(run))
-    past = past_of(run) if checkup.ok else Monotone()
+    past = read_past(run) if checkup.ok else Monotone()
     if is_file(run.recipe):
         checkup.try_check("recipe", lambda: _check_recipe(run, past))
     checkup.try_check("metrics", lambda: _check_metrics(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
-    with suppress(HornbookError):  # of a damaged ledger more was said above
+    with suppress(HornbookError):  # a damaged ledger was reported above
         if text := lineage_of(run, find_runs(run.path.parent)).describe():
             checkup.findings.append(Finding("origin", True, text))
     if exists(run.data_lock):
@@ -223,7 +222,7 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
 
 
 def _check_ledger(run: RunDir) -> str:
-    """The chain holds, and reaches as far as the other files of the run say."""
+    """Check the chain of the ledger, and that it reaches as far as the other files of the run."""
     records = check_ledger(run)
     kinds = [record["kind"] for record, _ in read_records(run.events) if "kind" in record]
     state = run.read_state()
@@ -232,8 +231,8 @@ def _check_ledger(run: RunDir) -> str:
         cut = "it has no records, though the run began"
     elif state is not None and state["status"] == "finished" and "finish" not in kinds:
         cut = f"its last record is of the kind {kinds[-1]}, though state.json says that the run finished"
-    elif state is not None and state["attempt"] > past_of(run).attempt:
-        cut = f"it ends in attempt {past_of(run).attempt}, though state.json is of attempt {state['attempt']}"
+    elif state is not None and state["attempt"] > read_past(run).attempt:
+        cut = f"it ends in attempt {read_past(run).attempt}, though state.json is of attempt {state['attempt']}"
     if cut:
         raise IntegrityError(f"{run.events}: {cut}: it was cut or deleted. {remedy(run)}")
     return f"{records:,} records, the chain holds"

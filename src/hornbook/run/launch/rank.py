@@ -1,7 +1,7 @@
 """One rank of a run: a fork of the supervisor, what it shares with it, and how it ends.
 
-It dies with its supervisor, and with it whatever it started: it leads a process group of its own. What it has to say
-about its end (an error, its stacks) lies in memory files, so that nothing has to be cleaned up on any disk.
+It dies with its supervisor, and its own children die with it: it leads a process group of its own. Its error and its
+stacks are written to memory files, so that nothing has to be cleaned up on any disk.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from functools import cached_property
 from typing import NoReturn
 
 from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
-from hornbook.run.launch.pulse import Pulse
+from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS
 
 KILL_SECONDS = 30.0
-"""Time for a killed process to end; only one that waits in the kernel for a device takes longer."""
+"""Longest wait for a killed process to end; only one that waits in the kernel for a device takes longer."""
 _PR_SET_PDEATHSIG = 1
-_PEERS_FAULT = re.compile(
+_LOST_PEER = re.compile(
     r"(?i)closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out|timeout"
     r"|gloo|nccl"
 )
-"""Texts of a collective that failed because another rank has gone."""
+"""Texts of a collective that failed because another rank was gone."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Report:
     text: str
     traceback: str
     ours: bool
-    """It is a HornbookError: trying again would not help."""
+    """It is a HornbookError: a restart would meet it again."""
     by_peer: bool
-    """It says that another rank went away."""
+    """It failed because another rank went away."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Report":
-        """What is to be said of an error."""
+        """The report of an error."""
         first = list(_chain(error))[-1]
-        failed = isinstance(first, RuntimeError) and bool(_PEERS_FAULT.search(str(first)))
+        failed = isinstance(first, RuntimeError) and bool(_LOST_PEER.search(str(first)))
         by_peer = failed or isinstance(error, RankLostError)
         whole = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, str(error), whole, isinstance(error, HornbookError), by_peer)
@@ -59,14 +59,14 @@ class Report:
 class Rank:
     """One rank as its supervisor sees it."""
 
-    def __init__(self, pulse: Pulse, pid: int, stacks: int, report: int) -> None:
-        self.number, self.pulse, self.pid = pulse.rank, pulse, pid
+    def __init__(self, heartbeat: Heartbeat, pid: int, stacks: int, report: int) -> None:
+        self.number, self.heartbeat, self.pid = heartbeat.rank, heartbeat, pid
         self.pidfd = os.pidfd_open(pid)
         self._stacks, self._report = stacks, report
 
     @cached_property
     def end(self) -> os.waitid_result:
-        """How the process ended; only once it has (its pidfd is readable). It stays to be reaped."""
+        """How the process ended. Valid once it has (its pidfd is readable); the process stays to be reaped."""
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert result is not None
         return result
@@ -77,46 +77,46 @@ class Rank:
         return self.end.si_code != os.CLD_EXITED
 
     @property
-    def peaceful(self) -> bool:
-        """Whether it left of its own accord: the run is over, or is to stop."""
+    def ended_cleanly(self) -> bool:
+        """Whether it left because the run is finished or was asked to stop."""
         return not self.killed and self.end.si_status in (Exit.DONE, Exit.RESUMABLE, Exit.INTERRUPTED)
 
     @cached_property
     def report(self) -> Report | None:
-        """The error that ended it, if it could say so."""
+        """The error that ended it; None where it left no report."""
         text = _content(self._report)
         return Report(**json.loads(text)) if text else None
 
     @property
     def stacks(self) -> str:
-        """Stacks of all its threads, where it was asked for them or crashed."""
+        """Stacks of all its threads, if it was asked for them or crashed; else ""."""
         return _content(self._stacks)
 
     @property
-    def words(self) -> str:
-        """Everything it had to say about its end."""
+    def evidence(self) -> str:
+        """Stacks and traceback; "" where it left neither."""
         return self.stacks + (self.report.traceback if self.report is not None else "")
 
     @property
     def stopped(self) -> bool:
-        """Whether the system keeps it from running: stopped by a signal, or waiting for a device without an end."""
+        """Whether the system keeps it from running: stopped by a signal, or in an uninterruptible wait for a device."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "TtD"
         return False
 
     def send(self, number: int) -> None:
-        """Send a signal, if it lives."""
+        """Send a signal, if it is alive."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill(self) -> None:
-        """Kill it and whatever it started."""
+        """Kill it and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.send(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Take the killed process off the system's list, and forget what it shared. StorageError if it does not end."""
+        """Reap the killed process and close its files. StorageError if it does not end."""
         if not wait_for_ends([self], KILL_SECONDS):
             raise StorageError(
                 f"rank {self.number} (process {self.pid}) cannot be killed: it waits for a disk or a network file "
@@ -127,22 +127,22 @@ class Rank:
             os.close(descriptor)
 
 
-def fork_rank(pulse: Pulse, loop: Callable[[], Exit]) -> Rank:
-    """Start a rank that runs `loop` and leaves with its exit code. The stop signals are blocked by the caller."""
+def fork_rank(heartbeat: Heartbeat, loop: Callable[[], Exit]) -> Rank:
+    """Fork a rank that runs `loop` and exits with its code. The caller blocks the stop signals."""
     stacks, report = os.memfd_create("stacks"), os.memfd_create("report")
     supervisor = os.getpid()
-    sys.stdout.flush()  # else what waits to be written is written by every rank
+    sys.stdout.flush()  # else every rank writes what is still buffered
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _live(loop, supervisor, stacks, report)
+        _run_rank(loop, supervisor, stacks, report)
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # here too: whoever comes first
-    return Rank(pulse, pid, stacks, report)
+        os.setpgid(pid, pid)  # in parent and child: either may come first
+    return Rank(heartbeat, pid, stacks, report)
 
 
 def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
-    """The ranks that have ended, as soon as one has or the time is over."""
+    """The ranks that have ended, as soon as one has or `seconds` have passed."""
     poll = select.poll()
     for rank in ranks:
         poll.register(rank.pidfd, select.POLLIN)
@@ -150,21 +150,21 @@ def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
     return [rank for rank in ranks if rank.pidfd in ended]
 
 
-def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -> NoReturn:
-    """All that a rank does."""
+def _run_rank(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -> NoReturn:
+    """The whole life of a rank."""
     code = Exit.DEFECT
     try:
         os.setpgid(0, 0)
         die_with(supervisor)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal from the background
-        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # which shard was truncated is told by the supervisor
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal as a background process
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)  # the supervisor names the shard that was truncated
         faulthandler.enable(stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = loop()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor hears of it
+    except BaseException as error:  # noqa: BLE001 - the supervisor reports any error
         os.write(report, json.dumps(asdict(Report.of(error))).encode(errors="replace"))
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -174,7 +174,7 @@ def _live(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when its parent dies, and leave if it has died already. Linux alone can."""
+    """Have the system kill this process when `parent` dies (Linux only); exit if it has died already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -183,7 +183,7 @@ def die_with(parent: int) -> None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what it was raised from or in the handling of."""
+    """The error, then its causes and contexts."""
     current: BaseException | None = error
     while current is not None:
         yield current

@@ -1,10 +1,9 @@
-"""Signals that ask a run to stop: the step in progress is finished, the state is saved, the exit code is 75.
+"""Signals that ask a run to stop: it finishes the step in progress, saves the state, and exits with code 75.
 
-The first SIGINT is answered at once, for the step may take long.
 SIGTERM (schedulers), SIGHUP (the terminal has gone), SIGUSR1 (Slurm's warning before the end of a job) and the first
-SIGINT only set a flag, so a signal inside a save cannot hurt it. A second SIGINT raises KeyboardInterrupt: leave at
-once (exit code 130). Before there is a run to save, `leave_early` ends the process with code 75 too. SIGHUP stays
-ignored where it was (nohup).
+SIGINT only set a flag, so they cannot damage a save. The first SIGINT is also answered at once, since the step may take
+long. A second SIGINT raises KeyboardInterrupt: leave at once (exit code 130). Before there is a run to save,
+`leave_early` ends the process with code 75 too. SIGHUP stays ignored where it was (nohup).
 """
 
 import contextlib
@@ -18,15 +17,13 @@ from typing import Self
 from hornbook.errors import Exit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
 STOPPING = "stopping after this step and a save; Ctrl-C again to stop now"
 
 
 def leave_early() -> None:
-    """From here on end with exit code 75 on a stop signal, until `StopSignals` takes them: imports take seconds.
+    """Exit with code 75 on a stop signal from now on, until `StopSignals` handles them: imports take seconds.
 
-    SIGINT stays what it is. For the main thread of a process that does nothing else.
+    SIGINT keeps its handler. Call it in the main thread of a process that does nothing else.
     """
     for number in STOP_SIGNALS:
         if number != signal.SIGINT and (number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN):
@@ -36,24 +33,24 @@ def leave_early() -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     del frame
     text = f"ended by {signal.Signals(number).name} while no step was made: run the same command again\n"
-    text = f"\r\x1b[J\x1b[?25h{text}" if os.isatty(2) else text  # a bar may be there, which hides the cursor
+    text = f"\r\x1b[J\x1b[?25h{text}" if os.isatty(2) else text  # a progress bar hides the cursor
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
-    os._exit(Exit.RESUMABLE)  # nothing is open yet that would be left half done
+    os._exit(Exit.RESUMABLE)  # nothing is open yet that could be left unfinished
 
 
 class StopSignals:
-    """Context in which the stop signals are caught; the previous handlers come back after it."""
+    """Context in which the stop signals are caught; it restores the previous handlers."""
 
     def __init__(self, *, announces: bool = True) -> None:
         self.announces = announces
-        """Whether the first SIGINT is answered on stderr: not where a live panel or another process does it."""
+        """Whether the first SIGINT is answered on stderr; False where a live panel or another process does it."""
         self.received: str | None = None
-        """Name of the first stop signal, once there was one."""
+        """Name of the first stop signal, or of SIGINT if one came later; None before."""
         self.pass_on: Callable[[int], None] | None = None
-        """Called with every stop signal, in the handler: for other processes that should stop too."""
+        """Called in the handler with every stop signal, to stop other processes too."""
         self.patient = False
-        """A second SIGINT means no more than the first: in a rank, which its supervisor ends if it should."""
+        """Whether a second SIGINT is like the first: in a rank, which its supervisor kills if need be."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -81,7 +78,7 @@ class StopSignals:
 
 
 def _write_stopping() -> None:
-    """Straight to the descriptor: whoever holds the lock of `sys.stderr` may be what the signal interrupted."""
+    """Write to the descriptor: the interrupted code may hold the lock of `sys.stderr`."""
     with contextlib.suppress(OSError):
-        start = "\n" if os.isatty(2) else ""  # behind the ^C that the terminal shows
+        start = "\n" if os.isatty(2) else ""  # after the ^C that the terminal shows
         os.write(2, f"{start}{STOPPING}\n".encode())

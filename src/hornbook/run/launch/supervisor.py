@@ -1,8 +1,8 @@
 """The supervisor: starts the ranks of a run on this machine, watches them, and starts them again when one dies.
 
-It is the process that a person started. It computes nothing and has no threads, so a rank is a fork away. When a rank
-dies or falls silent, every rank of that incarnation is killed, and the next one resumes from the newest checkpoint
-that verifies: a step is either done by all ranks or, as far as checkpoints know, by none.
+It is the process that a person started. It computes nothing and has no threads, so it can fork ranks. When a rank dies
+or hangs, every rank of that generation is killed, and the next generation resumes from the newest checkpoint that
+verifies: as far as checkpoints know, a step is done by all ranks or by none.
 """
 
 import contextlib
@@ -26,117 +26,118 @@ from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
-from hornbook.run.launch.failure import Failure, diagnose, diagnose_hang, keep_evidence
-from hornbook.run.launch.pulse import Pulse, shared_pulses
+from hornbook.run.launch.failure import Failure, diagnose_end, diagnose_hang, keep_evidence
+from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.launch.rank import Rank, fork_rank, wait_for_ends
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import At, Ledger
 
 PERIOD = 0.25
-"""Seconds between two looks at the heartbeats; an end is seen at once."""
-LEAST_SILENCE, FIRST_SILENCE = 10.0, 300.0
-"""Seconds: the shortest silence that is a hang, and the shortest in a phase that a rank was never through before."""
+"""Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
+MIN_SILENCE, MIN_FIRST_SILENCE = 10.0, 300.0
+"""Shortest silence in seconds that counts as a hang: in general, and in a phase that the rank enters the first time."""
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
 """Seconds to wait before the first, second, ... restart without a new checkpoint between."""
 
 OpenJob = Callable[[bool], AbstractContextManager[Job]]
-"""Opens the job of the next incarnation; the argument says whether there was one before."""
+"""Opens the job of the next generation; the argument says whether there was one before."""
+Loop = Callable[[Job], Exit]
 
 
 class Supervisor:
-    """Runs incarnations of ranks until the work is done, someone stops it, or trying again does not help."""
+    """Runs generations of ranks until the work is done, a stop is requested, or a restart cannot help."""
 
     def __init__(self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool) -> None:
         self._run, self._guard, self._signals, self._quiet = run, guard, signals, quiet
         self._restarts = 0
         self._newest = newest_step(run)
 
-    def run(self, open_job: OpenJob, loop: Callable[[Job], Exit], size: int) -> Exit:
-        """Run `loop(job)` on `size` ranks; their exit code. Raises what ended them, or RetriesSpentError."""
+    def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
+        """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
         failure = None
         try:
             for number in itertools.count():
-                outcome = self._incarnation(open_job, loop, size, number, failure)
+                outcome = self._run_generation(open_job, loop, size, number, failure)
                 if not isinstance(outcome, Failure):
                     return self._leave(outcome)
                 failure = outcome
                 self._prepare_restart(failure)
-                if self._signals.received is not None:  # another incarnation could only stop where this one began
-                    return self._stop(failure.beat.at)
+                if self._signals.received is not None:  # another generation could only stop where this one started
+                    return self._stop(failure.status.at)
             raise AssertionError
         except KeyboardInterrupt:
             return self._leave(Exit.INTERRUPTED)
         except BaseException as error:
-            self._note_failure(error, failure.beat.at if failure else At())
+            self._note_failure(error, failure.status.at if failure else At())
             raise
 
-    def _incarnation(
-        self, open_job: OpenJob, loop: Callable[[Job], Exit], size: int, number: int, failure: Failure | None
+    def _run_generation(
+        self, open_job: OpenJob, loop: Loop, size: int, number: int, failure: Failure | None
     ) -> Exit | Failure:
         with contextlib.ExitStack() as stack:
             with open_job(number > 0) as job:
                 if failure is not None:
-                    job.ledger.note("restart", failure.beat.at, restarts=self._restarts, **failure.record())
+                    job.ledger.note("restart", failure.status.at, restarts=self._restarts, **failure.record())
                 ranks = stack.enter_context(running_ranks(job, loop, size, number, self._signals))
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
         if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(job.inputs.corpus.shards)):
-            raise damage  # it was killed where it read what is no longer there (SIGBUS)
+            raise damage  # the rank was killed (SIGBUS) where it read data that is no longer there
         return outcome
 
     def _watch(self, ranks: Sequence[Rank]) -> Exit | Failure:
-        """Wait until all ranks have ended in peace, or one has not."""
-        running, silences = list(ranks), {rank: Silence(rank) for rank in ranks}
+        """Wait until all ranks have ended cleanly, or one has failed or hangs."""
+        running, watchdogs = list(ranks), {rank: Watchdog(rank) for rank in ranks}
         while running:
             for rank in wait_for_ends(running, PERIOD):
                 running.remove(rank)
-            unrest = [rank for rank in ranks if rank not in running and not rank.peaceful]
-            if unrest:
-                return diagnose(unrest, running)
-            lasting = {rank: silences[rank] for rank in running if silences[rank].lasts(self._guard.hang_seconds)}
-            if lasting:
-                return diagnose_hang({rank: silence.seconds for rank, silence in lasting.items()}, running)
+            failed = [rank for rank in ranks if rank not in running and not rank.ended_cleanly]
+            if failed:
+                return diagnose_end(failed, running)
+            hanging = [rank for rank in running if watchdogs[rank].expired(self._guard.hang_seconds)]
+            if hanging:
+                return diagnose_hang({rank: watchdogs[rank].seconds for rank in hanging}, running)
             if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
                 return Exit.INTERRUPTED
         return Exit(max(rank.end.si_status for rank in ranks))
 
     def _prepare_restart(self, failure: Failure) -> None:
-        """Count, say and wait; or raise what a restart would not mend."""
-        if failure.lasting is not None:
-            raise failure.lasting
+        """Count, report and wait; raise an error that a restart cannot mend."""
+        if failure.lasting_error is not None:
+            raise failure.lasting_error
         newest = newest_step(self._run)
         self._restarts = 1 if newest > self._newest else self._restarts + 1
         self._newest = newest
         if failure.report is not None:
-            self._tell(failure.report.traceback.rstrip())
+            self._log(failure.report.traceback.rstrip())
         if self._restarts > self._guard.max_restarts:
             raise RetriesSpentError(
                 f"{failure}; restarts without a new checkpoint: {self._guard.max_restarts}, as guard.max_restarts "
-                f"allows. {self._run.incidents} holds what was said; `hornbook resume {self._run.path}` tries again"
+                f"allows. {self._run.incidents} holds tracebacks; `hornbook resume {self._run.path}` tries again"
             )
         seconds = BACKOFF[min(self._restarts, len(BACKOFF)) - 1]
-        self._tell(f"{failure}: restart {self._restarts} of {self._guard.max_restarts}, in {seconds:g} s")
+        self._log(f"{failure}: restart {self._restarts} of {self._guard.max_restarts}, in {seconds:g} s")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._signals.received is None:
             time.sleep(0.05)
 
-    def _tell(self, text: str) -> None:
-        """One line for people, on stderr and in log.txt; neither is worth a run."""
+    def _log(self, text: str) -> None:
+        """Write a line to stderr and log.txt; a failure to write either must not end a run."""
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
         with contextlib.suppress(OSError), self._run.log.open("a", encoding="utf-8") as log:
             log.write(line)
         if not self._quiet:
             with contextlib.suppress(OSError):
-                shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a killed leader leaves the cursor hidden
+                shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a killed rank 0 leaves the cursor hidden
                 sys.stderr.write(shown + line)
                 sys.stderr.flush()
 
     def _stop(self, at: At) -> Exit:
-        """Someone asked to stop while no rank was there to do so: the newest checkpoint is what there is."""
+        """Stop between two generations: no rank is there to save, the newest checkpoint is the state."""
         self._note("stop", at, reason=self._signals.received)
         self._set_status("stopped")
-        self._tell(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
+        self._log(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
         return Exit.RESUMABLE
 
     def _leave(self, code: Exit) -> Exit:
@@ -145,7 +146,7 @@ class Supervisor:
         return code
 
     def _note_failure(self, error: BaseException, at: At) -> None:
-        """What the ledger and the heartbeat say of a run that ends with an error."""
+        """Record in ledger and state.json that the run ended with an error."""
         with contextlib.suppress(StorageError, IntegrityError):
             self._run.check()
             self._set_status("failed")
@@ -164,38 +165,36 @@ class Supervisor:
 
 
 def preload() -> None:
-    """Load once what every rank is about to need: parts of torch that are imported late."""
+    """Import before the fork what torch would import later in every rank."""
     importlib.import_module("torch._dynamo")
 
 
-class Silence:
-    """How long a rank has said nothing, as far as this process was there to listen."""
+class Watchdog:
+    """Measures how long the heartbeat of a rank has stood still, counting only time in which this process ran."""
 
     def __init__(self, rank: Rank) -> None:
-        self._pulse = rank.pulse
+        self._heartbeat = rank.heartbeat
         self._sequence = -1
         self._looked = time.monotonic()
         self.seconds = 0.0
 
-    def lasts(self, hang_seconds: float) -> bool:
-        """Look again; whether it has lasted too long (`guard.hang_seconds`, 0: by what the phase took before)."""
-        now, beat = time.monotonic(), self._pulse.read()
+    def expired(self, hang_seconds: float) -> bool:
+        """Read the heartbeat; whether its silence is a hang (`guard.hang_seconds`; 0: judged by earlier phases)."""
+        now, status = time.monotonic(), self._heartbeat.read()
         # If this process was kept from running too (a busy or frozen machine), that is not the rank's silence.
-        self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if beat.sequence == self._sequence else 0.0
-        self._looked, self._sequence = now, beat.sequence
-        if not beat.slowest:
-            return self.seconds > max(hang_seconds, FIRST_SILENCE)
-        return self.seconds > (hang_seconds or max(LEAST_SILENCE, 5 * beat.slowest / 1e9))
+        self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if status.sequence == self._sequence else 0.0
+        self._looked, self._sequence = now, status.sequence
+        if not status.slowest:
+            return self.seconds > max(hang_seconds, MIN_FIRST_SILENCE)
+        return self.seconds > (hang_seconds or max(MIN_SILENCE, 5 * status.slowest / 1e9))
 
 
 @contextlib.contextmanager
-def running_ranks(
-    job: Job, loop: Callable[[Job], Exit], size: int, incarnation: int, signals: StopSignals
-) -> Iterator[list[Rank]]:
-    """Ranks that run `loop`, and after the context no longer exist.
+def running_ranks(job: Job, loop: Loop, size: int, generation: int, signals: StopSignals) -> Iterator[list[Rank]]:
+    """Fork ranks that run `loop`; when the context ends, all are killed and reaped.
 
-    They meet in a memory file: no port, no folder, and nobody else can join. A stop signal reaches either this process
-    before the first fork, and ranks inherit that it did, or every one of them after the last.
+    They meet in a memory file: no port, no folder, and no other process can join. A stop signal reaches either this
+    process before the first fork, and all ranks inherit that it came, or every rank after the last fork.
     """
 
     def pass_on(number: int) -> None:
@@ -208,9 +207,9 @@ def running_ranks(
     announces = signals.announces
     try:
         with stop_signals_blocked():
-            for pulse in shared_pulses(size, incarnation):
-                place = RankInfo(pulse.rank, size, pulse.rank, connect, same_devices=True)
-                ranks.append(fork_rank(pulse, functools.partial(_loop_of_rank, job, loop, place, pulse, signals)))
+            for heartbeat in shared_heartbeats(size, generation):
+                info = RankInfo(heartbeat.rank, size, heartbeat.rank, connect, same_devices=True)
+                ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, job, loop, info, heartbeat, signals)))
             signals.pass_on = pass_on
             signals.announces = announces and not os.isatty(2)  # on a terminal rank 0 answers, which has the panel
         yield ranks
@@ -223,15 +222,15 @@ def running_ranks(
         os.close(store)
 
 
-def _loop_of_rank(job: Job, loop: Callable[[Job], Exit], place: RankInfo, pulse: Pulse, signals: StopSignals) -> Exit:
-    signals.patient, signals.announces = True, signals.announces and place.is_rank0 and os.isatty(2)
-    pulse.enter("setup", At())
-    return loop(job.of_rank(place, pulse))
+def _run_loop(job: Job, loop: Loop, rank_info: RankInfo, heartbeat: Heartbeat, signals: StopSignals) -> Exit:
+    signals.patient, signals.announces = True, signals.announces and rank_info.is_rank0 and os.isatty(2)
+    heartbeat.enter("setup", At())
+    return loop(job.on_rank(rank_info, heartbeat))
 
 
 @contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Stop signals wait until the end of the context."""
+    """Hold stop signals back until the end of the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -240,5 +239,5 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def newest_step(run: RunDir) -> str:
-    """Name of the newest checkpoint; "" before the first. Names of later steps are greater."""
+    """Name of the newest checkpoint; "" before the first. Names of later steps compare greater."""
     return next((folder.name for folder in list_checkpoints(run.checkpoints)), "")

@@ -1,7 +1,7 @@
-"""What a person sees while a model trains: a live panel on a terminal, whole lines anywhere else.
+"""The console of a training run: a live panel on a terminal, whole lines anywhere else.
 
-The console is an observer: it reads `Step` records and notes, and touches nothing. Off a terminal it
-writes one complete line per interval, without carriage returns or escape codes, so that logs stay readable.
+Off a terminal it writes one complete line per interval, without carriage returns or escape codes, so that logs stay
+readable.
 """
 
 import itertools
@@ -33,19 +33,19 @@ _RATE_STEPS = 20
 
 @dataclass(frozen=True)
 class Header:
-    """Facts of the run that do not change while it runs."""
+    """Facts of the run for the first line."""
 
     name: str
     parameters: int
     precision: str
     device: str
     batch_tokens: int
-    """Of the full batch."""
+    """Tokens of the full batch."""
     total_steps: int
     total_tokens: int
     schedule: str
     ramp: bool = False
-    """The batch grows: every line says how large it is."""
+    """Whether the batch grows; then every line has its size."""
 
 
 def si(value: float) -> str:
@@ -57,7 +57,7 @@ def si(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A duration as people say it: `3h52m`, `4m10s`, `12s`."""
+    """A duration in its two largest units: `3h52m`, `4m10s`, `12s`."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -71,7 +71,7 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """Bars of the means of `width` equal parts of the series, scaled between its least and greatest."""
+    """One bar for the mean of each of `width` equal parts of the series, scaled from the least to the greatest mean."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -83,7 +83,7 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def _coloured(line: str) -> Text:
-    """A line with its bars in colour and its time of day faint, where the terminal has colours."""
+    """A line with coloured bars and a dim time of day, where the terminal has colours."""
     text = Text(line, no_wrap=True)
     text.highlight_regex(f"[{_BARS}]+", "cyan")
     text.highlight_regex(r"^\d\d:\d\d:\d\d ", "dim")
@@ -91,7 +91,7 @@ def _coloured(line: str) -> Text:
 
 
 class _Screen(Terminal):
-    """A terminal that may go away (its reader ends, its disk fills): then it falls silent, and the run goes on."""
+    """A terminal that falls silent when it cannot be written (its reader ends, its disk fills); the run goes on."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -106,14 +106,14 @@ class _Screen(Terminal):
 
 @dataclass(frozen=True)
 class Watch:
-    """What the panel asks whenever it is drawn, for a step may take long."""
+    """Functions that the panel calls at every refresh, since a step may take long."""
 
     stopping: Callable[[], bool] = bool
-    """Whether the run is about to stop."""
+    """Whether a stop was requested."""
     memory: Callable[[], str] = str
-    """Memory in use, of how much, and the peak."""
+    """Memory in use, total, and peak."""
     doing: Callable[[], tuple[str, int]] = lambda: ("", 0)
-    """What is being done (`hornbook.run.launch.pulse.PHASES`), and after which step."""
+    """(phase, step): one of `hornbook.run.launch.heartbeat.PHASES`, and the last finished step."""
 
 
 _DOING = {
@@ -128,14 +128,11 @@ _DOING = {
     "save": "saving",
     "end": "ending",
 }
-"""Phase -> words for people."""
+"""Phase -> text for people."""
 
 
 class _Now:
-    """The last lines of the panel: memory, what is being done if that takes a second or more, and that the run stops.
-
-    They are asked anew whenever the panel is drawn.
-    """
+    """The last lines of the panel, computed at every refresh: memory, a phase that lasts a second or more, a stop."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -186,7 +183,7 @@ class Console:
 
     @property
     def live(self) -> bool:
-        """Whether there is a panel, which says by itself that the run is about to stop."""
+        """Whether there is a panel, which shows a requested stop."""
         return self._live is not None
 
     def __enter__(self) -> "Console":
@@ -217,24 +214,24 @@ class Console:
             self._print(self._line(step))
 
     def scored(self, bits_per_byte: float, coverage: str) -> None:
-        """Take the newest validation figure; `coverage` says of how much of the text. Only equal ones are compared."""
+        """Set the newest validation loss; `coverage` names the scored part of the text; only equal parts compare."""
         before = self._best if coverage == self._coverage else None
         self._bits_per_byte, self._best, self._coverage = bits_per_byte, before, coverage
         if math.isfinite(bits_per_byte):
             self._best = bits_per_byte if before is None else min(bits_per_byte, before)
 
     def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
-        """The run has become shorter after step `step`."""
+        """Set the new length of a run that was shortened after step `step`."""
         before = self._header.total_steps
         self._header = replace(self._header, total_steps=total_steps, total_tokens=total_tokens)
         self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps, to end in train.seconds")
 
     def note(self, text: str) -> None:
-        """Show an event: a save, a score, a sample, a warning."""
+        """Show an event on a line: a save, a loss, a sample, a warning."""
         self._print(f"{time.strftime('%H:%M:%S')} {' '.join(text.split())}")
 
     def _print(self, text: str) -> None:
-        """Print a line: above the panel where there is one, so that it stays in the terminal's history."""
+        """Print a line, above the panel if there is one, so that it stays in the history of the terminal."""
         shown = escape_controls(text) if self._terminal.is_terminal else text
         with self._terminal.surviving():
             self._terminal.print(_coloured(shown))
@@ -266,15 +263,15 @@ class Console:
     def _panel(self) -> RenderableType:
         lines = [Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis")]
         if self._last is not None:
-            lines += self._figures(self._last)
+            lines += self._metric_lines(self._last)
         return Group(*lines, self._now)
 
     def _compared(self) -> str:
-        """What the validation figure is of, and the best one of the same."""
+        """The scored part of the validation text, and the best loss on it."""
         best = "" if self._best is None else f", best {self._best:.4f}"
         return f"({self._coverage}{best})"
 
-    def _figures(self, step: Step) -> list[Text]:
+    def _metric_lines(self, step: Step) -> list[Text]:
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} {self._compared()}"
         rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s"
         return [
@@ -284,7 +281,7 @@ class Console:
         ]
 
     def _progress(self, step: Step) -> str:
-        """Steps, a bar in the room that is left for it, time left, and last what a narrow terminal may cut off."""
+        """Steps, a bar that fills the line, time left; a narrow terminal may cut off the end."""
         share = min(step.tokens / self._header.total_tokens, 1.0)
         batch = f"   batch {step.step_tokens:,}" if self._header.ramp else ""
         before = f"step {step.step:,} / {self._header.total_steps:,}  "

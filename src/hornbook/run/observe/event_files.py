@@ -1,5 +1,6 @@
 """TensorBoard event files (`log.tensorboard`): an observer of steps, and a listener of the ledger for evaluations."""
 
+import contextlib
 import importlib
 import importlib.util
 import math
@@ -22,7 +23,7 @@ _TAGS = {
 }
 _FLUSH_SECONDS = 5
 _QUEUE = 4096
-"""Events that wait for the writer's thread: a slow disk holds no step up."""
+"""Events that may wait for the writer's thread, so that a slow disk delays no step."""
 
 
 def require_tensorboard(config: LogConfig) -> None:
@@ -32,14 +33,14 @@ def require_tensorboard(config: LogConfig) -> None:
 
 
 class EventFiles:
-    """Writes RUN/tensorboard. What goes wrong there is told once, and the run goes on without.
+    """Writes RUN/tensorboard. The first error is shown as a warning, and the run goes on without these files.
 
-    Each attempt writes a file of its own, which begins with a mark that takes back the steps it will make again
-    (`SessionLog.START`); the first file of a run that has gone on without them begins with its past.
+    Each attempt writes a file of its own, which begins with a mark that withdraws the steps it will repeat
+    (`SessionLog.START`). The first file of a run that was trained without them begins with its past.
     """
 
-    def __init__(self, run: RunDir, tell: Callable[[str], None]) -> None:
-        self._run, self._tell = run, tell
+    def __init__(self, run: RunDir, warn: Callable[[str], None]) -> None:
+        self._run, self._warn = run, warn
         self._protocol: Any = None
         self._writer: Any = None
         self._failed = False
@@ -48,15 +49,18 @@ class EventFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
+        if self._failed and self._writer is not None:
+            with contextlib.suppress(OSError, ValueError):  # the error was shown already
+                self._writer.close()
+        elif self._writer is not None:
             self._guarded(self._writer.close)
 
     def __call__(self, step: Step) -> None:
-        """Write the figures of a step."""
+        """Write the metrics of a step."""
         self._guarded(lambda: self._add(step.record(), _of_step(step.record()), purge=step.step))
 
-    def hear(self, record: Mapping[str, Any]) -> None:
-        """Write the figures of an evaluation; other records of the ledger are not for here."""
+    def listen(self, record: Mapping[str, Any]) -> None:
+        """Write the metrics of an evaluation; ignore other records of the ledger."""
         if record["kind"] == "evaluation":
             self._guarded(lambda: self._add(record, _of_evaluation(record), purge=record["step"] + 1))
 
@@ -67,22 +71,22 @@ class EventFiles:
             act()
         except (HornbookError, OSError, LookupError, TypeError, ValueError) as error:
             self._failed = True
-            self._tell(f"warning: TensorBoard files are not written any more: {error}")
+            self._warn(f"warning: TensorBoard files are not written any more: {error}")
 
-    def _add(self, record: Mapping[str, Any], figures: Iterator[tuple[str, float]], *, purge: int) -> None:
-        """Write figures at the record's step. purge: where the file is new, steps from here on are taken back."""
+    def _add(self, record: Mapping[str, Any], metrics: Iterator[tuple[str, float]], *, purge: int) -> None:
+        """Write metrics at the record's step. purge: the step from which on a new file withdraws earlier events."""
         if self._writer is None:
             self._open(purge, record["step"])
-        summary, shown = self._protocol.summary.Summary, [pair for pair in figures if math.isfinite(pair[1])]
+        summary, shown = self._protocol.summary.Summary, [pair for pair in metrics if math.isfinite(pair[1])]
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in shown]
         self._send(record, summary=summary(value=values))
 
     def _open(self, purge: int, before: int) -> None:
-        """Begin a file, with all that was recorded before a step where it is the run's first."""
+        """Begin a file; the first of a run begins with all that was recorded before a step."""
         try:
             self._protocol = _Protocol()
             module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-        except Exception as error:  # of other packages, protobuf's among them
+        except Exception as error:  # any error of other packages, such as protobuf
             raise OSError(f"tensorboard cannot be imported: {error}") from error
         first = not any(self._run.tensorboard.glob("events.out.tfevents.*"))
         self._writer = module.EventFileWriter(str(self._run.tensorboard), _QUEUE, _FLUSH_SECONDS)
@@ -103,7 +107,7 @@ class EventFiles:
 
 
 class _Protocol:
-    """The messages that event files hold."""
+    """The protobuf messages of event files."""
 
     def __init__(self) -> None:
         self.event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -117,7 +121,7 @@ def _of_step(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _of_evaluation(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Figures over all sources, then by source; those over every row are apart from those over the rows drawn."""
+    """Metrics over all sources, then by source; those over all rows in a group of their own."""
     for scored, group in ((record, "validation"), (record.get("whole") or {}, "validation_all_rows")):
         for name, value in metrics_of(scored.get("all", {})).items():
             yield f"{group}/{name}", value

@@ -1,7 +1,7 @@
-"""What the ledger says of the other files of a run: its recipe, its checkpoints, its metrics.
+"""Compares the other files of a run (recipe, checkpoints, metrics) with its ledger.
 
-The ledger is a chain, so what stands there is what was written. A file that says otherwise was changed by hand or by
-damage, is of another run, or the ledger was cut. Runs of versions that noted less are judged by what they noted.
+The ledger is a hash chain, so its records are as they were written. A file that contradicts it was edited or damaged,
+belongs to another run, or the ledger was cut. Runs of versions that recorded less are judged by what they recorded.
 """
 
 import json
@@ -11,27 +11,22 @@ from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError
 from hornbook.files.filesystem import exists
-from hornbook.files.journal import first_broken, read_records
+from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import Manifest
-from hornbook.run.ledger import Monotone, remedy, replay
+from hornbook.run.ledger import Monotone, read_past, remedy
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 from hornbook.settings.resume_rules import Change, resume_changes
 from hornbook.settings.show import toml_value
 
 
-def past_of(run: RunDir) -> Monotone:
-    """What the ledger of a run says; IntegrityError where a line of it is damaged."""
-    return replay(record for record, _ in read_records(run.events))
-
-
 def recipe_in_force(run: RunDir, past: Monotone | None = None) -> Recipe:
-    """The recipe that the run follows: what the ledger says, whatever became of recipe.toml since.
+    """The recipe in the ledger, whatever recipe.toml says by now.
 
-    Of a run whose ledger has no recipe: recipe.toml with what the ledger says was changed. `past`: the ledger, if read.
+    For a run whose ledger has no recipe: recipe.toml with the changes in the ledger. past: the ledger, if already read.
     """
-    past = past_of(run) if past is None else past
+    past = read_past(run) if past is None else past
     if past.recipe is None:
         words = [f"{key}={toml_value(value)}" for key, value in past.settings.items()]
         return resolve(str(run.recipe), words, environ={}).recipe
@@ -45,12 +40,12 @@ def recipe_in_force(run: RunDir, past: Monotone | None = None) -> Recipe:
 
 
 def edited_settings(run: RunDir, past: Monotone | None = None) -> list[Change]:
-    """In what recipe.toml differs from the recipe that the run follows, the ledger's values first."""
+    """Differences between the recipe in force and recipe.toml (old: the ledger's value)."""
     return resume_changes(recipe_in_force(run, past), resolve(str(run.recipe), environ={}).recipe)
 
 
 def describe_edits(run: RunDir, edits: Sequence[Change]) -> str:
-    """The same in words."""
+    """The edits as text."""
     values = ", ".join(f"{edit.key} = {toml_value(edit.old)} (now {toml_value(edit.new)})" for edit in edits)
     return f"{run.recipe} was changed since the run wrote it; the ledger has {values}"
 
@@ -62,9 +57,9 @@ def refuse_edited(run: RunDir) -> None:
 
 
 def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
-    """Why a whole checkpoint is not one that this run saved; None: it is, or nothing was noted of it.
+    """Why an undamaged checkpoint is not one that this run saved; None: it is, or the run recorded nothing about it.
 
-    IntegrityError where the ledger itself lacks what the checkpoint was saved under.
+    IntegrityError where the ledger lacks the records under which the checkpoint was saved.
     """
     if manifest.ledger is not None:
         first, last = manifest.ledger
@@ -75,16 +70,16 @@ def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
             )
         if first != past.first:
             return "it was saved by another run"
-    noted = past.saves.get(manifest.step)
+    noted = past.saved_manifests.get(manifest.step)
     if noted is not None:
         known = None in noted or manifest.digest in noted
         return None if known else "it is not the checkpoint of this step that the run saved"
-    binding = any(None not in digests for digests in past.saves.values())
+    binding = any(None not in digests for digests in past.saved_manifests.values())
     return "no record of the ledger says that this run saved it" if binding and manifest.ledger is None else None
 
 
 def metrics_problem(run: RunDir, past: Monotone) -> str | None:
-    """What is wrong with metrics.jsonl up to the newest save; None: nothing, or nothing was noted."""
+    """What is wrong with metrics.jsonl up to the newest save; None: nothing, or its extent was not recorded."""
     broken = first_broken(run.metrics, past.metrics)
     if broken is None:
         return None

@@ -1,4 +1,4 @@
-"""How fast this machine trains: real steps of small models on random tokens, in the precision of a run.
+"""Measures the training speed of this machine: steps of small models on random tokens, in the precision of a run.
 
 Run as a child process (`python -m hornbook.run.start.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS LAYERSxWIDTHxHEADS
 ...`), so that the caller need not import torch; prints a JSON object.
@@ -27,7 +27,7 @@ from hornbook.run.config import TrainConfig
 from hornbook.run.start.kernels import model_jobs
 
 MORE_STEPS_PER_SECOND = 4.0
-"""A machine that makes fewer steps of a model is not asked about a larger one."""
+"""Least speed at which the next larger model is measured too."""
 
 
 def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
@@ -45,7 +45,7 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
 
 
 def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callable[[], None]:
-    """A whole training step of a model with its first values."""
+    """A function that makes one whole training step of a model with initial values."""
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, ParallelConfig(), train)
     initialize(model, config, seed=0)
@@ -62,7 +62,7 @@ def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callab
 
 
 def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """Seconds of the first step, and on average of those behind it: two at least, over at least `seconds`."""
+    """(seconds of the first step, mean of the following ones: at least two, over at least `seconds`)."""
     begun = time.monotonic()
     step()
     started, steps = time.monotonic(), 0
@@ -73,10 +73,10 @@ def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
 
 
 def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
-    """Figures of this machine.
+    """Measurements of this machine.
 
-    `computing`: seconds in all of this; `compiling`: those until the kernels were there, in the first step too;
-    `seconds_per_token`: of each model, the smallest first, without those that would take too long; `precision`.
+    `computing`: seconds of the whole calibration; `compiling`: the part spent on compiling kernels; `precision`;
+    `seconds_per_token`: for each model, the smallest first, without those that would take too long.
     """
     begun, rates = time.monotonic(), list[float]()
     precision = choose_precision(choose_device(train.device)).precision
@@ -95,7 +95,7 @@ def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, sec
 
 
 def main() -> None:
-    """Read the shapes from the command line and print the figures."""
+    """Read the shapes from the command line and print the measurements."""
     vocab, sequence, batch_tokens = map(int, sys.argv[1:4])
     shapes = [tuple(map(int, word.split("x"))) for word in sys.argv[5:]]
     models = [ModelConfig(layers=layers, width=width, heads=heads) for layers, width, heads in shapes]

@@ -1,6 +1,6 @@
-"""Where and with what a run computes: `env.json`, and `data.lock` for what it reads.
+"""The environment of a run (`env.json`) and the check of its data (`data.lock`).
 
-Environment variables are recorded from a list of names, never wholesale: they hold people's secrets.
+Only environment variables from a list of names are recorded: others may hold secrets.
 """
 
 import os
@@ -45,8 +45,8 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
-            "torch": torch.__version__,  # with the build (+cpu, +cu130), which the package's own version lacks
+            **{name: package_version(name) for name in PACKAGES},
+            "torch": torch.__version__,  # with the build (+cpu, +cu130), which the version of the package lacks
         },
         "hardware": _hardware(world),
         "threads": torch.get_num_threads(),
@@ -59,7 +59,7 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
 
 
 def bits_depend_on(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an environment that the last bits of a sum depend on."""
+    """The part of an environment on which the last bits of a sum depend."""
     return {
         "torch": environment["versions"]["torch"],
         "threads": environment["threads"],
@@ -68,7 +68,8 @@ def bits_depend_on(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -90,7 +91,7 @@ def _hardware(world: World) -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around a folder and whether it has changes; None where there is none."""
+    """Commit of the repository around a folder, and whether it has changes; None outside of a repository."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
@@ -104,11 +105,11 @@ def _git(folder: Path, *words: str) -> str:
 
 
 class _DataLock(FileRecord):
-    """What check_data_lock needs of data.lock."""
+    """The part of data.lock that is checked."""
 
     tokenizer: str
     shards: dict[str, str]
-    """Digest by the name of the shard."""
+    """Name of a shard -> digest."""
 
 
 def check_data_lock(path: Path, current: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Everything a run on a CPU has to compile is compiled before its first step, on all cores."""
+"""Compiles the kernels of a run on a CPU before its first step, on all cores."""
 
 from functools import partial
 
@@ -17,11 +17,11 @@ from hornbook.model.layers.precision import choose_precision
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
-from hornbook.run.job import Inputs
+from hornbook.run.inputs import Inputs
 
 
 def compile_for(inputs: Inputs) -> None:
-    """Compile what training with these inputs needs and is not on disk, then load it: forks of this process have it."""
+    """Compile the missing kernels of training with these inputs, then load all: forks of this process inherit them."""
     model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
     data = [] if _data_is_ready() else [partial(_first_row, index)]
     compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
@@ -30,24 +30,16 @@ def compile_for(inputs: Inputs) -> None:
         kernel.callback(bfloat16)
 
 
-def left_to_compile(model: ModelConfig, train: TrainConfig, vocab: int) -> int:
-    """How many kernels such a training would have to compile here; those that read the data count as one.
-
-    `kernels.ahead.expected_seconds` says how long that takes.
-    """
-    return len(model_jobs(model, train, vocab)) + (not _data_is_ready())
-
-
 def model_jobs(model: ModelConfig, train: TrainConfig, vocab: int) -> list[Job]:
-    """Each kernel of the model that is not compiled, as the job of compiling it."""
+    """For each kernel of the model that is not compiled, the call that compiles it."""
     kernels, bfloat16 = _kernels(model, train, vocab)
     return [partial(kernel.callback, bfloat16) for kernel in kernels if not kernel.is_ready(bfloat16)]
 
 
 def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[Kernel], bool]:
-    """The kernels of a model, and whether it computes in bfloat16.
+    """(kernels of a model, whether it computes in bfloat16).
 
-    There are none where it is not on the CPU, is traced, or computes in a dtype that kernels do not know.
+    There are none for a model that is not on the CPU, is traced, or computes in a dtype without kernels.
     """
     device = choose_device(train.device)
     precision = choose_precision(device).precision if train.precision == "auto" else train.precision
@@ -58,13 +50,13 @@ def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[K
 
 
 def _data_is_ready() -> bool:
-    """Whether rows were ever read here: whatever the objective, their places are looked up first."""
+    """Whether the kernels that read data are compiled; every objective looks up positions first."""
     return is_ready(sampler._locate)
 
 
 def _first_row(index: GlobalIndex) -> None:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a fork has none of the threads that torch began
+    torch.set_num_threads(1)  # a fork has none of torch's threads
     try:
         index.batch(np.arange(1), 1)
     finally:

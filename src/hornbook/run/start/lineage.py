@@ -1,8 +1,8 @@
-"""What weights were made from: the one answer for `data where`, `data affected`, `verify`, forks, `--from` and imports.
+"""The origins of weights, for `data where`, `data affected`, `verify`, forks, `--from` and imports.
 
-A run learned from the steps it did itself and from those that its origin had done: a run up to a step, whose own origin
-counts in turn. The ledger names the origin. Folders made of other models (export, import, grow) name theirs in
-`lineage.json`, by the name and the first ledger record of a run and never by a path, for such folders are given away.
+Weights learned from the steps of their own run and from those of its origin: a run up to a step, which may have an
+origin in turn. The ledger names the origin. Folders made from other models (export, import, grow) name theirs in
+`lineage.json`, by name and first ledger record of a run and never by a path, because such folders are given away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +18,16 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.run.checkpoints.commit import step_of
-from hornbook.run.ledger import replay
+from hornbook.run.ledger import read_past
 
 FILE = "lineage.json"
-MOST_STEPS = 100
-"""Of the way back that a folder may claim."""
+MAX_ORIGINS = 100
+"""Longest chain of origins that a folder may claim."""
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A run whose steps, up to one of them, stand behind some weights."""
+    """A run whose steps, up to one of them, contributed to some weights."""
 
     run: RunDir
     step: int
@@ -35,12 +35,12 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Everything that some weights were made from before they were trained further."""
+    """The origins of a run's initial weights."""
 
     ancestors: tuple[Ancestor, ...] = ()
     """The nearest first."""
     unknown: tuple[str, ...] = ()
-    """What is not known, in words; empty where the ancestors are all there is."""
+    """Descriptions of origins that cannot be looked up; empty where all are ancestors."""
 
     def describe(self) -> str:
         """One line."""
@@ -49,9 +49,9 @@ class Lineage:
 
 
 def describe_source(folder: Path) -> dict[str, Any]:
-    """What a record says of a checkpoint or model folder: a run and a step, or what the folder says of itself.
+    """The record of a checkpoint or model folder: a run and a step, or the content of its lineage.json.
 
-    What came before is in it, so that the record stays true when runs in between are deleted.
+    It contains the earlier origins, so that it stays true when runs in between are deleted.
     """
     run = _run_of(folder)
     if run is not None:
@@ -63,8 +63,8 @@ def describe_source(folder: Path) -> dict[str, Any]:
 
 
 def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
-    """Of what a folder says of itself no more than a record has; None where it is none."""
-    if not isinstance(source, dict) or depth > MOST_STEPS:
+    """The known keys of a lineage.json; None where it is no valid record."""
+    if not isinstance(source, dict) or depth > MAX_ORIGINS:
         return None
     names: dict[str, type] = {"run": str, "name": str, "step": int, "made_by": str, "folder": str}
     found = {key: source[key] for key, kind in names.items() if isinstance(source.get(key), kind)}
@@ -75,22 +75,20 @@ def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
 
 
 def write_lineage(out: Path, verb: str, source: Path) -> None:
-    """Say in a model folder that `verb` made it of `source`. Raises StorageError."""
+    """Write into a model folder that `verb` made it from `source`. Raises StorageError."""
     with storage_errors(out / FILE):
         write_json(out / FILE, {"made_by": verb, "from": describe_source(source)})
 
 
 def lineage_of(run: RunDir, known: Sequence[RunDir] = ()) -> Lineage:
-    """What a run began from. A run that was moved is looked for among `known`.
+    """The origins of a run. Runs that were moved are looked up among `known`.
 
     Raises IntegrityError where a ledger on the way is damaged.
     """
     before = _origin(run)
     if before is None:
         return Lineage()
-    record = replay(record for record, _ in read_records(run.events)).origin or {}
-    hints = [hint for hint in [_run_of(Path(record.get("checkpoint", "")))] if hint is not None]
-    found = list(_walk(before, [*known, *hints], {_identity(run)}))
+    found = list(_walk(before, [*known, *_parent(run)], {_identity(run)}))
     ancestors = tuple(each for each in found if isinstance(each, Ancestor))
     return Lineage(ancestors, tuple(each for each in found if isinstance(each, str)))
 
@@ -105,7 +103,7 @@ def _walk(source: Mapping[str, Any], known: Sequence[RunDir], seen: set[str]) ->
             yield f"the run {source['name']} up to step {step:,}, which is not here"
         else:
             yield Ancestor(run, step)
-            known = [*known, *_near(run)]
+            known = [*known, *_parent(run)]
         seen.add(identity)
     elif "made_by" not in source:
         yield f"{source.get('folder', 'a model')}, of whose training nothing is recorded"
@@ -114,29 +112,29 @@ def _walk(source: Mapping[str, Any], known: Sequence[RunDir], seen: set[str]) ->
         yield from _walk(before, known, seen)
 
 
-def _near(run: RunDir) -> list[RunDir]:
-    """The run that another began from, where its ledger says."""
-    record = replay(record for record, _ in read_records(run.events)).origin or {}
-    origin = _run_of(Path(record.get("checkpoint", "")))
-    return [origin] if origin is not None else []
+def _parent(run: RunDir) -> list[RunDir]:
+    """The run of the initial checkpoint, if it is where the ledger says."""
+    record = read_past(run).init_from or {}
+    parent = _run_of(Path(record.get("checkpoint", "")))
+    return [parent] if parent is not None else []
 
 
 def _origin(run: RunDir) -> dict[str, Any] | None:
-    """The source of a run's origin; None where it began with initial values."""
-    record = replay(record for record, _ in read_records(run.events)).origin
+    """The record of a run's origin; None where it started from initial values."""
+    record = read_past(run).init_from
     if record is None:
         return None
     return record["source"] if "source" in record else describe_source(Path(record["checkpoint"]))
 
 
 def _run_of(folder: Path) -> RunDir | None:
-    """The run that a checkpoint belongs to, also where the checkpoint itself is gone."""
+    """The run that a checkpoint belongs to, even if the checkpoint itself is gone; None for other folders."""
     run = RunDir(folder.parent.parent)
     return run if folder.parent == run.checkpoints and is_file(run.events) else None
 
 
 def _identity(run: RunDir) -> str:
-    """The hash of a run's first record: it tells runs apart wherever they lie."""
+    """`sha` of a run's first record, which identifies the run wherever it lies; "" without one."""
     with suppress(IntegrityError, OSError):
         for record, _ in read_records(run.events):
             return str(record.get("sha", ""))

@@ -1,11 +1,10 @@
 """`train.precision = "auto"` becomes bf16 or fp32 when a run starts, and its recipe keeps that.
 
-A resume on another machine therefore computes the same numbers; where they are slow there, it says so.
+A resume on another machine therefore computes the same numbers; where that is slow, the run warns.
 """
 
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import torch
 
@@ -14,31 +13,33 @@ from hornbook.model.layers.precision import Choice, Precision, choose_precision,
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.world import choose_device
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 
 ORIGIN = "auto: "
-"""Begins what the recipe says of a precision that was chosen here."""
+"""Prefix of the origin of a precision that was chosen here."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def settle_precision(recipe: Recipe, origins: Mapping[str, str]) -> tuple[Recipe, dict[str, str]]:
-    """The recipe without `auto`, and where its values come from.
+def settle_precision(resolved: Resolved) -> Resolved:
+    """The recipe with a precision in place of `auto`, whose origin is the reason of the choice.
 
-    Raises UsageError for a device that is not there, or that cannot compute what is asked for.
+    Raises UsageError for a device that is not there, or that cannot compute in the given precision.
     """
-    settled = dict(origins)
+    recipe = resolved.recipe
     if recipe.train.precision != "auto":
-        _check(recipe)
-        return recipe, settled
+        _refuse_missing(recipe)
+        return resolved
     choice = _choose(recipe)
-    settled["train.precision"] = f"{ORIGIN}{choice.reason}"
     train = recipe.train.model_copy(update={"precision": choice.precision})
-    return recipe.model_copy(update={"train": train}), settled
+    origins = resolved.origins | {"train.precision": f"{ORIGIN}{choice.reason}"}
+    return Resolved(recipe.model_copy(update={"train": train}), origins)
 
 
 def slow_precision(precision: str, device: torch.device) -> str:
-    """What to say of a run whose precision is slow on this device; "" where it is not."""
+    """A warning about a precision that is slow on this device; "" where it is not."""
     if precision == "fp32":
         return ""
-    if device.type == "cpu" and is_widened(torch.empty(0, dtype=getattr(torch, _NAMES[precision]))):
+    if device.type == "cpu" and is_widened(torch.empty(0, dtype=_DTYPES[precision])):
         reason = choose_precision(device).reason if precision == "bf16" else "this CPU has no fp16 instructions"
         return f"{precision} is slow here ({reason}), its products run in fp32: --train.precision fp32 is faster"
     if precision == "bf16" and device.type != "cpu" and (missing := missing_bf16(device)):
@@ -46,17 +47,14 @@ def slow_precision(precision: str, device: torch.device) -> str:
     return ""
 
 
-def describe_precision(precision: str, origins: Mapping[str, str]) -> str:
-    """`bf16`, or `fp32 (auto: REASON)` where it was chosen."""
-    origin = origins.get("train.precision", "")
+def describe_precision(resolved: Resolved) -> str:
+    """`bf16`, or `fp32 (auto: REASON)` where it was chosen here."""
+    precision, origin = resolved.recipe.train.precision, resolved.origins.get("train.precision", "")
     return f"{precision} ({origin})" if origin.startswith(ORIGIN) else precision
 
 
-_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
-
-
-def _check(recipe: Recipe) -> None:
-    """MPS refuses what it has not; a GPU or a CPU computes it in a slower way."""
+def _refuse_missing(recipe: Recipe) -> None:
+    """Raise UsageError for bf16 on MPS without it; a CPU or a GPU without it computes bf16 more slowly."""
     if recipe.train.precision != "bf16" or recipe.train.device == "cpu" or not torch.backends.mps.is_available():
         return
     device = choose_device(recipe.train.device)
@@ -65,8 +63,10 @@ def _check(recipe: Recipe) -> None:
 
 
 def _choose(recipe: Recipe) -> Choice:
-    """In a process of its own where ranks will be forked from this one: they could use neither a GPU that was asked
-    here nor the threads of OpenMP, which a measurement starts and a fork does not copy.
+    """The faster precision, measured in a child process where this process will fork ranks.
+
+    After a measurement here, forked ranks could use neither the GPU nor the threads of OpenMP, which a fork does not
+    copy.
     """
     if recipe.parallel.data == 1:
         return choose_precision(choose_device(recipe.train.device))

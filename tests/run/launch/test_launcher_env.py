@@ -4,9 +4,9 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch import joining
-from hornbook.run.launch.joining import first_host, joined_place
-from hornbook.run.launch.meeting import Address
+from hornbook.run.launch import launcher_env
+from hornbook.run.launch.launcher_env import first_host, launcher_rank
+from hornbook.run.launch.rendezvous import Address
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "m", "MASTER_PORT": "29400"}
 BATCH = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "n[03-05]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
@@ -16,8 +16,8 @@ STEP = {**BATCH, "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST
 def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: int = 4) -> tuple[RankInfo, Address]:
     """The place, and where its `connect` would go."""
     asked: list[Address] = []
-    monkeypatch.setattr(joining, "open_store", asked.append)
-    place = joined_place(environ, size)
+    monkeypatch.setattr(launcher_env, "open_store", asked.append)
+    place = launcher_rank(environ, size)
     assert place is not None
     assert place.connect is not None
     place.connect()
@@ -27,21 +27,21 @@ def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: i
 
 
 def test_outside_of_launchers_and_in_a_world_of_one_hornbook_starts_the_ranks():
-    assert joined_place({}, 2) is None
-    assert joined_place({"MASTER_ADDR": "m", "MASTER_PORT": "1"}, 2) is None
-    assert joined_place({"RANK": "0", "WORLD_SIZE": "1"}, 2) is None
-    assert joined_place({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 2) is None
+    assert launcher_rank({}, 2) is None
+    assert launcher_rank({"MASTER_ADDR": "m", "MASTER_PORT": "1"}, 2) is None
+    assert launcher_rank({"RANK": "0", "WORLD_SIZE": "1"}, 2) is None
+    assert launcher_rank({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 2) is None
 
 
 def test_a_batch_script_of_slurm_is_not_a_task_of_a_step():
-    assert joined_place(BATCH, 4) is None
+    assert launcher_rank(BATCH, 4) is None
 
 
 def test_a_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch):
     place, address = address_of(monkeypatch, TORCHRUN)
     assert (place.rank, place.size, place.local_rank) == (3, 4, 1)
     assert address == Address("m", 29400, ours=False, agent=False)
-    assert address_of(monkeypatch, {**TORCHRUN, "RANK": "0"})[1].ours
+    assert address_of(monkeypatch, {**TORCHRUN, "RANK": "0"})[1].is_rank0
     assert address_of(monkeypatch, {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})[1].agent
 
 
@@ -60,7 +60,7 @@ def test_a_step_of_slurm_may_be_smaller_than_its_job(monkeypatch: pytest.MonkeyP
 
 def test_torchrun_inside_of_slurm_is_torchrun(monkeypatch: pytest.MonkeyPatch):
     assert address_of(monkeypatch, {**STEP, **TORCHRUN})[0].rank == 3
-    assert joined_place({**STEP, "RANK": "0", "WORLD_SIZE": "1"}, 2) is None
+    assert launcher_rank({**STEP, "RANK": "0", "WORLD_SIZE": "1"}, 2) is None
 
 
 @pytest.mark.parametrize(("environ", "launcher"), [(TORCHRUN, "torchrun"), (STEP, "Slurm")])
@@ -68,24 +68,24 @@ def test_a_world_of_another_size_names_both_numbers_and_the_remedy(environ: dict
     with pytest.raises(
         UsageError, match=rf"{launcher} .* started 4 ranks, and parallel.data is 2: give --parallel.data 4, or start 2"
     ):
-        joined_place(environ, 2)
+        launcher_rank(environ, 2)
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_half_set_variables_of_torchrun_are_named(name: str):
     with pytest.raises(UsageError, match=f"{name} is not set"):
-        joined_place({key: value for key, value in TORCHRUN.items() if key != name}, 4)
+        launcher_rank({key: value for key, value in TORCHRUN.items() if key != name}, 4)
 
 
 def test_a_world_size_without_a_rank_is_named():
     with pytest.raises(UsageError, match="RANK is not set"):
-        joined_place({"WORLD_SIZE": "4"}, 4)
+        launcher_rank({"WORLD_SIZE": "4"}, 4)
 
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"])
 def test_half_set_variables_of_slurm_are_named(name: str):
     with pytest.raises(UsageError, match=f"{name} is not set"):
-        joined_place({key: value for key, value in STEP.items() if key != name}, 4)
+        launcher_rank({key: value for key, value in STEP.items() if key != name}, 4)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_half_set_variables_of_slurm_are_named(name: str):
 )
 def test_a_broken_number_is_named(environ: dict[str, str], name: str, value: str):
     with pytest.raises(UsageError, match=f"^{name} is '.*': a number"):
-        joined_place({**environ, name: value}, 4)
+        launcher_rank({**environ, name: value}, 4)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_first_host(nodes: str, host: str):
 @pytest.mark.parametrize("nodes", ["", ",a", "n[1", "n[1]]", "n[]x y", "-n"])
 def test_a_list_that_names_no_node_is_told(nodes: str):
     with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
-        joined_place({**STEP, "SLURM_STEP_NODELIST": nodes}, 4)
+        launcher_rank({**STEP, "SLURM_STEP_NODELIST": nodes}, 4)

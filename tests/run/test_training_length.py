@@ -8,7 +8,7 @@ from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
 from hornbook.optim.config.schedules import WSD, Constant, Cosine, Linear, Schedule
 from hornbook.run.config import TrainConfig
-from hornbook.run.horizon import Cut, Horizon, horizon
+from hornbook.run.training_length import Cut, TrainingLength, training_length
 from hornbook.settings.fields import Duration
 
 
@@ -18,7 +18,7 @@ def no_epochs(_: float) -> int:
 
 @given(st.integers(1, 10**6), st.integers(2, 600), st.integers(1, 40))
 def test_steps_add_up_to_whole_rows(tokens: int, sequence: int, rows: int) -> None:
-    length = horizon(TrainConfig(tokens=tokens, sequence=sequence, batch_tokens=rows * sequence), no_epochs)
+    length = training_length(TrainConfig(tokens=tokens, sequence=sequence, batch_tokens=rows * sequence), no_epochs)
     assert tokens <= length.tokens < tokens + sequence
     assert length.tokens % sequence == 0
     consumed, steps = 0, 0
@@ -35,27 +35,29 @@ def test_steps_add_up_to_whole_rows(tokens: int, sequence: int, rows: int) -> No
 
 def test_epochs_are_counted_by_the_data() -> None:
     train = TrainConfig(epochs=2.5, sequence=10, batch_tokens=40)
-    assert horizon(train, lambda epochs: round(epochs * 400)) == Horizon(1000, NoRamp().batches(40), 10)
+    assert training_length(train, lambda epochs: round(epochs * 400)) == TrainingLength(1000, NoRamp().batches(40), 10)
 
 
 def test_the_last_step_is_stated() -> None:
     batches = NoRamp().batches(40)
-    assert Horizon(100, batches, 10).describe() == "3 steps of 40 tokens, the last of 20: 100 tokens"
-    assert Horizon(80, batches, 10).describe() == "2 steps of 40 tokens: 80 tokens"
+    assert TrainingLength(100, batches, 10).describe() == "3 steps of 40 tokens, the last of 20: 100 tokens"
+    assert TrainingLength(80, batches, 10).describe() == "2 steps of 40 tokens: 80 tokens"
 
 
 def test_the_sizes_of_a_ramp_are_stated() -> None:
     ramp = LinearRamp(start_tokens=20, over_tokens=50)
     text = "5 steps of 20 to 40 tokens (2 sizes, 40 from token 50 on), the last of 30: 130 tokens"
-    assert Horizon(130, ramp.batches(40), 10).describe() == text
-    assert Horizon(100, ramp.batches(40), 10).describe().startswith("4 steps of 20 to 40 tokens (2 sizes, 40 from")
+    assert TrainingLength(130, ramp.batches(40), 10).describe() == text
+    assert (
+        TrainingLength(100, ramp.batches(40), 10).describe().startswith("4 steps of 20 to 40 tokens (2 sizes, 40 from")
+    )
 
 
 def test_a_ramp_takes_whole_rows_to_the_last_token() -> None:
     train = TrainConfig(
         tokens=995, sequence=10, batch_tokens=80, ramp=LinearRamp(start_tokens=20, over_tokens=300), micro_batch=2
     )
-    length, consumed, rows = horizon(train, no_epochs), 0, []
+    length, consumed, rows = training_length(train, no_epochs), 0, []
     while consumed < length.tokens:
         rows.append(length.rows(consumed))
         consumed += 10 * rows[-1]
@@ -66,7 +68,7 @@ def test_a_ramp_takes_whole_rows_to_the_last_token() -> None:
 
 def test_a_length_must_be_given() -> None:
     with pytest.raises(UsageError, match="how long to train is not set"):
-        horizon(TrainConfig(), no_epochs)
+        training_length(TrainConfig(), no_epochs)
 
 
 SCHEDULES = [
@@ -83,7 +85,7 @@ def test_a_cut_stretches_the_schedule_and_the_rate_does_not_jump(
     schedule: Schedule, ats: list[int], data: st.DataObject
 ) -> None:
     """Before a cut every factor is as if it were not, at the cut too, and the last one is the end of the schedule."""
-    length = Horizon(4000, NoRamp().batches(40), 10)
+    length = TrainingLength(4000, NoRamp().batches(40), 10)
     for at in sorted(ats):
         if at * 40 + 40 >= length.tokens:
             break
@@ -102,12 +104,12 @@ def test_a_cut_stretches_the_schedule_and_the_rate_does_not_jump(
 
 
 def test_a_run_that_is_not_cut_has_the_clock_of_its_tokens() -> None:
-    clock = Horizon(4000, NoRamp().batches(40), 10).schedule_clock(2**60 + 1)
+    clock = TrainingLength(4000, NoRamp().batches(40), 10).schedule_clock(2**60 + 1)
     assert (clock, type(clock)) == (2**60 + 1, int)  # no float, which would change bits
 
 
 def test_a_cut_that_comes_before_another_takes_its_place() -> None:
-    length = Horizon(4000, NoRamp().batches(40), 10)
+    length = TrainingLength(4000, NoRamp().batches(40), 10)
     cuts = [Cut(400, 3000), Cut(2000, 2800), Cut(1200, 2400)]
     assert length.cut(cuts) == length.cut([cuts[0], cuts[2]])
     assert length.cut(cuts).tokens == 2400

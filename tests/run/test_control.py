@@ -9,9 +9,9 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run.control import Control, ControlRequests, Request, refuse_if_held, stop_file, write_request
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.requests import Inbox, Orders, Request, refuse_if_held, stop_file, write_request
 
 Launch = Callable[..., Exit]
 
@@ -22,57 +22,57 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def inbox(run: RunDir) -> Iterator[Inbox]:
+def control(run: RunDir) -> Iterator[Control]:
     with StopSignals() as signals, Ledger(run) as ledger:
-        yield Inbox(run, ledger, signals)
+        yield Control(run, ledger, signals)
 
 
 def records(run: RunDir) -> list[dict[str, Any]]:
     return [record for record, _ in read_records(run.events)]
 
 
-def test_nothing_is_asked(run: RunDir, inbox: Inbox) -> None:
-    assert inbox.poll(At(3, 30)) == Orders()
+def test_nothing_is_asked(run: RunDir, control: Control) -> None:
+    assert control.poll(At(3, 30)) == ControlRequests()
     assert records(run) == []
 
 
-def test_a_request_is_acknowledged_with_its_step_then_removed(run: RunDir, inbox: Inbox) -> None:
+def test_a_request_is_acknowledged_with_its_step_then_removed(run: RunDir, control: Control) -> None:
     path = write_request(run, Request(action="save", reason="before lunch"))
-    assert inbox.poll(At(3, 30)) == Orders(save=True)
+    assert control.poll(At(3, 30)) == ControlRequests(save=True)
     assert not path.exists()
     (record,) = records(run)
     assert (record["kind"], record["step"], record["tokens"]) == ("request", 3, 30)
     assert (record["action"], record["reason"], record["accepted"]) == ("save", "before lunch", True)
-    assert inbox.poll(At(4, 40)) == Orders()
+    assert control.poll(At(4, 40)) == ControlRequests()
 
 
-def test_a_request_waits_for_its_step(run: RunDir, inbox: Inbox) -> None:
+def test_a_request_waits_for_its_step(run: RunDir, control: Control) -> None:
     write_request(run, Request(action="stop", at_step=5))
-    assert inbox.poll(At(4, 40)) == Orders()
-    assert inbox.poll(At(5, 50)) == Orders(stop="request")
+    assert control.poll(At(4, 40)) == ControlRequests()
+    assert control.poll(At(5, 50)) == ControlRequests(stop="request")
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"action": "dance"}', b"[1]", b"\xff\xfe", b'{"action": "save", "x": 1}']
 )
-def test_what_is_no_request_is_refused_once(run: RunDir, inbox: Inbox, content: bytes) -> None:
+def test_what_is_no_request_is_refused_once(run: RunDir, control: Control, content: bytes) -> None:
     (run.control / "odd.json").write_bytes(content)
-    assert inbox.poll(At()) == Orders()
-    assert inbox.poll(At()) == Orders()
+    assert control.poll(At()) == ControlRequests()
+    assert control.poll(At()) == ControlRequests()
     (record,) = records(run)
     assert (record["accepted"], record["file"]) == (False, "odd.json")
 
 
-def test_a_half_written_request_is_left_alone(run: RunDir, inbox: Inbox) -> None:
+def test_a_half_written_request_is_left_alone(run: RunDir, control: Control) -> None:
     (run.control / ".tmp-1.json-77").write_text('{"act')
-    assert inbox.poll(At()) == Orders()
+    assert control.poll(At()) == ControlRequests()
     assert records(run) == []
 
 
-def test_the_stop_file_stops_and_holds(run: RunDir, inbox: Inbox) -> None:
+def test_the_stop_file_stops_and_holds(run: RunDir, control: Control) -> None:
     refuse_if_held(run)
     stop_file(run).touch()
-    assert inbox.poll(At(2, 20)) == Orders(stop="STOP file")
+    assert control.poll(At(2, 20)) == ControlRequests(stop="STOP file")
     assert stop_file(run).exists()
     with pytest.raises(UsageError, match="remove the file to go on"):
         refuse_if_held(run)

@@ -1,7 +1,7 @@
-"""Joining ranks that torchrun or Slurm started: who this process is, by the variables they set.
+"""The rank of a process that torchrun or Slurm started, from the variables that they set.
 
-`place = joined_place(os.environ, recipe.parallel.data)` is None where hornbook starts its own ranks. Otherwise this
-process is one rank of the run, and `run/launch/meeting.py` is what it does next.
+`launcher_rank(os.environ, recipe.parallel.data)` is None where hornbook starts its own ranks. Otherwise this process is
+one rank of the run, and goes on with `run/launch/rendezvous.py`.
 """
 
 import functools
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from hornbook.errors import UsageError
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch.meeting import Address, open_store
+from hornbook.run.launch.rendezvous import Address, open_store
 
 _PORTS = 4096
-"""Slurm jobs take one of the last 4096 ports, which systems do not give away by themselves (so does JAX)."""
+"""Slurm jobs use one of the last 4096 ports, which systems do not assign by themselves (as JAX does)."""
 _NAME = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+(?=,|$)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
 
 @dataclass(frozen=True)
-class Task:
-    """Where a launcher put this process."""
+class LauncherTask:
+    """The rank that a launcher gave this process."""
 
     rank: int
     size: int
@@ -29,10 +29,10 @@ class Task:
     address: Address
 
 
-def joined_place(environ: Mapping[str, str], size: int) -> RankInfo | None:
-    """The place a launcher gave this process; None outside of one and in a world of one: hornbook starts the ranks.
+def launcher_rank(environ: Mapping[str, str], size: int) -> RankInfo | None:
+    """The rank that a launcher gave this process; None without a launcher and in a world of one.
 
-    `size` is parallel.data. Raises UsageError: a variable is missing or broken, or the sizes differ.
+    size: parallel.data. Raises UsageError: a variable is missing or invalid, or the sizes differ.
     """
     if _under_torchrun(environ):
         task, source, remedy = _torchrun_task(environ), "torchrun (WORLD_SIZE)", "with --nproc-per-node"
@@ -51,26 +51,26 @@ def joined_place(environ: Mapping[str, str], size: int) -> RankInfo | None:
 
 
 def _under_torchrun(environ: Mapping[str, str]) -> bool:
-    """RANK is its mark; under Slurm a WORLD_SIZE alone is a batch script's own."""
+    """Whether RANK is set, or WORLD_SIZE outside of a Slurm step (in one, it is the batch script's own)."""
     return "RANK" in environ or ("WORLD_SIZE" in environ and not _in_slurm_step(environ))
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Started by srun. A batch script has a SLURM_PROCID too, but nobody beside it: there hornbook starts the ranks."""
+    """Whether srun started this process. A batch script has a SLURM_PROCID too, but there hornbook starts the ranks."""
     return "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
 
 
-def _torchrun_task(environ: Mapping[str, str]) -> Task | None:
+def _torchrun_task(environ: Mapping[str, str]) -> LauncherTask | None:
     size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0, size - 1)
     if size == 1:
         return None
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address = Address(_text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT", 1, 65535), rank == 0, agent)
-    return Task(rank, size, _number(environ, "LOCAL_RANK", 0), address)
+    return LauncherTask(rank, size, _number(environ, "LOCAL_RANK", 0), address)
 
 
-def _slurm_task(environ: Mapping[str, str]) -> Task | None:
+def _slurm_task(environ: Mapping[str, str]) -> LauncherTask | None:
     size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS", 1)
     rank = _number(environ, "SLURM_PROCID", 0, size - 1)
     if size == 1:
@@ -81,15 +81,15 @@ def _slurm_task(environ: Mapping[str, str]) -> Task | None:
     else:
         step = _number(environ, "SLURM_STEP_ID", 0) if "SLURM_STEP_ID" in environ else 0
         port = 65536 - _PORTS + (_number(environ, "SLURM_JOB_ID", 0) + step) % _PORTS
-    return Task(rank, size, _number(environ, "SLURM_LOCALID", 0), Address(host, port, rank == 0))
+    return LauncherTask(rank, size, _number(environ, "SLURM_LOCALID", 0), Address(host, port, rank == 0))
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
     text = environ.get(name, "")
     if not text:
         raise UsageError(
-            f"{name} is not set, and others of its launcher are: start every rank with torchrun or srun, or unset "
-            "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            f"{name} is not set, though other variables of its launcher are: start every rank with torchrun or srun, "
+            "or unset RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
     return text
 

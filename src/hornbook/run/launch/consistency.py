@@ -1,6 +1,6 @@
-"""Whether all ranks are about to do the same: compared before the first collective, so that a difference has a name.
+"""Checks before the first collective that all ranks start equal, so that an error names the difference.
 
-Each rank writes what must be equal into the store and reads what the others wrote; all come to the same verdict.
+Each rank writes its facts into the store and reads those of the others; all come to the same verdict.
 """
 
 import functools
@@ -18,14 +18,14 @@ from hornbook.errors import UsageError
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.filesystem import walk_files
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
-from hornbook.run.launch.meeting import LINGER_SECONDS, held_by_leader, wait_until
+from hornbook.run.launch.rendezvous import LINGER_SECONDS, needs_rank0, wait_until
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
 from hornbook.settings.toml import dotted
 
 _MAY_DIFFER = ("name", "data.path", "train.device")
-"""Settings without effect on the numbers of a run: the folder's content and the kind of device are facts themselves."""
+"""Settings that may differ; the content of the data folder and the kind of device are facts of their own."""
 _REMEDIES = {
     "data": "data.path must hold the same files on every machine",
     "tokenizer": "data.path must hold the same files on every machine",
@@ -41,9 +41,9 @@ _RECIPE_REMEDY = "start every rank with the same recipe, command line and HORNBO
 
 
 def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal on all ranks, by the name that an error gives it.
+    """The facts that must be equal on all ranks, by their name in an error message.
 
-    `lock` is what data.lock holds (`Corpus.lock()`). A caller may add facts of its own, such as the run directory.
+    lock: the content of data.lock (`Corpus.lock()`). A caller may add facts of its own, such as the run directory.
     """
     settings = {dotted(path): toml_value(value) for path, value in leaves(recipe)}
     device = choose_device(recipe.train.device)
@@ -64,7 +64,7 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of every source file of this package, by its path below it."""
+    """Digest over path and content of every source file of this package."""
     package = Path(__file__).parents[2]
     return digest_of(
         {
@@ -75,56 +75,56 @@ def code_digest() -> str:
     )
 
 
-def compare_ranks(store: Store, place: RankInfo, facts: Mapping[str, str]) -> None:
+def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:
     """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
 
-    Raises UsageError too for ranks that do not come within SETUP_SECONDS, and for a rank that is there already.
+    Raises UsageError too for ranks that do not arrive within SETUP_SECONDS, and for a rank that arrives twice.
     """
-    with held_by_leader():
-        texts = _exchange(PrefixStore("facts", store), place, json.dumps(dict(facts), sort_keys=True))
+    with needs_rank0():
+        texts = _exchange(PrefixStore("facts", store), rank_info, json.dumps(dict(facts), sort_keys=True))
     differences = list(_differences([json.loads(text) for text in texts])) if len(set(texts)) > 1 else []
     if differences:
         raise UsageError("\n".join(["the ranks of this run are not equal", *differences]))
 
 
-def _exchange(store: Store, place: RankInfo, text: str) -> list[str]:
-    """Every rank's text, in the order of ranks; equal ones are sent as digests only."""
-    ranks = range(place.size)
-    if store.add(f"came/{place.rank}", 1) > 1:
+def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
+    """The texts of all ranks, in the order of ranks; of equal texts only one is read."""
+    ranks = range(rank_info.size)
+    if store.add(f"came/{rank_info.rank}", 1) > 1:
         raise UsageError(
-            f"rank {place.rank} is here already: two jobs meet at the same MASTER_ADDR and MASTER_PORT, or two "
+            f"rank {rank_info.rank} is here already: two jobs meet at the same MASTER_ADDR and MASTER_PORT, or two "
             "processes have the same RANK; give each job a port of its own"
         )
-    store.set(f"text/{place.rank}", text)
-    store.set(f"digest/{place.rank}", digest_of(text))
+    store.set(f"text/{rank_info.rank}", text)
+    store.set(f"digest/{rank_info.rank}", digest_of(text))
     store.add("written", 1)
-    if not wait_until(lambda: store.add("written", 0) >= place.size, SETUP_SECONDS):
+    if not wait_until(lambda: store.add("written", 0) >= rank_info.size, SETUP_SECONDS):
         missing = [rank for rank in ranks if not store.check([f"digest/{rank}"])]
         raise UsageError(
-            f"{_ranks(missing)} of {place.size} did not arrive in {SETUP_SECONDS:g} s: see what they say "
-            "themselves, and start all ranks at about the same time"
+            f"{_ranks(missing)} of {rank_info.size} did not arrive in {SETUP_SECONDS:g} s: see their own "
+            "output, and start all ranks at about the same time"
         )
     digests = [store.get(f"digest/{rank}").decode() for rank in ranks]
     read = {digest: store.get(f"text/{rank}").decode() for rank, digest in reversed(list(enumerate(digests)))}
     store.add("read", 1)
-    if place.is_rank0:  # the store ends with this process, which may be about to raise
-        wait_until(lambda: store.add("read", 0) >= place.size, LINGER_SECONDS)
+    if rank_info.is_rank0:  # the store is in this process, which may be about to raise
+        wait_until(lambda: store.add("read", 0) >= rank_info.size, LINGER_SECONDS)
     return [read[digest] for digest in digests]
 
 
 def _differences(facts: list[dict[str, str]]) -> Iterator[str]:
-    """One line for each fact that is not the same on all ranks, and what to do."""
+    """One line with a remedy for each fact that differs between ranks."""
     for name in dict.fromkeys(name for every in facts for name in every):
         holders: dict[str, list[int]] = {}
         for rank, every in enumerate(facts):
             holders.setdefault(every.get(name, "nothing"), []).append(rank)
         if len(holders) > 1:
-            said = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in holders.items())
-            yield f"  {name}: {said}: {_REMEDIES.get(name, _RECIPE_REMEDY)}"
+            values = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in holders.items())
+            yield f"  {name}: {values}: {_REMEDIES.get(name, _RECIPE_REMEDY)}"
 
 
 def _ranks(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`; the first few of very many."""
+    """`rank 3`, `ranks 0, 2-5`; at most eight parts."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -1,4 +1,4 @@
-"""A checkpoint that a new run begins from, and what must agree for that.
+"""A checkpoint that a new run starts from, and what must agree for that.
 
 `import` (train --from) takes the weights alone: moments and clock start anew. `fork` takes all three and goes on
 at the same place under other settings. Both need the same model and the same tokenizer.
@@ -13,7 +13,6 @@ from typing import Any, Literal
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import is_file, is_folder
-from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.head import HeadConfig, LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
@@ -21,8 +20,8 @@ from hornbook.model.hf.hf import read_hf
 from hornbook.model.surgery.adapters.files import is_adapter
 from hornbook.run.checkpoints.manifest import verify_folder
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.ledger import replay
-from hornbook.run.start.labels import labelled_head
+from hornbook.run.inputs import labelled_head
+from hornbook.run.ledger import read_past
 from hornbook.run.start.lineage import describe_source
 from hornbook.run.state import State
 from hornbook.settings.recipe import Recipe, cross_check
@@ -32,24 +31,34 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a run came from."""
+class InitFrom:
+    """The checkpoint that a new run starts from."""
 
     kind: Literal["import", "fork"]
     checkpoint: Path
-    windows: tuple[tuple[int, int], ...] = ()
-    """Samples that the parent skipped, where the new run reads the same order of data."""
+    skipped_ranges: tuple[tuple[int, int], ...] = ()
+    """Samples [from, to) that the parent skipped, where the new run reads the data in the same order."""
     new_head: bool = False
-    """Whether the head is another than the checkpoint's and begins with values of its own."""
+    """Whether the head differs from the checkpoint's and starts from initial values."""
 
     def record(self) -> dict[str, Any]:
-        """As the ledger holds it."""
+        """Its description, as the ledger holds it."""
         checkpoint = self.checkpoint.resolve()
-        found: dict[str, Any] = {"kind": self.kind, "checkpoint": str(checkpoint)}
-        found |= {"source": describe_source(checkpoint)}
-        return found | ({"new_head": True} if self.new_head else {})
+        record = {"kind": self.kind, "checkpoint": str(checkpoint), "source": describe_source(checkpoint)}
+        return record | ({"new_head": True} if self.new_head else {})
 
-    def give(self, state: State) -> None:
+    def fields(self) -> dict[str, Any]:
+        """The fields of a ledger record that names it."""
+        return {"origin": self.record(), "windows": list(self.skipped_ranges)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any] | None) -> "InitFrom | None":
+        """Inverse of `record`."""
+        if record is None:
+            return None
+        return cls(record["kind"], Path(record["checkpoint"]), new_head=record.get("new_head", False))
+
+    def load(self, state: State) -> None:
         """Read the checkpoint into the state of a new run. UsageError if it is gone, IntegrityError if damaged."""
         if not is_folder(self.checkpoint):
             raise UsageError(f"{self.checkpoint}, which this run starts from, is not there")
@@ -60,14 +69,7 @@ class Origin:
         state.read(self.checkpoint)
 
 
-def origin_of(record: Mapping[str, Any] | None) -> Origin | None:
-    """Inverse of `Origin.record`."""
-    if record is None:
-        return None
-    return Origin(record["kind"], Path(record["checkpoint"]), new_head=record.get("new_head", False))
-
-
-def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Origin:
+def init_from_fork(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> InitFrom:
     """The checkpoint of `step`, else the newest, of a run with recipe `old`, for a fork with recipe `new`.
 
     UsageError if there is none, or if the model has another shape; IntegrityError if the checkpoint is damaged.
@@ -77,23 +79,22 @@ def fork_origin(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> Orig
     if old.surgery != new.surgery:
         raise UsageError("surgery cannot change in a fork: start from the weights with hornbook train --from")
     same_order = (old.seed, old.data, old.train.sequence) == (new.seed, new.data, new.train.sequence)
-    windows = replay(record for record, _ in read_records(run.events)).windows if same_order else []
-    return Origin("fork", checkpoint, tuple(windows))
+    return InitFrom("fork", checkpoint, tuple(read_past(run).skipped_ranges) if same_order else ())
 
 
-def import_origin(resolved: Resolved, checkpoint: Path) -> tuple[Resolved, Origin]:
-    """The recipe with the model of the checkpoint, and the checkpoint as a run's origin. Errors: as `adopt_model`."""
+def init_from_import(resolved: Resolved, checkpoint: Path) -> tuple[Resolved, InitFrom]:
+    """(the recipe with the model of the checkpoint, how a new run starts from it). Errors: as `adopt_model`."""
     adopted = adopt_model(resolved, checkpoint)
     stored, head = read_hf(checkpoint)[0].head, adopted.recipe.model.head
     if (path := resolved.recipe.data.path) is not None:
         head = labelled_head(head, Corpus.open(path))
-    return adopted, Origin("import", checkpoint, new_head=_untrained(head) != _untrained(stored))
+    return adopted, InitFrom("import", checkpoint, new_head=_shape_of_head(head) != _shape_of_head(stored))
 
 
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
-    """The recipe with the model of the checkpoint. A model.* setting that someone gave must agree with it.
+    """The recipe with the model of the checkpoint. A model.* setting that was given must agree with it.
 
-    Only a head for labels stays the recipe's: it can stand on any stack. UsageError where the two do not go together.
+    A label head alone stays the recipe's: it fits any stack. UsageError where checkpoint and recipe contradict.
     """
     if is_adapter(checkpoint):
         raise UsageError(
@@ -114,8 +115,8 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     return Resolved(found, origins)
 
 
-def _untrained(head: HeadConfig) -> dict[str, Any]:
-    """What its weights depend on."""
+def _shape_of_head(head: HeadConfig) -> dict[str, Any]:
+    """The settings on which the shapes of its weights depend."""
     return head.model_dump(exclude=set(TRAINING_ONLY))
 
 
@@ -140,7 +141,7 @@ def _from_checkpoint(key: str, own: Sequence[str] = TRAINING_ONLY) -> bool:
 
 
 def refuse_other_shape(old: Recipe, new: Recipe) -> None:
-    """A fork keeps the model: UsageError naming what differs."""
+    """Raise UsageError naming the settings in which the models of a run and of its fork differ."""
     before, after = _model_keys(old.model), _model_keys(new.model)
     keys = [key for key in {**before, **after} if _from_checkpoint(key) and before.get(key) != after.get(key)]
     if keys:
@@ -149,11 +150,12 @@ def refuse_other_shape(old: Recipe, new: Recipe) -> None:
 
 
 def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
-    """UsageError if the checkpoint's weights were trained on another tokenizer than the data's."""
+    """Raise UsageError if the checkpoint was trained with another tokenizer than that of the data."""
     if not is_file(checkpoint / "tokenizer.json"):
         return
     try:
-        theirs, ours = (json.loads(text) for text in (_definition(checkpoint), tokenizer.definition))
+        texts = (checkpoint / "tokenizer.json").read_text(encoding="utf-8"), tokenizer.definition
+        theirs, ours = map(json.loads, texts)
     except ValueError as error:
         raise IntegrityError(f"{checkpoint / 'tokenizer.json'} is not JSON: {error}") from error
     if theirs["model"] != ours["model"]:
@@ -161,7 +163,3 @@ def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
             f"the data has tokens of another tokenizer than {checkpoint}: make them anew with `hornbook tokenize` and "
             f"--text.tokenizer.kind file --text.tokenizer.path {checkpoint / 'tokenizer.json'}"
         )
-
-
-def _definition(checkpoint: Path) -> str:
-    return (checkpoint / "tokenizer.json").read_text(encoding="utf-8")

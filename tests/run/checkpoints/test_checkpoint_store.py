@@ -21,9 +21,9 @@ from hornbook.files.safetensors import read_header as read_tensors
 from hornbook.files.safetensors import read_header_inside
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints import commit as commit_module
-from hornbook.run.checkpoints.checkpoint import Checkpoints
-from hornbook.run.checkpoints.manifest import MANIFEST, Figure, read_manifest, verify_folder
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
+from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, read_manifest, verify_folder
+from hornbook.run.checkpoints.path import checkpoint_path, newest_verified
 from hornbook.run.checkpoints.tensor_headers import check_weights, list_tensors, same_bytes
 from hornbook.run.config import CheckpointConfig
 
@@ -54,8 +54,8 @@ class Weights:
         self.step = json.loads((folder / "trainer" / "state.json").read_text())["step"]
 
 
-def make(folder: Path, steps: range = range(1, 4), **config: int | bool) -> Checkpoints:
-    checkpoints = Checkpoints(folder, CheckpointConfig.model_validate({"keep": 99, **config}))
+def make(folder: Path, steps: range = range(1, 4), **config: int | bool) -> CheckpointStore:
+    checkpoints = CheckpointStore(folder, CheckpointConfig.model_validate({"keep": 99, **config}))
     for step in steps:
         checkpoints.save(Weights(step))
     return checkpoints
@@ -71,7 +71,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def restored(checkpoints: Checkpoints) -> int:
+def restored(checkpoints: CheckpointStore) -> int:
     state = Weights()
     checkpoints.restore(state)
     return state.step
@@ -143,7 +143,7 @@ def test_damage_is_found_set_aside_and_the_older_checkpoint_used(
         name = "trainer/state.json"
     checkpoints = make(tmp_path)
     damage(tmp_path / "step-00000003" / name)
-    assert checkpoints.newest_verified() == tmp_path / "step-00000002"
+    assert newest_verified(tmp_path) == tmp_path / "step-00000002"
     assert restored(checkpoints) == 2
     (note,) = checkpoints.take_notes()
     assert note.kind == "checkpoint_damaged"
@@ -206,7 +206,7 @@ def test_a_whole_checkpoint_without_what_a_resume_needs_is_refused(tmp_path: Pat
 
 
 def test_no_checkpoint_at_all_is_not_an_error(tmp_path: Path):
-    assert Checkpoints(tmp_path / "absent", CheckpointConfig()).restore(Weights()) is None
+    assert CheckpointStore(tmp_path / "absent", CheckpointConfig()).restore(Weights()) is None
     assert make(tmp_path, range(0)).restore(Weights()) is None
 
 
@@ -380,41 +380,33 @@ def test_tensors_are_compared_by_their_bits(tmp_path: Path):
 
 
 def test_keep_policy(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=2, keep_every=4))
-    scores = {step: Figure(loss, "some") for step, loss in {1: 9.0, 2: 5.0, 3: 7.0, 5: 6.0}.items()}
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep=2, keep_every=4))
+    scores = {step: ValidationLoss(loss, "some") for step, loss in {1: 9.0, 2: 5.0, 3: 7.0, 5: 6.0}.items()}
     for step in range(1, 11):
         checkpoints.save(Weights(step), score=scores.get(step))
     steps = [int(name[-2:]) for name in names(tmp_path)]
     assert steps == [2, 4, 8, 9, 10]
     assert (tmp_path / "latest").read_text() == "step-00000010\n"
     assert (tmp_path / "best").read_text() == "step-00000002\n"
-    again = Checkpoints(tmp_path, CheckpointConfig(keep=1))
+    again = CheckpointStore(tmp_path, CheckpointConfig(keep=1))
     assert restored(again) == 10
-    again.save(Weights(11), score=Figure(4.0, "some"))
+    again.save(Weights(11), score=ValidationLoss(4.0, "some"))
     assert (tmp_path / "best").read_text() == "step-00000011\n"
     assert names(tmp_path) == ["step-00000011"]
-    again.save(Weights(12), score=Figure(4.5, "some"))
+    again.save(Weights(12), score=ValidationLoss(4.5, "some"))
     assert (tmp_path / "best").read_text() == "step-00000011\n"
-    again.save(Weights(13), score=Figure(9.0, "other rows"))  # cannot be compared with what was best: it begins anew
+    again.save(Weights(13), score=ValidationLoss(9.0, "other rows"))  # not comparable: the best starts anew
     assert (tmp_path / "best").read_text() == "step-00000013\n"
-    again.save(Weights(14), score=Figure(9.5, "other rows"))
+    again.save(Weights(14), score=ValidationLoss(9.5, "other rows"))
     assert (tmp_path / "best").read_text() == "step-00000013\n"
 
 
 def test_the_newest_that_verifies_is_never_removed(tmp_path: Path):
     make(tmp_path, range(1, 4))
     flip(tmp_path / "step-00000003" / "config.json", 3)
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=1))
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep=1))
     assert restored(checkpoints) == 2
     assert "step-00000002" in names(tmp_path)
-
-
-def test_going_back_removes_the_branch_that_is_left(tmp_path: Path):
-    checkpoints = make(tmp_path, range(1, 6))
-    state = Weights()
-    assert checkpoints.restore(state, before=3) == tmp_path / "step-00000003"
-    assert names(tmp_path) == [f"step-0000000{step}" for step in (1, 2, 3)]
-    assert Checkpoints(tmp_path, CheckpointConfig()).restore(Weights(), before=0) is None
 
 
 def test_litter_of_dead_writers_is_removed_and_noted(tmp_path: Path):
@@ -438,11 +430,11 @@ def test_litter_of_dead_writers_is_removed_and_noted(tmp_path: Path):
 def test_too_little_space_is_told_in_bytes_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = make(tmp_path, range(1, 2), keep=1)
     needed = commit_module.needed_bytes(read_manifest(tmp_path / "step-00000001").total_bytes)
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 1)
     with pytest.raises(StorageError, match=f"needs {needed:,} bytes and {needed - 1:,} are free"):
         checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000001"]
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed)
     checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000002"]
 
@@ -451,11 +443,11 @@ def test_surplus_checkpoints_make_room_but_only_if_that_suffices(tmp_path: Path,
     checkpoints = make(tmp_path, range(1, 5), keep=4)
     size = read_manifest(tmp_path / "step-00000004").total_bytes
     needed = commit_module.needed_bytes(size)
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 3 * size - 1)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 3 * size - 1)
     with pytest.raises(StorageError):
         checkpoints.save(Weights(5))
     assert len(names(tmp_path)) == 4
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.free_bytes", lambda _: needed - 2 * size)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 2 * size)
     checkpoints.save(Weights(5))
     assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005"]
     assert [note.kind for note in checkpoints.take_notes()] == ["checkpoint_removed"] * 2
@@ -492,7 +484,7 @@ def test_what_goes_wrong_after_the_commit_is_noted_not_raised(tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint.write_atomic", fail)
+    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.write_atomic", fail)
     assert checkpoints.save(Weights(4)) == tmp_path / "step-00000004"
     assert [note.kind for note in checkpoints.take_notes()] == ["tidying_failed"]
     assert restored(checkpoints) == 4
@@ -504,8 +496,8 @@ def test_what_goes_wrong_after_the_commit_is_noted_not_raised(tmp_path: Path, mo
 def test_runs_steps_pointers_and_folders_name_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = tmp_path / "checkpoints"
     checkpoints = make(folder)
-    checkpoints.save(Weights(4), score=Figure(1.0, "some"))
-    checkpoints.save(Weights(5), score=Figure(2.0, "some"))
+    checkpoints.save(Weights(4), score=ValidationLoss(1.0, "some"))
+    checkpoints.save(Weights(5), score=ValidationLoss(2.0, "some"))
     assert checkpoint_path(tmp_path) == folder / "step-00000005"
     assert checkpoint_path(str(folder)) == folder / "step-00000005"
     assert checkpoint_path(tmp_path, 2) == folder / "step-00000002"

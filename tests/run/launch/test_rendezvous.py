@@ -11,15 +11,15 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import InUseError, UsageError
-from hornbook.run.launch import meeting
-from hornbook.run.launch.meeting import Address, await_leader, leading, open_store
+from hornbook.run.launch import rendezvous
+from hornbook.run.launch.rendezvous import Address, await_rank0, open_store, rank0_first
 from tests.processes import free_port
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for."""
-    monkeypatch.setattr(meeting, "SETUP_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "SETUP_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def test_rank_0_opens_the_store_and_the_others_find_it_whoever_comes_first():
 
     def late() -> Any:
         time.sleep(0.3)
-        return open_store(Address("localhost", port, ours=True))
+        return open_store(Address("localhost", port, is_rank0=True))
 
-    other, first = together(lambda: open_store(Address("localhost", port, ours=False)), late)
+    other, first = together(lambda: open_store(Address("localhost", port, is_rank0=False)), late)
     first.set("key", "value")
     assert other.get("key") == b"value"
 
@@ -57,14 +57,14 @@ def test_rank_0_opens_the_store_and_the_others_find_it_whoever_comes_first():
 def test_a_port_in_use_is_named(listener: socket.socket):
     port = listener.getsockname()[1]
     with pytest.raises(UsageError, match=rf"port {port} \(MASTER_PORT\) is in use"):
-        open_store(Address("localhost", port, ours=True))
+        open_store(Address("localhost", port, is_rank0=True))
 
 
 @pytest.mark.usefixtures("short")
 def test_a_rank_0_that_does_not_come_is_named():
     port = free_port()
     with pytest.raises(UsageError, match=f"rank 0 did not arrive in 1 s: nothing answers at localhost:{port}"):
-        open_store(Address("localhost", port, ours=False))
+        open_store(Address("localhost", port, is_rank0=False))
 
 
 def test_a_host_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -73,7 +73,7 @@ def test_a_host_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket, "create_connection", unknown)
     with pytest.raises(UsageError, match="MASTER_ADDR is 'nohost', which no machine is called here"):
-        open_store(Address("nohost", 29400, ours=False))
+        open_store(Address("nohost", 29400, is_rank0=False))
 
 
 @pytest.mark.usefixtures("short")
@@ -81,7 +81,7 @@ def test_a_stranger_at_the_port_who_says_nothing_is_told(listener: socket.socket
     """torch's client would wait for ever. Its thread ends when the stranger hangs up."""
     port = listener.getsockname()[1]
     with pytest.raises(UsageError, match=f"at localhost:{port} .* is no store of torch"):
-        open_store(Address("localhost", port, ours=False))
+        open_store(Address("localhost", port, is_rank0=False))
 
 
 def agent_store() -> TCPStore:
@@ -91,7 +91,7 @@ def agent_store() -> TCPStore:
 def test_the_agent_of_torchrun_tells_the_port_and_a_store_of_the_dead_is_passed_by():
     agent = agent_store()
     PrefixStore("hornbook", agent).set("port", str(free_port()))  # of an incarnation that has died
-    addresses = [Address("localhost", agent.port, ours=rank == 0, agent=True) for rank in range(2)]
+    addresses = [Address("localhost", agent.port, is_rank0=rank == 0, agent=True) for rank in range(2)]
 
     def late() -> Any:
         time.sleep(0.3)
@@ -107,7 +107,7 @@ def test_the_agent_of_torchrun_tells_the_port_and_a_store_of_the_dead_is_passed_
 def test_a_rank_0_that_tells_the_agent_nothing_is_named():
     agent = agent_store()
     with pytest.raises(UsageError, match="rank 0 did not arrive in 1 s on localhost"):
-        open_store(Address("localhost", agent.port, ours=False, agent=True))
+        open_store(Address("localhost", agent.port, is_rank0=False, agent=True))
 
 
 def test_the_others_wait_until_rank_0_is_ready():
@@ -115,26 +115,26 @@ def test_the_others_wait_until_rank_0_is_ready():
     ready = threading.Event()
 
     def lead() -> None:
-        with leading(store, 2) as told:
+        with rank0_first(store, 2) as told:
             time.sleep(0.2)
             ready.set()
             told["attempt"] = 7
 
     def follow() -> Any:
-        return await_leader(store), ready.is_set()
+        return await_rank0(store), ready.is_set()
 
     assert together(follow, lead) == [({"attempt": 7}, True), None]
 
 
 def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(meeting, "LINGER_SECONDS", 1e6)  # rank 0 stays only until all have heard
+    monkeypatch.setattr(rendezvous, "LINGER_SECONDS", 1e6)  # rank 0 stays only until all have heard
     store = HashStore()
 
     def lead() -> None:
-        with leading(store, 3):
+        with rank0_first(store, 3):
             raise InUseError("runs/a is in use by process 7")
 
-    first, second, third = together(lead, lambda: await_leader(store), lambda: await_leader(store))
+    first, second, third = together(lead, lambda: await_rank0(store), lambda: await_rank0(store))
     assert str(first) == "runs/a is in use by process 7"
     assert [type(error) for error in (first, second, third)] == [InUseError] * 3
     assert str(second) == str(third) == "rank 0: runs/a is in use by process 7"
@@ -143,4 +143,4 @@ def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all(monkeypatch: 
 @pytest.mark.usefixtures("short")
 def test_a_rank_0_that_never_gets_the_directory_is_named():
     with pytest.raises(UsageError, match="rank 0 did not open the run directory in 1 s"):
-        await_leader(HashStore())
+        await_rank0(HashStore())

@@ -1,6 +1,6 @@
-"""Where a run begins: the newest checkpoint, else what it was started from, else the initial weights.
+"""The state before the first step: the newest checkpoint, else the initial checkpoint, else initial values.
 
-The ledger hears of it before the first step, with what the last bits depend on.
+The ledger records the choice before the first step, with everything that the last bits of sums depend on.
 """
 
 import json
@@ -17,74 +17,72 @@ from hornbook.model.config.head import describe_head
 from hornbook.model.config.surgery import adapter_of
 from hornbook.model.init.init import initial_values, scale_to_unit_variance
 from hornbook.parallel.world import World
-from hornbook.run.checkpoints.saves import Saves
-from hornbook.run.job import Job, vocabulary_warning
+from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.inputs import vocabulary_warning
+from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
 from hornbook.run.start.base import keep_base
 from hornbook.run.start.environment import bits_depend_on, describe_environment
-from hornbook.run.start.origin import Origin, origin_of
+from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
 from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
 from hornbook.settings.toml import dotted
 
 
-def begin(job: Job, world: World, state: State, saves: Saves, observers: Observers) -> None:
-    """Fill the state, write the ledger's first record of this attempt, and tell people.
+def initialize_or_restore(
+    job: Job, world: World, state: State, checkpointer: AsyncCheckpointer, observers: Observers
+) -> None:
+    """Fill the state, write the first record of this attempt into the ledger, and show the lines before the first step.
 
-    Weights that were trained elsewhere are evaluated before the first step, so that it is seen what training makes of
-    them; the figure is that of the first checkpoint too, which may be the best.
+    Imported weights are evaluated before the first step, to show what training changes; their loss belongs to the first
+    checkpoint too, which may be the best.
     """
-    tell = observers.notes
-    past = job.ledger.past if job.mode == "resume" else Monotone()
-    restored = saves.restore(state)
-    origin = None if restored is not None else job.origin or origin_of(past.origin)
+    start, past = job.start, job.ledger.past if job.start.mode == "resume" else Monotone()
+    restored = checkpointer.restore(state)
+    initial = start.init_from or InitFrom.from_record(past.init_from)
+    init_from = None if restored is not None else initial
     if restored is None and past.saved:
         raise IntegrityError(
             f"{job.run.checkpoints} holds no checkpoint, though the ledger says that one was saved: put them back, "
             "or start anew in another folder"
         )
-    if origin is not None:
-        origin.give(state)
+    if init_from is not None:
+        init_from.load(state)
     elif restored is None:
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
-        keep_base(job, state, origin)
+        keep_base(job, state, init_from)
     environment = _environment(job, world)
-    windows = [*past.windows, *(job.origin.windows if job.origin is not None else ())]
-    state.loader.skip(windows)
-    job.ledger.note(job.mode, state, **_first_record(job, past, environment, windows, restored))
-    if job.place.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
+    state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
+    job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))
+    if job.output.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
         job.ledger.note("warning", state, text=problem)
-        for say in tell:
-            say(f"warning: {problem}")
-    if job.changes:
+        observers.note(f"warning: {problem}")
+    if start.changes:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
-    saves.pass_on_notes(state)
-    for line in _lines(job, state, environment, restored, origin):
-        for say in tell:
-            say(line)
-    beginning = job.origin or origin_of(past.origin)
-    if beginning is not None and beginning.kind == "import" and state.step == 0:
+    checkpointer.pass_on_notes(state)
+    for line in _lines(job, state, environment, restored, init_from):
+        observers.note(line)
+    if initial is not None and initial.kind == "import" and state.step == 0:
         observers.evaluation.score_start(state)
-    if origin is not None:
-        saves.save(state)  # from here on the run needs its origin no more
+    if init_from is not None:
+        checkpointer.save(state)  # from here on the run does not need the initial checkpoint
 
 
-def _first_record(
-    job: Job, past: Monotone, environment: dict[str, Any], windows: list[tuple[int, int]], restored: Path | None
-) -> dict[str, Any]:
-    """What the ledger's first record of this attempt says."""
-    fields: dict[str, Any] = {"environment": environment, "argv": job.argv}
-    if job.origin is not None:
-        fields |= {"origin": job.origin.record(), "windows": windows}
-    if past.recipe is None or job.changes:
+def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restored: Path | None) -> dict[str, Any]:
+    """The fields of the first record of this attempt."""
+    start = job.start
+    fields: dict[str, Any] = {"environment": environment, "argv": list(start.argv)}
+    if start.init_from is not None:
+        fields |= start.init_from.fields()
+    if past.recipe is None or start.changes:
         fields["recipe"] = job.recipe.model_dump(mode="json")
-    if job.changes:
+    if start.changes:
         present = {dotted(path) for path, _ in leaves(job.recipe)}
-        fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in job.changes]
+        fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in start.changes]
     if restored is not None:
         fields["checkpoint"] = restored.name
     if job.ledger.torn:
@@ -93,7 +91,7 @@ def _first_record(
 
 
 def _initialize(job: Job, state: State) -> None:
-    """Initial weights by the recipe's scheme, which may look at the first microbatch; the clock stays at 0."""
+    """Initial values by the recipe's scheme, which may read the first microbatch; the clock stays at 0."""
     model = build_model(job.recipe.model, job.inputs.vocab, "meta")
     state.fill(initial_values(model, job.recipe.model, job.recipe.seed))
     if job.recipe.model.init.kind == "lsuv":
@@ -103,23 +101,23 @@ def _initialize(job: Job, state: State) -> None:
 
 
 def _lines(
-    job: Job, state: State, environment: dict[str, Any], restored: Path | None, origin: Origin | None
+    job: Job, state: State, environment: dict[str, Any], restored: Path | None, init_from: InitFrom | None
 ) -> Iterator[str]:
-    """What people should know before the first step."""
-    if (source := restored or (origin and origin.checkpoint)) is not None:
+    """The lines for people before the first step."""
+    if (source := restored or (init_from and init_from.checkpoint)) is not None:
         yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
-    if origin is not None and origin.new_head:
+    if init_from is not None and init_from.new_head:
         yield f"the head ({describe_head(job.recipe.model.head)}) is new: its values are drawn, all others were read"
-    yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.changes)
-    if job.horizon.cuts:
-        yield f"the run was shortened on its way (train.seconds): {job.horizon.describe()}"
+    yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.start.changes)
+    if job.length.cuts:
+        yield f"the run was shortened on its way (train.seconds): {job.length.describe()}"
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
     if job.recipe.surgery:
         trained, total = state.engine.num_trained, state.engine.num_parameters
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
-    loader, tokens = job.inputs.loader, job.horizon.tokens
-    yield f"data: {seen_text(loader, tokens, job.horizon.steps_from(0))}"
+    loader, tokens = job.inputs.loader, job.length.tokens
+    yield f"data: {seen_text(loader, tokens, job.length.steps_from(0))}"
     if len(loader.index.sources) > 1:
         yield f"data: {_mixture(loader, tokens)}"
     if unused := vocabulary_warning(job.inputs):
@@ -135,19 +133,19 @@ def _lines(
 
 
 def _mixture(loader: Loader, tokens: int) -> str:
-    """How many tokens of each source the run will read, and how often."""
+    """Tokens and epochs that the run will read of each source."""
     epochs = loader.index.epochs(tokens)
     read = {name: round(epochs[name] * size) for name, size in loader.index.source_tokens.items()}
     return ", ".join(f"{name} {count:,} tokens ({epochs[name]:.2f} epochs)" for name, count in read.items())
 
 
 def _environment(job: Job, world: World) -> dict[str, Any]:
-    """Write env.json at the first start; returns what bits depend on, and what of it changed since then."""
-    environment = describe_environment(world, job.recipe.seed, job.argv)
+    """Write env.json at the first start; returns `bits_depend_on`, and under `changed` the differences since then."""
+    environment = describe_environment(world, job.recipe.seed, list(job.start.argv))
     now = bits_depend_on(environment)
     first = _read(job.run.env)
     if first is None:
-        job.write(job.run.env, json.dumps(environment, indent=2) + "\n")
+        job.output.write(job.run.env, json.dumps(environment, indent=2) + "\n")
         return now
     before = bits_depend_on(first)
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]

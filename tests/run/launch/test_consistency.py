@@ -12,8 +12,8 @@ from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[r
 
 from hornbook.errors import UsageError
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch import comparing
-from hornbook.run.launch.comparing import compare_ranks, rank_facts
+from hornbook.run.launch import consistency
+from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 
@@ -23,8 +23,8 @@ LOCK = {"shards": {"tokens/train/a/00000": "0123"}, "tokenizer": "4567", "finger
 @pytest.fixture(autouse=True)
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that is not needed would be noticed."""
-    monkeypatch.setattr(comparing, "SETUP_SECONDS", 1e6)
-    monkeypatch.setattr(comparing, "LINGER_SECONDS", 1e6)
+    monkeypatch.setattr(consistency, "SETUP_SECONDS", 1e6)
+    monkeypatch.setattr(consistency, "LINGER_SECONDS", 1e6)
 
 
 def recipe(*words: str) -> Recipe:
@@ -94,18 +94,18 @@ def test_every_other_setting_is_compared():
 
 def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "run").mkdir()
-    source = tmp_path / "run" / "comparing.py"
-    monkeypatch.setattr(comparing, "__file__", str(source))
+    source = tmp_path / "run" / "consistency.py"
+    monkeypatch.setattr(consistency, "__file__", str(source))
     digests = []
     for text, name in (("a", "x.py"), ("b", "x.py"), ("b", "y.py")):
         (tmp_path / "x.py").unlink(missing_ok=True)
         (tmp_path / name).write_text(text)
-        digests.append(comparing.code_digest.__wrapped__())
+        digests.append(consistency.code_digest.__wrapped__())
     assert len(set(digests)) == 3
 
 
 def test_ranks_that_do_not_come_are_named_by_all_that_did(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(comparing, "SETUP_SECONDS", 3.0)
+    monkeypatch.setattr(consistency, "SETUP_SECONDS", 3.0)
     facts = rank_facts(recipe(), LOCK)
     said = compare([facts] * 2, size=5)
     assert all(text.startswith("ranks 2-4 of 5 did not arrive in 3 s") for text in said)
@@ -123,7 +123,7 @@ def test_rank_0_holds_the_store_until_the_others_have_read():
     store, facts = HashStore(), rank_facts(recipe(), LOCK)
     other = PrefixStore("facts", store)  # rank 1, who has written and is slow to read
     other.set("text/1", json.dumps(facts, sort_keys=True))
-    other.set("digest/1", comparing.digest_of(json.dumps(facts, sort_keys=True)))
+    other.set("digest/1", consistency.digest_of(json.dumps(facts, sort_keys=True)))
     other.add("written", 1)
     thread = threading.Thread(target=compare_ranks, args=(store, RankInfo(0, 2), facts))
     thread.start()

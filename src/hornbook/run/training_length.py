@@ -1,12 +1,12 @@
-"""How long a run is: whole rows, and a last step that may be smaller than the others.
+"""The training length: whole rows, and a last step that may be smaller than the others.
 
-`train.tokens` or `train.epochs` is rounded up to whole rows of `train.sequence` tokens. Where the rows do not
-divide into steps, the last step takes the rest; its loss is the mean over its own targets. How large a step is, is a
-function of the tokens consumed before it.
+`train.tokens` or `train.epochs` is rounded up to whole rows of `train.sequence` tokens. Where the rows do not divide
+into steps, the last step takes the rest; its loss is the mean over its own targets. The size of a step is a function of
+the tokens consumed before it.
 
-A run may be shortened on its way (`train.seconds`). From there on the schedule is read at a clock that runs faster, by
-one factor, so that what is left of the schedule fits into what is left of the run: the learning rate does not jump, and
-falls to the end value that it would have had.
+A run may be shortened while it trains (`train.seconds`). From there on the clock of the schedule runs faster by a
+constant factor, so that the rest of the schedule fits into the rest of the run: the learning rate does not jump, and it
+falls to the same end value.
 """
 
 import math
@@ -21,26 +21,26 @@ from hornbook.run.config import TrainConfig
 
 @dataclass(frozen=True)
 class Cut:
-    """A run becomes shorter."""
+    """A point at which a run was shortened."""
 
     at: int
-    """Tokens consumed at the step boundary from which on it holds."""
+    """Tokens consumed at the step boundary where it takes effect."""
     length: int
-    """Tokens of the whole run from then on."""
+    """New length of the whole run in tokens."""
 
 
 @dataclass(frozen=True)
-class Horizon:
+class TrainingLength:
     """Length of a run."""
 
     planned: int
-    """Tokens of the whole run as it was asked for: the length that schedules are functions of."""
+    """Tokens of the whole run as the recipe asks: the length of its schedules."""
     batches: Batches
     """Tokens of every step but the last."""
     sequence: int
     """Tokens of a row."""
     cuts: tuple[Cut, ...] = ()
-    """Where it was shortened, at rising tokens and to falling lengths."""
+    """Where it was shortened: `at` ascending, `length` descending."""
 
     @property
     def tokens(self) -> int:
@@ -48,9 +48,9 @@ class Horizon:
         return self.cuts[-1].length if self.cuts else self.planned
 
     def cut(self, cuts: Iterable[Cut]) -> Self:
-        """The same run shortened as well at `cuts`, in the order in which they were decided.
+        """The same run with further cuts, in the order in which they were decided.
 
-        A cut that comes before earlier ones, of an attempt that had gone further, takes their place.
+        A cut replaces earlier decisions at the same or a later position: those of an attempt that had gone further.
         """
         kept = list(self.cuts)
         for cut in cuts:
@@ -58,22 +58,21 @@ class Horizon:
         return replace(self, cuts=tuple(kept))
 
     def schedule_clock(self, consumed: int) -> float:
-        """Where in the schedule of a run of `planned` tokens the step stands that begins after `consumed` tokens.
+        """Position in the schedule of `planned` tokens of the step that begins after `consumed` tokens.
 
-        That is `consumed` before the first cut. Each cut stretches the clock behind it: continuous, and `planned` at
-        the end of the shortened run.
+        It is `consumed` up to the first cut, continuous, linear between cuts, and `planned` at the end of the run.
         """
         passed = [cut for cut in self.cuts if cut.at <= consumed]
         if not passed:
             return consumed
-        clock, begin, rate = 0.0, 0, 1.0
+        clock, start, rate = 0.0, 0, 1.0
         for cut in passed:
-            clock += (cut.at - begin) * rate
-            begin, rate = cut.at, (self.planned - clock) / (cut.length - cut.at)
-        return clock + (consumed - begin) * rate
+            clock += (cut.at - start) * rate
+            start, rate = cut.at, (self.planned - clock) / (cut.length - cut.at)
+        return clock + (consumed - start) * rate
 
     def end_within(self, consumed: int, tokens: float) -> int:
-        """Length of this run if it took whole steps only, and at most `tokens` after `consumed`; one step at least."""
+        """Length of a run that ends with a whole step, after one at least and at most `tokens` after `consumed`."""
         end = consumed + self.batches.at(consumed)
         for first, size, steps in self.batches.runs(consumed):
             count = min(steps, (consumed + tokens - first) // size)
@@ -91,16 +90,16 @@ class Horizon:
         return self.batches.steps(consumed, self.tokens)
 
     def describe(self) -> str:
-        """Steps and tokens, and what becomes of the rest."""
+        """Number and size of steps, for people."""
         steps = self.steps_from(0)
-        begin = int(self.batches.tokens_of(steps - 1))
-        rest = self.tokens - begin
-        last = f", the last of {rest:,}" if rest < self.batches.at(begin) else ""
+        start = int(self.batches.tokens_of(steps - 1))
+        rest = self.tokens - start
+        last = f", the last of {rest:,}" if rest < self.batches.at(start) else ""
         return f"{steps:,} steps of {self.batches.describe()}{last}: {self.tokens:,} tokens"
 
 
-def horizon(train: TrainConfig, epoch_tokens: Callable[[float], int]) -> Horizon:
-    """The length `train` asks for; `epoch_tokens` gives the tokens of a number of passes over the data."""
+def training_length(train: TrainConfig, epoch_tokens: Callable[[float], int]) -> TrainingLength:
+    """The length that `train` asks for; `epoch_tokens` gives the tokens of a number of passes over the data."""
     if train.tokens is not None:
         wanted = train.tokens
     elif train.epochs is not None:
@@ -108,4 +107,4 @@ def horizon(train: TrainConfig, epoch_tokens: Callable[[float], int]) -> Horizon
     else:
         raise UsageError("how long to train is not set: give --train.tokens or --train.epochs")
     rows = math.ceil(wanted / train.sequence)
-    return Horizon(rows * train.sequence, train.ramp.batches(train.batch_tokens), train.sequence)
+    return TrainingLength(rows * train.sequence, train.ramp.batches(train.batch_tokens), train.sequence)

@@ -14,10 +14,16 @@ import pytest
 from hornbook.errors import Exit, StorageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run import train as train_module
-from hornbook.run.checkpoints.background import NICE, Background
-from hornbook.run.checkpoints.checkpoint import Checkpoints
+from hornbook.run.checkpoints.async_checkpointer import (
+    MIN_DEADLINE,
+    NICE,
+    SLOW_DISK,
+    WAIT_SECONDS,
+    AsyncCheckpointer,
+    Background,
+)
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
-from hornbook.run.checkpoints.saves import LEAST_SECONDS, SLOW_DISK, WAIT_SECONDS, Saves
 from tests.processes import wait_until
 
 Launch = Callable[..., Exit]
@@ -25,16 +31,16 @@ Events = Callable[..., list[dict[str, Any]]]
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    original = Checkpoints.save
+    original = CheckpointStore.save
 
     def save(
-        self: Checkpoints, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
+        self: CheckpointStore, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
     ) -> Path:
         if state.step in steps:
             raise StorageError("no space left")
         return original(self, state, final, score, ledger)
 
-    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(CheckpointStore, "save", save)
 
 
 def test_one_failed_save_is_noted_and_the_run_goes_on(
@@ -68,19 +74,19 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
     from hornbook.files.journal import Appender
 
     order: list[str] = []
-    sync, save = Appender.sync, Checkpoints.save
+    sync, save = Appender.sync, CheckpointStore.save
 
     def noted_sync(self: Appender) -> None:
         if self.path.name == "metrics.jsonl":
             order.append("sync")
         sync(self)
 
-    def noted_save(self: Checkpoints, state: Any, *rest: Any, **named: Any) -> Path:
+    def noted_save(self: CheckpointStore, state: Any, *rest: Any, **named: Any) -> Path:
         order.append("save")
         return save(self, state, *rest, **named)
 
     monkeypatch.setattr(Appender, "sync", noted_sync)
-    monkeypatch.setattr(Checkpoints, "save", noted_save)
+    monkeypatch.setattr(CheckpointStore, "save", noted_save)
     launch_run(tmp_path / "run", "log.sync_seconds=1000")
     assert order[:6] == ["sync", "save"] * 3
 
@@ -90,10 +96,10 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
 
 def slow_save(monkeypatch: pytest.MonkeyPatch, step: int, until: threading.Event, order: list[str]) -> None:
     """The save of a step takes until the event; `order` hears of every begin and end."""
-    original = Checkpoints.save
+    original = CheckpointStore.save
 
     def save(
-        self: Checkpoints, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
+        self: CheckpointStore, state: Any, final: bool = False, score: float | None = None, ledger: Any = None
     ) -> Path:
         order.append(f"begin {state.step}")
         if state.step == step:
@@ -102,16 +108,16 @@ def slow_save(monkeypatch: pytest.MonkeyPatch, step: int, until: threading.Event
         order.append(f"end {state.step}")
         return folder
 
-    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(CheckpointStore, "save", save)
 
 
 def watch_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
     """Call `act` with the number of every step that begins."""
     original = train_module.take_step
 
-    def take_step(job: Any, state: Any, horizon: Any) -> Any:
+    def take_step(job: Any, state: Any, length: Any) -> Any:
         act(state.step + 1)
-        return original(job, state, horizon)
+        return original(job, state, length)
 
     monkeypatch.setattr(train_module, "take_step", take_step)
 
@@ -178,7 +184,7 @@ def test_the_next_save_waits_for_the_one_in_flight(
 def test_a_disk_that_never_answers_ends_the_run(
     tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch, background: str
 ) -> None:
-    monkeypatch.setattr("hornbook.run.checkpoints.saves.LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("hornbook.run.checkpoints.async_checkpointer.MIN_DEADLINE", 1.0)
     until = threading.Event()
     slow_save(monkeypatch, 8, until, [])
     with pytest.raises(StorageError, match=r"the save of step 8 was given up after \d+ s: the disk does not answer"):
@@ -189,10 +195,10 @@ def test_a_disk_that_never_answers_ends_the_run(
 
 
 def test_how_long_a_save_may_take() -> None:
-    saves = Saves(None, None, None, background=True, waiting=lambda _: None)  # pyright: ignore[reportArgumentType]
-    assert saves._limit_seconds == LEAST_SECONDS
-    saves._slowest = 84e9 / SLOW_DISK  # seven billion parameters with their moments
-    assert saves._limit_seconds == pytest.approx(5 * 84e9 / 50e6)
+    checkpointer = AsyncCheckpointer(None, None, None, None, background=True)  # pyright: ignore[reportArgumentType]
+    assert checkpointer._deadline == MIN_DEADLINE
+    checkpointer._slowest = 84e9 / SLOW_DISK  # seven billion parameters with their moments
+    assert checkpointer._deadline == pytest.approx(5 * 84e9 / 50e6)
 
 
 def test_after_a_failure_the_loop_waits_for_its_save(
@@ -201,16 +207,16 @@ def test_after_a_failure_the_loop_waits_for_its_save(
     order: list[str] = []
     watch_steps(monkeypatch, lambda step: order.append(f"step {step}"))
     slow_save(monkeypatch, 0, threading.Event(), order)
-    working = Checkpoints.save
+    working = CheckpointStore.save
 
-    def failing(self: Checkpoints, state: Any, *rest: Any, **named: Any) -> Path:
+    def failing(self: CheckpointStore, state: Any, *rest: Any, **named: Any) -> Path:
         if state.step == 4:
             raise StorageError("no space left")
         if state.step == 8:
             time.sleep(0.3)  # in the background a step would begin before it is done
         return working(self, state, *rest, **named)
 
-    monkeypatch.setattr(Checkpoints, "save", failing)
+    monkeypatch.setattr(CheckpointStore, "save", failing)
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert order.index("end 8") < order.index("step 9")
 

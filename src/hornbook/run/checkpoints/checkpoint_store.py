@@ -1,7 +1,7 @@
-"""Checkpoints of a run: save, restore the newest that verifies, keep the right ones.
+"""The checkpoints of a run: save, restore the newest that verifies, delete old ones.
 
-A checkpoint counts only if every byte is what its manifest says. Where the newest does not, the next older is
-used and the caller is told; where none does, that is an error: training never starts from scratch by itself.
+A checkpoint verifies if every byte is as its manifest says. Where the newest does not, the next older one is used and
+the caller gets a note; where none does, that is an error: training never starts from scratch by itself.
 """
 
 import math
@@ -27,7 +27,7 @@ from hornbook.run.checkpoints.commit import (
     step_of,
 )
 from hornbook.run.checkpoints.exchange import Exchange, Fillable, SharedSave
-from hornbook.run.checkpoints.manifest import Figure, Manifest, read_manifest, verify_folder
+from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import all_damaged, newest_verified
 from hornbook.run.config import CheckpointConfig
 
@@ -39,14 +39,14 @@ _NEEDED = {
 
 
 class Readable(Protocol):
-    """What a checkpoint is read into, on one rank."""
+    """The state of one rank, which a checkpoint is read into."""
 
     def read(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something about checkpoints that belongs in the ledger."""
+    """An event of a checkpoint, for the ledger."""
 
     kind: str
     """`checkpoint_damaged`, `checkpoint_removed`, `litter_removed` or `tidying_failed`."""
@@ -54,7 +54,7 @@ class Note:
     text: str
 
 
-class Checkpoints:
+class CheckpointStore:
     """The directory `checkpoints` of a run, for the process that holds the run's lock, or for its ranks."""
 
     def __init__(
@@ -64,41 +64,40 @@ class Checkpoints:
         exchange: Exchange | None = None,
         why_foreign: Callable[[Manifest], str | None] = lambda _: None,
     ) -> None:
-        """`why_foreign`: says of a whole checkpoint why it is not one of this run; None: it is."""
+        """`why_foreign`: why an undamaged checkpoint is not one of this run; None: it is."""
         self._directory = directory
         self._config = config
         self._exchange = exchange or Exchange()
         self._why_foreign = why_foreign
         self.digest = ""
-        """Of the manifest of the newest save, where this rank leads."""
+        """Digest of the manifest of the newest save; set on rank 0."""
         self._verified: Path | None = None
         self._notes: list[Note] = []
 
     def take_notes(self) -> list[Note]:
-        """Notes since the last call, for the ledger."""
+        """Return and forget the notes since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
     def leave(self) -> None:
-        """Wait for other ranks no more: this one is going."""
+        """Stop waiting for other ranks: this one is leaving."""
         self._exchange.cancel()
 
     def save(
         self,
         state: Fillable,
         final: bool = False,
-        score: Figure | None = None,
+        score: ValidationLoss | None = None,
         ledger: tuple[str, str] | None = None,
     ) -> Path:
         """Commit a checkpoint of the state; when this returns it survives a power cut. Every rank calls it.
 
-        `score` was measured at this very step; the lowest of the same rows becomes `best`. `ledger`: of which run it
-        is (`Ledger.ends`). Raises StorageError
-        (disk full, failing, read-only) on every rank: older checkpoints are then untouched, training may go on and
-        try again. RankLostError after `leave`, if it waits for another rank.
+        score: measured after this very step; the lowest over the same rows becomes `best`. ledger: identity of the run
+        (`Ledger.ends`). Raises StorageError (disk full, failing, read-only) on every rank: older checkpoints are then
+        untouched, and training may go on and try again. Raises RankLostError if it still waits after `leave`.
         """
         shared = SharedSave(self._exchange, state)
-        if not self._exchange.leads:
+        if not self._exchange.is_rank0:
             shared.follow(self._directory)
             return self._directory / checkpoint_name(state.step)
         try:
@@ -110,10 +109,15 @@ class Checkpoints:
         return folder
 
     def _commit(
-        self, shared: SharedSave, state: Fillable, final: bool, score: Figure | None, ledger: tuple[str, str] | None
+        self,
+        shared: SharedSave,
+        state: Fillable,
+        final: bool,
+        score: ValidationLoss | None,
+        ledger: tuple[str, str] | None,
     ) -> Path:
         with storage_errors(self._directory):
-            self._directory.mkdir(exist_ok=True)  # without its parents: a run that was moved away is not made anew
+            self._directory.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
             self._clean()
             self._make_room()
         folder, manifest = commit(
@@ -126,42 +130,36 @@ class Checkpoints:
             self._notes.append(Note("tidying_failed", str(folder), f"saved, but: {error}"))
         return folder
 
-    def _tidy(self, folder: Path, score: Figure | None) -> None:
-        """Move the pointers and remove what the keep-policy does not protect; the save itself is done."""
+    def _tidy(self, folder: Path, score: ValidationLoss | None) -> None:
+        """Move the pointers and delete checkpoints that are not kept, after the save itself."""
         write_atomic(self._directory / LATEST, folder.name + "\n")
         if score is not None and self._config.best and self._beats_best(score, folder):
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
 
-    def restore(self, state: Readable, before: int | None = None) -> Path | None:
-        """Read the newest checkpoint that verifies (at or before step `before`); None where there is none at all.
+    def restore(self, state: Readable) -> Path | None:
+        """Read the newest checkpoint that verifies; None where there is none at all.
 
         Every rank calls it and reads the same one. Directories that do not verify are set aside as `damaged-step-N`
-        and noted. Raises IntegrityError naming every one if all are damaged. With `before`, later checkpoints are
-        deleted: they lie on a branch that is left.
+        and noted. Raises IntegrityError naming every one if all are damaged.
         """
         damaged: list[tuple[Path, str]] = []
-        name = self._exchange.decide(lambda: self._choose(before, damaged))
+        name = self._exchange.decide(lambda: self._choose(damaged))
         if not name:
             return None
         folder = self._directory / name
         state.read(folder)
         self._verified = folder
-        if self._exchange.leads:
+        if self._exchange.is_rank0:
             self._set_aside(damaged)
-            if before is not None:
-                later = [path for path in list_checkpoints(self._directory) if (step_of(path) or 0) > before]
-                self._remove(later)
         return folder
 
-    def _choose(self, before: int | None, damaged: list[tuple[Path, str]]) -> str:
-        """Name of the checkpoint to use, or nothing; what is wrong with newer ones goes to `damaged`."""
+    def _choose(self, damaged: list[tuple[Path, str]]) -> str:
+        """Name of the checkpoint to use, or ""; adds newer ones, with their problem, to `damaged`."""
         if not is_folder(self._directory):
             return ""
         self._clean()
         for folder in list_checkpoints(self._directory):
-            if before is not None and (step_of(folder) or 0) > before:
-                continue
             try:
                 manifest = self.verify(folder)
             except IntegrityError as error:
@@ -175,12 +173,8 @@ class Checkpoints:
             raise IntegrityError(all_damaged(damaged))
         return ""
 
-    def newest_verified(self) -> Path | None:
-        """The newest checkpoint that verifies, or None. Changes nothing; damaged ones are logged."""
-        return newest_verified(self._directory)
-
     def verify(self, path: Path) -> Manifest:
-        """Compare every byte with the manifest, and see that a run can go on from it; IntegrityError if not."""
+        """Check every byte against the manifest, and that all files to resume from are there; IntegrityError if not."""
         manifest = verify_folder(path)
         if step_of(path) not in (None, manifest.step):
             raise IntegrityError(f"{path}: its manifest is of step {manifest.step}")
@@ -197,7 +191,7 @@ class Checkpoints:
             )
 
     def _make_room(self) -> None:
-        """See that a save as large as the last one fits, if need be by removing surplus checkpoints early."""
+        """Make sure that a save of the last one's size fits, if need be by deleting surplus checkpoints early."""
         needed = needed_bytes(self._expected_bytes())
         free = free_bytes(self._directory)
         if free >= needed:
@@ -219,9 +213,9 @@ class Checkpoints:
         return next((size for folder in list_checkpoints(self._directory) if (size := _size(folder))), 0)
 
     def _surplus(self, keep: int) -> list[Path]:
-        """Checkpoints that the keep-policy does not protect, newest first."""
+        """Checkpoints that need not be kept, newest first; `keep`: number of newest ones to keep."""
         if self._verified is None:
-            self._verified = self.newest_verified()
+            self._verified = newest_verified(self._directory)
         best = read_pointer(self._directory, BEST) if self._config.best else None
         rotating = []
         for folder in list_checkpoints(self._directory):
@@ -251,8 +245,8 @@ class Checkpoints:
                 text += f" (it could not be set aside: {error.strerror})"
             self._notes.append(Note("checkpoint_damaged", str(folder), text))
 
-    def _beats_best(self, score: Figure, folder: Path) -> bool:
-        """Whether the checkpoint becomes `best`; where figures of other rows stand before it, best begins anew."""
+    def _beats_best(self, score: ValidationLoss, folder: Path) -> bool:
+        """Whether the checkpoint becomes `best`: always, if the loss of the present best is of other rows."""
         best = read_pointer(self._directory, BEST)
         if best is None or best == folder:
             return math.isfinite(score.loss)
@@ -271,6 +265,6 @@ def _size(folder: Path) -> int:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or the path with the first free number."""
+    """The path itself, else with the first free number appended."""
     numbered = (path.with_name(f"{path.name}.{i}") for i in range(2, 10_000))
     return path if not exists(path) else next(candidate for candidate in numbered if not exists(candidate))

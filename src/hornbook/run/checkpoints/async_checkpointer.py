@@ -1,0 +1,250 @@
+"""When the loop saves, what the ledger records of it, and what happens when the disk is full.
+
+A scheduled save is copied in memory and written while training goes on. One save is in flight at most, and the next
+waits for it, so that every rank has checkpoints of the steps that the recipe names. A requested save, and the last one,
+block the loop. A scheduled save that fails is noted, and the next one blocks the loop; older checkpoints are untouched.
+The second failure in a row, or one at the end or on a stop, ends the run with exit code 7.
+
+A wait for a save beats the heart, so the supervisor sees no hang in it. A save has a deadline of its own instead: a
+multiple of the slowest save so far, or of what a slow disk would take. A save that misses it ends the run at once,
+since its thread may write for ever: with exit code 75 if another rank did not do its part, else with 7.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from hornbook.errors import StorageError
+from hornbook.parallel.world import World
+from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
+from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
+from hornbook.run.control import Control
+from hornbook.run.job import Job
+from hornbook.run.ledger import Ledger, Position
+from hornbook.run.observe.observers import Observers
+from hornbook.run.start import bound
+from hornbook.run.state import State
+
+WAIT_SECONDS = 0.05
+MIN_DEADLINE = 300.0
+"""Seconds that every save may take."""
+SLOW_DISK = 50e6
+"""Bytes per second of a slow disk; its time for a save stands for the slowest so far before the first save."""
+PATIENCE = 5
+"""Multiple of the slowest save so far that a save may take."""
+NICE = 10
+"""Added to the niceness of the thread that writes."""
+GRACE_SECONDS = 0.5
+"""Wait for an abandoned save to name the rank it waits for."""
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """One call in a daemon thread. `gives_way`: the thread runs at a lower priority than the others of the process."""
+
+    def __init__(self, call: Callable[[], T], *, gives_way: bool = False) -> None:
+        self._call, self._gives_way = call, gives_way
+        self._future: futures.Future[T] = futures.Future()
+        threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has ended, with a result or an error."""
+        return self._future.done()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end, at most `seconds`; whether it has ended."""
+        return bool(futures.wait([self._future], seconds).done)
+
+    def result(self) -> T:
+        """The result of the call; raises its error."""
+        return self._future.result()
+
+    def _run(self) -> None:
+        if self._gives_way and sys.platform == "linux":  # elsewhere a priority is that of the whole process
+            with contextlib.suppress(OSError):
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
+        try:
+            self._future.set_result(self._call())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it again
+            self._future.set_exception(error)
+
+
+@dataclass
+class _SaveInFlight:
+    """A save that may not be on disk yet."""
+
+    snapshot: Snapshot
+    final: bool
+    started: float
+    """Seconds of the monotonic clock."""
+    written: Background[tuple[Path, float]]
+    """(the checkpoint, the monotonic time at which it was durable)."""
+    held_seconds: float
+    """Time for which the loop waited for it."""
+    metrics: dict[str, Any]
+    """Extent of metrics.jsonl when it began (`Appender.extent`)."""
+
+
+class AsyncCheckpointer:
+    """Begins saves, waits for them, and records them in the ledger."""
+
+    def __init__(
+        self, store: CheckpointStore, ledger: Ledger, control: Control, observers: Observers, *, background: bool
+    ) -> None:
+        """`background`: write scheduled saves while training goes on."""
+        self._store, self._ledger, self._control, self._observers = store, ledger, control, observers
+        self._background = background
+        self._buffers: Buffers | None = None
+        self._in_flight: _SaveInFlight | None = None
+        self._saved_step: int | None = None
+        """The newest step that is on disk."""
+        self._slowest = 0.0
+        """Seconds of the slowest save so far, or of one on a slow disk."""
+        self._failures = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._in_flight is None or kind is KeyboardInterrupt:
+            return
+        self._store.leave()  # other ranks may be gone; finish the part of this one
+        self._ends_in_time(self._in_flight, self._in_flight.snapshot)
+
+    def restore(self, state: State) -> Path | None:
+        """Read the newest checkpoint that verifies into the state; None if there is none."""
+        folder = self._store.restore(state)
+        if folder is not None:
+            self._saved_step = state.step
+        if self._background:
+            self._buffers = Buffers(state.engine.world.device)
+            take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
+        return folder
+
+    def save(self, state: State, *, final: bool = False) -> None:
+        """Return when this step is on disk; StorageError if it cannot be written."""
+        self._settle(state)
+        if self._saved_step != state.step:
+            self._begin(state, None, final=final)
+            self._finish(state)
+
+    def try_save(self, state: State) -> None:
+        """Begin a scheduled save. The first failure is noted, and the run goes on."""
+        self._settle(state)
+        if self._saved_step == state.step:
+            return
+        buffers = None if self._failures else self._buffers
+        self._begin(state, buffers)
+        if buffers is None:
+            self._settle(state)
+
+    def poll(self, state: State) -> None:
+        """Record a save that has reached the disk since the last step."""
+        if self._in_flight is not None and self._in_flight.written.done:
+            self._settle(state)
+
+    def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
+        """Start to write the state, from a copy in `buffers`, or itself (it must not change until then)."""
+        started = time.monotonic()
+        self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
+        self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
+        snapshot, score = take_snapshot(state, buffers), self._observers.score(state.step)
+        metrics, ledger = self._observers.metrics.extent, self._ledger.ends
+
+        def write() -> tuple[Path, float]:
+            return self._store.save(snapshot, final=final, score=score, ledger=ledger), time.monotonic()
+
+        written = Background(write, gives_way=buffers is not None)
+        self._in_flight = _SaveInFlight(snapshot, final, started, written, time.monotonic() - started, metrics)
+
+    def _settle(self, state: State) -> None:
+        """Return when no save is in flight. The first failure is noted, the second in a row raised."""
+        at = self._in_flight.snapshot if self._in_flight is not None else state
+        self._await(state)
+        try:
+            self._finish(state)
+        except StorageError as error:
+            self._failures += 1
+            if self._failures > 1:
+                raise
+            self._ledger.note("warning", at, text=f"the save failed: {error}")
+            self._observers.note(f"could not save, older checkpoints are untouched, training goes on: {error}")
+
+    def _finish(self, state: State) -> None:
+        """Wait for the save in flight, and record it; StorageError if it failed."""
+        self._await(state)
+        if self._in_flight is None:
+            return
+        save, self._in_flight = self._in_flight, None
+        folder, durable = save.written.result()
+        self._saved_step, self._failures = save.snapshot.step, 0
+        seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
+        self._slowest = max(self._slowest, seconds["seconds"])
+        fields = {"manifest": self._store.digest, "metrics": save.metrics}
+        self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
+        self.pass_on_notes(state)
+        self._observers.note(f"saved {folder.name}")
+
+    def _await(self, state: State) -> None:
+        """Wait until nothing is being written; RankLostError or StorageError at the deadline."""
+        save, waited_from = self._in_flight, time.monotonic()
+        if save is None:
+            return
+        in_time = self._ends_in_time(save, state)
+        save.held_seconds += time.monotonic() - waited_from
+        if in_time:
+            return
+        self._in_flight = None
+        self._store.leave()
+        if save.written.wait(GRACE_SECONDS):
+            save.written.result()
+        raise StorageError(
+            f"the save of step {save.snapshot.step:,} was given up after {self._deadline:.0f} s: the disk does "
+            "not answer, or far too slowly. Older checkpoints are untouched: see to it, then `hornbook resume` goes on"
+        )
+
+    def _ends_in_time(self, save: _SaveInFlight, at: Position) -> bool:
+        """Wait for a save; whether it ended before its deadline, not counting time in which this process was frozen."""
+        for _ in range(math.ceil(self._deadline / WAIT_SECONDS)):
+            if save.written.wait(WAIT_SECONDS):
+                return True
+            self._control.enter("save", at)
+        return False
+
+    @property
+    def _deadline(self) -> float:
+        """Seconds that a save may take."""
+        return max(MIN_DEADLINE, PATIENCE * self._slowest)
+
+    def pass_on_notes(self, state: State) -> None:
+        """Write the notes of the store (damage, litter, removals) into the ledger."""
+        for note in self._store.take_notes():
+            self._ledger.note(note.kind, state, path=note.path, text=note.text)
+            self._observers.note(f"{note.path}: {note.text}")
+
+
+def num_bytes(state: State) -> int:
+    """Approximate size of a checkpoint of all ranks: weights and moments in float32."""
+    return 4 * (state.engine.num_parameters + sum(math.prod(shape) for shape in state.moment_shapes().values()))
+
+
+def open_checkpointer(job: Job, world: World, observers: Observers) -> AsyncCheckpointer:
+    """The checkpointer of this rank."""
+    exchange = Exchange(world.store, world.rank, world.size)
+    why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
+    store = CheckpointStore(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
+    background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
+    return AsyncCheckpointer(store, job.ledger, job.control, observers, background=background)

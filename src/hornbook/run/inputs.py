@@ -1,0 +1,142 @@
+"""The fixed part of a run: its complete recipe, and the data, tokenizer and length that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hornbook.data.corpus import Corpus
+from hornbook.data.loader.loader import Loader, build_loader
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.model.config.head import HeadConfig, LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.surgery.operate import build_operated
+from hornbook.run.ledger import LENGTH_SETTINGS, Monotone
+from hornbook.run.state import ModelSpec
+from hornbook.run.training_length import TrainingLength, training_length
+from hornbook.settings.recipe import Recipe, unlike
+from hornbook.settings.resolve import Resolved
+from hornbook.settings.resume_rules import Change
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A complete recipe and what it reads."""
+
+    resolved: Resolved
+    """The recipe with `data.path` absolute, `model.vocab` and labels filled in, and the origin of every value."""
+    loader: Loader
+    tokenizer: Tokenizer
+    length: TrainingLength
+    parameters: int
+    """Number of parameters of the model, those added by surgery included."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The complete recipe."""
+        return self.resolved.recipe
+
+    @property
+    def corpus(self) -> Corpus:
+        """The token shards."""
+        return self.loader.corpus
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+        assert self.recipe.model.vocab is not None
+        return self.recipe.model.vocab
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The description of the model that checkpoints hold."""
+        recipe, tokenizer = self.recipe, self.corpus.root / "tokenizer"
+        steps = tuple(recipe.surgery)
+        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start)
+
+    @property
+    def decoder_start(self) -> int | None:
+        """The first token of the decoder's input in training; None for a model without an encoder beside it."""
+        start, pad = self.recipe.data.objective.decoder_start, self.tokenizer.special.pad
+        if start is None:
+            return None
+        return self.tokenizer.end_id if start == "end" or pad is None else pad
+
+
+def open_inputs(resolved: Resolved) -> Inputs:
+    """Open the data that a recipe names, and fill in the settings that follow from it.
+
+    Raises UsageError if no data is named, the length is not set, the tokenizer has more tokens than model.vocab, or
+    surgery does not fit the model.
+    """
+    recipe = resolved.recipe
+    if recipe.data.path is None:
+        raise UsageError("missing --data DATA: a folder made by `hornbook tokenize`")
+    loader = open_loader(recipe, recipe.data.path)
+    corpus = loader.corpus
+    tokenizer = Tokenizer.load(corpus.root / "tokenizer")
+    if tokenizer.digest != corpus.tokenizer_digest:
+        raise IntegrityError(
+            f"{corpus.root / 'tokenizer'} is not the tokenizer that made the token shards: restore it, "
+            f"or run `hornbook tokenize {corpus.root}` again"
+        )
+    head = labelled_head(recipe.model.head, corpus)
+    vocab, origins = _vocabulary(recipe.model, tokenizer.vocab_size)
+    model = recipe.model.model_copy(update={"vocab": vocab, "head": head})
+    if head != recipe.model.head:
+        origins["model.head.labels"] = f"the labels of {corpus.root}"
+    parameters = sum(parameter.numel() for parameter in build_operated(model, vocab, recipe.surgery).parameters())
+    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve())})
+    complete = Resolved(recipe.model_copy(update={"data": data, "model": model}), {**resolved.origins, **origins})
+    return Inputs(complete, loader, tokenizer, training_length(recipe.train, loader.index.epoch_tokens), parameters)
+
+
+def open_loader(recipe: Recipe, data: str, *, prefetch: bool = True) -> Loader:
+    """The batches of a recipe over a folder of token shards."""
+    sizes = {"sequence": recipe.train.sequence, "micro_batch": recipe.train.micro_batch}
+    return build_loader(recipe.data, data, **sizes, seed=recipe.seed, prefetch=prefetch)
+
+
+def _vocabulary(model: ModelConfig, size: int) -> tuple[int, dict[str, str]]:
+    """(rows of the embedding, the origin of model.vocab where the tokenizer decides it)."""
+    rows = embedding_rows(model, size)
+    if size > rows:
+        raise UsageError(
+            f"the tokenizer has {size:,} tokens and model.vocab has room for {rows:,}: raise model.vocab, or leave it "
+            "out (it then follows the tokenizer)"
+        )
+    return rows, ({} if model.vocab else {"model.vocab": f"the tokenizer's {size}, rounded up to a multiple of 64"})
+
+
+def labelled_head(head: HeadConfig, corpus: Corpus) -> HeadConfig:
+    """The head with the list of labels of the data, where the recipe names none.
+
+    Raises UsageError where a label head does not fit the labels of the data.
+    """
+    labels = corpus.labels
+    if not isinstance(head, LabelHeadConfig) or labels is None:
+        return head
+    if problem := unlike(head, labels, str(corpus.root)):
+        raise UsageError(": ".join(problem))
+    names = getattr(labels, "labels", [])
+    if len(names) == 1 and not getattr(labels, "multiple", False):
+        raise UsageError(f"every row of {corpus.root} has the label {names[0]!r}: there is nothing to tell apart")
+    return head.model_copy(update={"labels": names}) if names else head
+
+
+def vocabulary_warning(inputs: Inputs) -> str:
+    """A warning about rows of the embedding that no token of the tokenizer uses; "" where they are few."""
+    rows, tokens = inputs.vocab, inputs.tokenizer.vocab_size
+    if rows <= 1.1 * tokens + 64:
+        return ""
+    unused = count_parameters(inputs.recipe.model, rows) - count_parameters(inputs.recipe.model, tokens)
+    return (
+        f"model.vocab is {rows:,} and the tokenizer has {tokens:,} tokens: {unused:,} parameters are never used; "
+        "--model.vocab none lets it follow the tokenizer"
+    )
+
+
+def resumed_length(inputs: Inputs, past: Monotone, changes: Sequence[Change]) -> TrainingLength:
+    """Length of a resumed run: shortened as its ledger says, unless `changes` set a new length."""
+    anew = any(change.key in LENGTH_SETTINGS for change in changes)
+    return inputs.length.cut(() if anew else past.cuts)

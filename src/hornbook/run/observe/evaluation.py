@@ -1,0 +1,193 @@
+"""Observers that run the model: validation losses and samples of text."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from hornbook.data.config.objectives import Infill
+from hornbook.data.validation import HeldOut
+from hornbook.evals.corpus import Scores, score_rows, validation_rows
+from hornbook.evals.loss import Score
+from hornbook.files.run_status import evaluations, fullest
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.generate.generate import generate
+from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
+from hornbook.parallel.engine import Engine
+from hornbook.run.checkpoints.manifest import ValidationLoss
+from hornbook.run.job import Job
+from hornbook.run.ledger import Position
+from hornbook.run.observe.console import Console
+from hornbook.run.step_report import Step, is_due
+from hornbook.settings.recipe import Recipe
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 50
+
+
+class Evaluation:
+    """Validation loss and bits-per-byte per source, every `eval.every` steps and at the end.
+
+    Every evaluation scores the same rows, `eval.tokens` of each source, so that losses can be compared along the run:
+    `checkpoint.best` rests on them. After the last step, once it is saved, all rows are scored too.
+    """
+
+    def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
+        self._job, self._engine, self._consoles = job, engine, consoles
+        self._token_bytes = job.inputs.tokenizer.token_bytes()
+        self.newest: tuple[int, ValidationLoss] | None = None
+        """(step, loss) of the newest evaluation of this attempt."""
+
+    def __call__(self, step: Step) -> None:
+        if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
+            self._evaluate(step, last=step.final)
+
+    def score_start(self, at: Position) -> None:
+        """Score imported weights before the first step, unless an earlier attempt did."""
+        done = self._job.output.is_rank0 and self._record(at.step) is not None
+        if self._job.inputs.corpus.validation and not self._engine.world.all_reduce_max([done])[0]:
+            self._evaluate(at)
+
+    @cached_property
+    def _rows(self) -> dict[str, HeldOut]:
+        recipe = self._job.recipe
+        return validation_rows(self._job.inputs.corpus, recipe, recipe.train.sequence, recipe.eval.tokens)
+
+    def _evaluate(self, at: Position, *, last: bool = False) -> None:
+        started = time.monotonic()
+        scores = self._score(self._rows, at, last=last)
+        if self._gives_way(at, last=last):
+            return
+        report = scores.report()
+        self.newest = (at.step, ValidationLoss(scores.total.loss, report["rows"]))
+        self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | report)
+        self._job.ledger.note("evaluation", at, **report)
+        self._show_scores(scores)
+
+    def _position(self, at: Position) -> dict[str, Any]:
+        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
+
+    def score_all(self, at: Position) -> None:
+        """Score every validation token at the end of the run, unless that was done. A stop signal ends it early."""
+        if not self._job.inputs.corpus.validation or self._has_all(at.step):
+            return
+        started = time.monotonic()
+        scores = self._score({name: part.whole for name, part in self._rows.items()}, at)
+        if self._gives_way(at):
+            self._note(f"not all validation text was scored; `hornbook eval {self._job.run.path}` does it")
+            return
+        report = scores.report()
+        before = self._record(at.step) or self._position(at) | report
+        whole = {"seconds": round(time.monotonic() - started, 3)} | report
+        self._write(at.step, before | {"whole": whole})
+        self._job.ledger.note("evaluation", at, whole=report)
+        self._show_scores(scores)
+
+    def _has_all(self, step: int) -> bool:
+        """Whether the record of this step covers all rows; ranks learn it from rank 0."""
+        record = self._record(step) if self._job.output.is_rank0 else None
+        done = record is not None and fullest(record)["all"].get("read") == sum(part.of for part in self._rows.values())
+        return bool(self._engine.world.all_reduce_max([done])[0])
+
+    def _record(self, step: int) -> dict[str, Any] | None:
+        return next((each for each in evaluations(self._job.run) if each.get("step") == step), None)
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        self._job.output.write(self._job.run.evals / f"step-{step:08d}.json", json.dumps(record, indent=2) + "\n")
+
+    def _show_scores(self, scores: Scores) -> None:
+        total = scores.total
+        for console in self._consoles:
+            if isinstance(total, Score):
+                console.scored(total.bits_per_byte, scores.coverage)
+        self._note(f"validation loss {total.loss:.4f}, {total.summary}, on {scores.coverage}")
+
+    def _note(self, text: str) -> None:
+        for console in self._consoles:
+            console.note(text)
+
+    def _gives_way(self, at: Position, *, last: bool = False) -> bool:
+        """Whether a stop was requested: an unfinished evaluation is dropped, except after the last step."""
+        self._job.control.enter("evaluate", at)
+        (interrupted,) = self._engine.world.all_reduce_max([self._job.control.interrupted])
+        return bool(interrupted) and not last
+
+    def _score(self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False) -> Scores:
+        micro_batch = self._job.recipe.train.micro_batch
+        return score_rows(
+            self._engine,
+            self._job.inputs.corpus,
+            rows,
+            self._token_bytes,
+            micro_batch=micro_batch,
+            going=lambda: not self._gives_way(at, last=last),
+        )
+
+
+class Samples:
+    """Text that the model makes of a fixed prompt with a fixed seed, to show its progress.
+
+    A decoder continues the prompt; an encoder-decoder and an encoder fill a hole at its end.
+    """
+
+    def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
+        self._job, self._engine, self._consoles = job, engine, consoles
+        self._every = job.recipe.eval.sample_every or job.recipe.eval.every
+        labelled = isinstance(job.recipe.model.head, LabelHeadConfig)  # such a model predicts labels, not text
+        self._prompt = "" if labelled else job.recipe.eval.prompt
+
+    def __call__(self, step: Step) -> None:
+        if self._prompt and (step.final or is_due(step.step, self._every)):
+            self._sample(step)
+
+    def _sample(self, step: Step) -> None:
+        prompt = self._prompt
+        text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
+        record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
+        self._job.output.write(
+            self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n"
+        )
+        for console in self._consoles:
+            console.note(f"sample {prompt}{text}")
+
+    def _continue(self, prompt: str, step: Step) -> str:
+        tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe
+        with self._engine.evaluation_mode() as model:
+            text = prompt if model.encoder is None else prompt + _hole(recipe, tokenizer)
+            begun = encode_prompt(model, tokenizer, text, self._job.inputs.decoder_start)
+            made = generate(
+                model,
+                begun.tokens,
+                memory=begun.memory,
+                max_tokens=recipe.eval.sample_tokens,
+                temperature=SAMPLE_TEMPERATURE,
+                top_k=SAMPLE_TOP_K,
+                seed=recipe.seed,
+                stop=(tokenizer.end_id,),
+                vocab=tokenizer.vocab_size,
+                length=recipe.model.position.length,
+                agree=self._engine.world.broadcast,
+            )
+            tokens = []
+            self._job.control.enter("sample", step)
+            for token in made:
+                self._job.control.enter("sample", step)
+                tokens.append(token)
+            return tokenizer.decode(tokens)
+
+    def _fill(self, prompt: str) -> str:
+        """The most likely token after the prompt, from a bidirectional model."""
+        tokenizer = self._job.inputs.tokenizer
+        with self._engine.evaluation_mode() as model:
+            tokens = encode_spelled(tokenizer, prompt + _hole(self._job.recipe, tokenizer))
+            (found,) = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=1)
+            return f" [{tokenizer.decode(found.tokens).strip()}]"
+
+
+def _hole(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """The token for missing text, as in training: a mask, or the first sentinel; "" where there is none."""
+    special = tokenizer.special
+    masks = recipe.model.kind == "encoder" or isinstance(recipe.data.objective, Infill) or not special.sentinels
+    missing = special.mask if masks else special.sentinels[0]
+    return "" if missing is None else tokenizer.decode([missing])
