@@ -18,7 +18,7 @@ ROOM_LINES = {
     "cli": 5_500,
     "data": 5_000,
     "evals": 900,
-    "files": 1_100,
+    "files": 1_400,
     "kernels": 700,
     "model": 13_800,
     "optim": 500,

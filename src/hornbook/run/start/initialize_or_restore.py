@@ -29,7 +29,7 @@ from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
 from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
-from hornbook.settings.schema import dotted
+from hornbook.settings.toml import dotted
 
 
 def initialize_or_restore(
