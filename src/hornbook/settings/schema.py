@@ -114,7 +114,7 @@ def field_name(model: type[Config], word: str) -> str | None:
     return name if name in model.model_fields else None
 
 
-def shapes_at(path: tuple[str, ...], shape: Shape = ROOT) -> list[Shape]:
+def shapes_at(path: tuple[str | int, ...], shape: Shape = ROOT) -> list[Shape]:
     """All shapes the dotted path may have, one per kind on the way that knows it; empty if none does."""
     if not path:
         return [shape]
@@ -124,7 +124,7 @@ def shapes_at(path: tuple[str, ...], shape: Shape = ROOT) -> list[Shape]:
         return []
     found = []
     for model in shape.kinds.values():
-        name = field_name(model, path[0])
+        name = field_name(model, str(path[0]))
         if name is not None:
             found += shapes_at(path[1:], shape_of(model.model_fields[name].annotation))
     return found
