@@ -139,14 +139,10 @@ class SilentAppender:
     def append(self, record: Mapping[str, Any]) -> None:
         """Do nothing."""
 
-    def check(self) -> None:
-        """Do nothing."""
-
     def sync(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
+    check = close = sync
 
 
 class Ledger:

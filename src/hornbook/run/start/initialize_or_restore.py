@@ -143,17 +143,10 @@ def _environment(job: Job, world: World) -> dict[str, Any]:
     """Write env.json at the first start; returns `bits_depend_on`, and under `changed` the differences since then."""
     environment = describe_environment(world, job.recipe.seed, list(job.start.argv))
     now = bits_depend_on(environment)
-    first = _read(job.run.env)
-    if first is None:
+    try:
+        before = bits_depend_on(json.loads(job.run.env.read_bytes()))
+    except (OSError, ValueError):
         job.output.write(job.run.env, json.dumps(environment, indent=2) + "\n")
         return now
-    before = bits_depend_on(first)
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
     return now | ({"changed": changed} if changed else {})
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
