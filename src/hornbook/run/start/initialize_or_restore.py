@@ -125,7 +125,7 @@ def _lines(
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
-        yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
+        yield f"warning: every label of the training data is {label!r}: a model learns nothing else"
     if slow := slow_precision(job.recipe.train.precision, state.engine.world.device):
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.index.notes)
