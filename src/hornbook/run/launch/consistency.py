@@ -92,7 +92,7 @@ def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
     ranks = range(rank_info.size)
     if store.add(f"came/{rank_info.rank}", 1) > 1:
         raise UsageError(
-            f"rank {rank_info.rank} is here already: two jobs meet at the same MASTER_ADDR and MASTER_PORT, or two "
+            f"rank {rank_info.rank} is here already: two jobs use the same MASTER_ADDR and MASTER_PORT, or two "
             "processes have the same RANK; give each job a port of its own"
         )
     store.set(f"text/{rank_info.rank}", text)
