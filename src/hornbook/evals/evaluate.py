@@ -1,4 +1,4 @@
-"""Scores and baselines of the held-out part of a corpus, source by source."""
+"""Evaluation of a model: the validation texts of a corpus source by source, then tasks of other packages."""
 
 import functools
 import itertools
@@ -6,20 +6,19 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import xxhash
 
 from hornbook.data.batch import Batch
-from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
-from hornbook.evals.baselines import gzip_bits_per_byte, unigram_bits_per_byte
-from hornbook.evals.labels import LabelScore, evaluate_labels
-from hornbook.evals.loss import Score, evaluate
+from hornbook.evals.labels import LabelScores, LabelTask
+from hornbook.evals.loss import LossScores, LossTask
+from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
 from hornbook.progress import Progress, silent
@@ -30,19 +29,20 @@ from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
-AnyScore = Score | LabelScore
+ValidationScores = LossScores | LabelScores
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The score of each source, and of how much of its validation text it is."""
+class Report:
+    """The scores of each source and task, and the share of the validation text that they are of."""
 
-    by_source: dict[str, AnyScore]
+    by_source: dict[str, ValidationScores]
     held_out: dict[str, HeldOut]
+    tasks: dict[str, Scores] = field(default_factory=dict)
 
     @property
-    def total(self) -> AnyScore:
-        """The score of all sources together; they are of one kind."""
+    def total(self) -> ValidationScores:
+        """The scores of all sources together; they are of one kind."""
         first, *rest = self.by_source.values()
         return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
 
@@ -51,101 +51,88 @@ class Scores:
         """`32,768 of 85,732 tokens`."""
         return coverage(self._read(self.held_out.values()))
 
-    def report(self) -> dict[str, Any]:
-        """Figures of each source under `sources`, of all together under `all`; `rows` names the rows they are of."""
+    def as_dict(self) -> dict[str, Any]:
+        """Measurements of each source under `sources`, of all together under `all`; `rows` is a hash of their rows.
+
+        Those of tasks are under `tasks`, if there are any.
+        """
         rows = xxhash.xxh3_64_hexdigest(" ".join(part.digest for part in self.held_out.values()).encode())
         sources = {name: score.as_dict() | self._read([self.held_out[name]]) for name, score in self.by_source.items()}
-        return {"rows": rows, "sources": sources, "all": self.total.as_dict() | self._read(self.held_out.values())}
+        tasks = {"tasks": {name: scores.as_dict() for name, scores in self.tasks.items()}} if self.tasks else {}
+        everything = self.total.as_dict() | self._read(self.held_out.values())
+        return {"rows": rows, "sources": sources, "all": everything, **tasks}
 
     @staticmethod
     def _read(parts: Iterable[HeldOut]) -> dict[str, int]:
-        """Tokens of text that were read, of how many there are."""
+        """Tokens of text that were read, and their number in all rows."""
         parts = list(parts)
         return {"read": sum(part.read for part in parts), "of": sum(part.of for part in parts)}
 
 
-def validation_rows(corpus: Corpus, recipe: Recipe, sequence: int, max_tokens: int | None = None) -> dict[str, HeldOut]:
-    """The validation rows of each source as `recipe` asks for them, of at most `max_tokens` tokens each (None: all)."""
-    return {
-        source: held_out(
-            corpus,
-            source,
-            sequence=sequence,
-            max_tokens=max_tokens,
-            document_mask=recipe.data.document_mask,
-            objective=recipe.data.objective,
-            seed=recipe.seed,
-        )
-        for source in corpus.validation
-    }
+class Evaluator:
+    """Evaluates models on the validation texts of a corpus and on the tasks of a recipe."""
 
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, sequence: int) -> None:
+        """`sequence`: tokens per row."""
+        self._corpus, self._tokenizer, self._recipe, self._sequence = corpus, tokenizer, recipe, sequence
+        self._token_bytes = torch.from_numpy(tokenizer.token_bytes()).long()
 
-def score_rows(
-    engine: Engine,
-    corpus: Corpus,
-    rows: Mapping[str, HeldOut],
-    token_bytes: np.ndarray,
-    *,
-    micro_batch: int,
-    going: Callable[[], bool] = lambda: True,
-    progress: Progress = silent,
-) -> Scores:
-    """Score of the rows of each source.
+    def rows(self, max_tokens: int | None = None) -> dict[str, HeldOut]:
+        """The validation rows of each source, of at most `max_tokens` tokens each (None: all)."""
+        return {
+            source: held_out(
+                self._corpus,
+                source,
+                sequence=self._sequence,
+                max_tokens=max_tokens,
+                document_mask=self._recipe.data.document_mask,
+                objective=self._recipe.data.objective,
+                seed=self._recipe.seed,
+            )
+            for source in self._corpus.validation
+        }
 
-    `token_bytes` [vocab]: UTF-8 bytes each token stands for. Windows are disjoint, and each token of the rows but a
-    document's delimiter is predicted once. Of labels, each is scored once. When `going` says no, the rest is left out.
-    `progress` hears of rows.
-    """
-    sizes = torch.from_numpy(token_bytes).long()
-    scores: dict[str, AnyScore] = {}
-    done, total = 0, sum(len(part.rows) for part in rows.values())
+    def evaluate(
+        self,
+        engine: Engine,
+        rows: Mapping[str, HeldOut],
+        *,
+        with_tasks: bool = True,
+        proceed: Callable[[], bool] = lambda: True,
+        progress: Progress = silent,
+    ) -> Report:
+        """Scores of the rows of each source and, `with_tasks`, of the tasks of the recipe.
 
-    def counted(batches: Iterator[Batch]) -> Iterator[Batch]:
-        nonlocal done
-        for batch in batches:
-            progress("score rows", done, total)
-            yield batch
-            done += len(batch.samples)
+        Rows are disjoint, and each token of them but a document's delimiter is predicted once; each label is scored
+        once. `proceed` is called before each batch; once it is False, the rest is left out. `progress` counts rows.
+        """
+        done, total = 0, sum(len(part.rows) for part in rows.values())
 
-    for source, part in rows.items():
-        batches = counted(itertools.takewhile(lambda _: going(), part.batches(micro_batch)))
+        def counted(part: HeldOut) -> Iterator[Batch]:
+            nonlocal done
+            batches = part.batches(self._recipe.train.micro_batch)
+            for batch in itertools.takewhile(lambda _: proceed(), batches):
+                progress("score rows", done, total)
+                yield batch
+                done += len(batch.samples)
+
+        scores: dict[str, ValidationScores] = {}
+        for source, part in rows.items():
+            scores[source] = self._task(source, part, counted(part)).score(engine, engine.world)
+        tasks = self._tasks(proceed) if with_tasks else []
+        return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
+
+    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
         if part.labelled:
-            scores[source] = evaluate_labels(engine, batches, corpus, source, part.plan)
-        else:
-            scores[source] = evaluate(engine, batches, sizes)
-    return Scores(scores, dict(rows))
+            return LabelTask(source, batches, self._corpus, part.plan)
+        return LossTask(source, batches, self._token_bytes)
 
-
-def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
-    """Bits per byte of the validation text under gzip and under the unigram model of the training tokens."""
-    documents = [
-        tokenizer.decode(tokens.tolist()).encode()
-        for stream in corpus.validation.values()
-        for tokens in _documents(stream, {corpus.delimiter_id, corpus.end_id})
-    ]
-    alone, joined = gzip_bits_per_byte(documents)
-    unigram = unigram_bits_per_byte(_counts(corpus, "train"), _counts(corpus, "validation"), sum(map(len, documents)))
-    return {"gzip_per_document": alone, "gzip_concatenated": joined, "unigram": unigram}
-
-
-def _documents(stream: Stream, special: set[int]) -> Iterator[np.ndarray]:
-    """Token ids of each document, without its delimiter and end."""
-    for shard in stream.shards:
-        start, data = 0, shard.data
-        for end in shard.ends.tolist():
-            tokens = data[start:end]
-            yield tokens[~np.isin(tokens, list(special))]
-            start = end
-
-
-def _counts(corpus: Corpus, split: str) -> np.ndarray:
-    """How often each token occurs in a split: int64 [vocab]."""
-    streams: Mapping[str, Stream] = getattr(corpus, split)
-    counts = np.zeros(corpus.vocab_size, np.int64)
-    for stream in streams.values():
-        for shard in stream.shards:
-            counts += np.bincount(shard.data, minlength=corpus.vocab_size)
-    return counts
+    def _tasks(self, proceed: Callable[[], bool]) -> list[Task]:
+        recipe = self._recipe
+        context = TaskContext(
+            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_batch, recipe.seed, proceed
+        )
+        return [config.build(context) for config in recipe.eval.tasks]
 
 
 @contextmanager
