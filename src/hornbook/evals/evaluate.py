@@ -119,7 +119,7 @@ class Evaluator:
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
             scores[source] = self._task(source, part, counted(part)).score(engine, engine.world)
-        tasks = self._tasks(proceed) if with_tasks else []
+        tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
         return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
 
     def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
