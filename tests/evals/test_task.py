@@ -47,17 +47,17 @@ def test_a_task_from_outside_is_scored_in_the_loop_and_by_the_verb(
     assert [each["tasks"]["repeat"] for each in events(run.path, "evaluation") if "tasks" in each] == [middle, last]
     capsys.readouterr()
     assert main(["eval", str(run.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tasks"] == {"repeat": last}
+    found = json.loads(capsys.readouterr().out)["tasks"]["repeat"]
+    assert found == pytest.approx(last, abs=1 / 64)  # a token, where other threads round otherwise
     assert main(["eval", str(run.path)]) == 0
-    assert "repeat: accuracy" in capsys.readouterr().out
+    assert "repeat: accuracy" in capsys.readouterr().err
 
 
 def test_without_tasks_nothing_is_said_of_them(tmp_path: Path, launch_run: Callable[..., Exit]) -> None:
     run = RunDir(tmp_path / "run")
     assert launch_run(run.path) == Exit.DONE
     (last,) = (json.loads(path.read_text()) for path in run.evals.iterdir())
-    assert {*last} == {"attempt", "step", "tokens", "seconds", "rows", "sources", "all", "whole"}
-    assert {*last["whole"]} == {"seconds", "rows", "sources", "all"}
+    assert {*last} == {"attempt", "step", "tokens", "seconds", "rows", "sources", "all"}
 
 
 @pytest.mark.usefixtures("own")
