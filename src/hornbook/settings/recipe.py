@@ -106,7 +106,7 @@ def _check_labels(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Head and objective are both of labels, or both of text."""
     head, objective, kind = recipe.model.head, recipe.data.objective, recipe.model.kind
     labelled = isinstance(head, LabelHeadConfig)
-    if labelled != (objective.kind == "labels"):
+    if labelled != objective.predicts_labels:
         fitting = 'take "labels"' if labelled else "take one of text, or a head of labels"
         yield "data.objective", f'the head "{head.kind}" does not learn by "{objective.kind}": {fitting}'
     elif objective.kind in ("answer", "seq2seq") and (objective.kind == "seq2seq") != (kind == "encoder_decoder"):
