@@ -121,18 +121,10 @@ def lookup(row: Mapping[str, Any], name: str) -> Any:
 
 
 def reject(
-    file: InputFile,
-    line: int,
-    reason: str,
-    data: bytes = b"",
-    size: int | None = None,
-    *,
-    rows: int = 1,
-    damaged: bool = True,
+    file: InputFile, line: int, reason: str, data: bytes = b"", size: int = -1, *, rows: int = 1, damaged: bool = True
 ) -> Rejected:
     """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
-    length = len(data) if size is None else size
-    return Rejected(file.name, line, reason, file.source, excerpt(data), length, rows, damaged)
+    return Rejected(file.name, line, reason, file.source, excerpt(data), len(data) if size < 0 else size, rows, damaged)
 
 
 def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:

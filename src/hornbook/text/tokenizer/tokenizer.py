@@ -85,10 +85,8 @@ class Tokenizer:
         try:
             settings = read_settings(file.parent)
             return _made(definition, *choose_delimiters(data, settings, end_of_text), json.dumps(settings))
-        except UsageError as error:
-            raise UsageError(f"{file}: {error}") from error
-        except IntegrityError as error:
-            raise IntegrityError(f"{file}: {error}") from error
+        except (UsageError, IntegrityError) as error:
+            raise type(error)(f"{file}: {error}") from error
 
     @cached_property
     def _plain(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def read_labelled(
     file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None
 ) -> Iterator[Row]:
     """As `read_file`, where each row has labels as `options.labels` says."""
-    return read_file(file, options, on_digest, _READERS)
+    return read_file(file, options, on_digest, _READERS.get(file.format, _read_other))
 
 
 def _labels(options: ReadOptions) -> LabelsConfig:
@@ -189,10 +189,10 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
     return read_row_groups(file, problem, lambda schema: schema.names, read)
 
 
-def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_other(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
     del raw, options
-    endings = ".jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
-    yield reject(file, 0, f"no labels in plain text: labelled sets are {endings}")
+    read = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
+    yield reject(file, 0, f"no labels in {read if file.format == 'text' else f'this format: {file.format}'}")
 
 
 _READERS: dict[str, Reader] = {
@@ -202,5 +202,4 @@ _READERS: dict[str, Reader] = {
     "tsv": _read_table,
     "json": _read_json,
     "conll": _read_conll,
-    "text": _read_text,
 }

@@ -6,13 +6,12 @@ one. An archive in an archive is not opened, which bounds bombs to one level, an
 
 from collections.abc import Iterable, Iterator
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import ReadOptions, Row, reject
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
-from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
-from hornbook.text.ingest.lines import HashingFile, open_input
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of, is_hidden
+from hornbook.text.ingest.lines import Buffered, HashingFile, open_input
 from hornbook.text.ingest.readers import reader_of
 
 EXPANSION, FREE = 200, 2**28
@@ -97,7 +96,7 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
     path = f"{file.path}{_PART}{member.name}"
     problem = _problem(member)
     known = format_of(member.name, options.layout)
-    if member.kind == "folder" or (not problem and (known is None or _is_hidden(member.name))):
+    if member.kind == "folder" or (not problem and (known is None or is_hidden(member.name))):
         return
     inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
     if problem or inner.format in _ARCHIVES:
@@ -115,7 +114,3 @@ def _problem(member: Member | ZipMember) -> str:
     if ".." in parts or not parts[0] or ":" in parts[0] or "\0" in member.name:
         return "unsafe name in the archive: it leads outside"
     return ""
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part != "." for part in name.split("/"))

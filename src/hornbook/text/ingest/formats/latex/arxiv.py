@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, reject, too_long
@@ -16,7 +15,7 @@ from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, read_whole
+from hornbook.text.ingest.lines import Buffered, HashingFile, read_whole
 
 _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")

@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from hornbook.text.ingest.charsets import why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream
@@ -11,16 +12,10 @@ from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import HashingFile, Line
 from hornbook.text.ingest.parts import input_lines
 
-
-class _Csv(csv.excel):
-    strict = True
-
-
-class _Tsv(csv.excel):
-    delimiter, quoting = "\t", csv.QUOTE_NONE
-
-
-_DIALECTS = {"csv": _Csv, "tsv": _Tsv}
+_DIALECTS: dict[str, dict[str, Any]] = {
+    "csv": {"strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 
 
 class _CsvLines:
@@ -77,7 +72,7 @@ def read_table(
     """
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
-    table = csv.reader(lines, _DIALECTS[file.format])
+    table = csv.reader(lines, **_DIALECTS[file.format])
     header: list[str] | None = None
     while True:
         lines.start_row()

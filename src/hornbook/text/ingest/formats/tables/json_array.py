@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import BOM, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
@@ -20,7 +19,7 @@ from hornbook.text.ingest.document import (
     too_long,
 )
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
+from hornbook.text.ingest.lines import CHUNK, Buffered, HashingFile, read_lines
 from hornbook.text.ingest.readers import json_row
 
 _WHITESPACE = " \t\r\n"

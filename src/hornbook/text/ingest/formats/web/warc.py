@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import Undecodable, decode_declared, why_not_utf8
 from hornbook.text.ingest.compressions import decompressed
 from hornbook.text.ingest.document import (
@@ -23,7 +22,7 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile
+from hornbook.text.ingest.lines import Buffered, HashingFile
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
