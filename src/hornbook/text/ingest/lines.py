@@ -26,7 +26,6 @@ class HashingFile:
     def __init__(self, file: Stream) -> None:
         self._file = file
         self._hash = xxhash.xxh3_128()
-        self.closed = False
 
     def read(self, size: int = -1, /) -> bytes:
         """Read and hash."""
@@ -39,9 +38,6 @@ class HashingFile:
         while self.read(CHUNK):
             pass
         return self._hash.hexdigest()
-
-    def close(self) -> None:
-        """Nothing: the file belongs to the caller that opened it."""
 
 
 @contextmanager

@@ -92,8 +92,8 @@ def _read_group(file: InputFile, group: _RowGroup, read: Read) -> Iterator[Row]:
     try:
         size = rows_at_once(group.source, group.chunks, group.columns)
         for batch in table.iter_batches(batch_size=size, row_groups=[number], columns=group.columns):
-            for found in read(batch, first + done):
-                yield from found
+            for rows_of_one in read(batch, first + done):
+                yield from rows_of_one
                 done += 1
         problem = f"damaged parquet: row group {number}, it ends early"
     except Excess as error:
