@@ -11,7 +11,7 @@ from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.lines import HashingFile, read_whole
+from hornbook.text.ingest.lines import read_whole
 
 EXCERPT_BYTES = 160
 LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
@@ -108,7 +108,8 @@ class ReadOptions:
         }
 
 
-Reader = Callable[[InputFile, HashingFile, ReadOptions], Iterator[Row]]
+Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
+"""From a file, a stream of its bytes as stored, and options to rows."""
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:

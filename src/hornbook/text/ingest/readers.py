@@ -12,7 +12,7 @@ from typing import Any
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
 from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
-from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
     Document,
     Reader,
@@ -94,7 +94,7 @@ def read_file(
         raise DoesNotFitError(f"{file.name}: reading it takes more memory than there is") from error
 
 
-def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
     number = 0
     line = 1
@@ -119,7 +119,7 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return reject(file, number, why_not_utf8(data, error), data)
 
 
-def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per line."""
     return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
 
@@ -157,7 +157,7 @@ def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
     return f"invalid JSON: {short(error)}"
 
 
-def read_xml(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Dumps in XML: MediaWiki's pages-articles and StackExchange's Posts, told apart by their beginning."""
     from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
 

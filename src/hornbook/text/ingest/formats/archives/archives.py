@@ -11,7 +11,7 @@ from hornbook.text.ingest.document import ReadOptions, Row, reject
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of, is_hidden
-from hornbook.text.ingest.lines import Buffered, HashingFile, open_input
+from hornbook.text.ingest.lines import Buffered, open_input
 from hornbook.text.ingest.readers import reader_of
 
 EXPANSION, FREE = 200, 2**28
@@ -55,13 +55,13 @@ class Bounded:
         return data
 
 
-def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_tar(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, as they come."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
     return _rows(file, ((member, member) for member in tar_members(stream)), options)
 
 
-def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_zip(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, in the order of the directory."""
     del raw  # zip is read at random offsets
     budget = Budget(file.size)
@@ -104,7 +104,7 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
     elif inner.format in AT_RANDOM:
         yield reject(inner, 0, f"{inner.format} in an archive: it is read at random places, so unpack it first")
     else:
-        yield from reader_of(inner.format)(inner, HashingFile(stream), options)
+        yield from reader_of(inner.format)(inner, stream, options)
 
 
 def _problem(member: Member | ZipMember) -> str:

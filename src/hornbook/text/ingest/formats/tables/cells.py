@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hornbook.text.ingest.charsets import why_not_utf8
-from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Rejected, Row, UnfitRow, reject, row_document, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, Line
+from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
 _DIALECTS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ Make = Callable[[int, dict[str, str], bytes], Iterable[Row]]
 """Called with a row's number, its cells by column and its first line as read."""
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The document of each row after the header."""
 
     def make(number: int, row: dict[str, str], data: bytes) -> Iterable[Row]:
@@ -64,7 +64,7 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
 
 
 def read_table(
-    file: InputFile, raw: HashingFile, options: ReadOptions, wanted: Mapping[str, str], make: Make
+    file: InputFile, raw: Stream, options: ReadOptions, wanted: Mapping[str, str], make: Make
 ) -> Iterator[Row]:
     """What `make` makes of each row after the header; a quoted cell may hold line ends.
 

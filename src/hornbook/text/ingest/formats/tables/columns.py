@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import (
     DAMAGE,
     EXCERPT_BYTES,
@@ -19,7 +20,7 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input
+from hornbook.text.ingest.lines import CHUNK, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
@@ -29,7 +30,7 @@ Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
 """From a batch and the number of its first row to what each of its rows becomes."""
 
 
-def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A document per row."""
     del raw  # parquet is read at random offsets
 

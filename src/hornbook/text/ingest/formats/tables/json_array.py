@@ -19,13 +19,13 @@ from hornbook.text.ingest.document import (
     too_long,
 )
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, Buffered, HashingFile, read_lines
+from hornbook.text.ingest.lines import CHUNK, Buffered, read_lines
 from hornbook.text.ingest.readers import json_row
 
 _WHITESPACE = " \t\r\n"
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Rows are counted from 1; after a row that is not JSON the rest of an array cannot be split into rows."""
     stream = Buffered(plain_text(raw, file.compression))
     number = 0
