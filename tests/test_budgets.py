@@ -20,7 +20,7 @@ ROOM_LINES = {
     "evals": 900,
     "files": 1_400,
     "kernels": 700,
-    "model": 13_800,
+    "model": 13_500,
     "optim": 500,
     "parallel": 1_300,
     "run": 7_500,
