@@ -19,7 +19,7 @@ from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
 from tests.text.refinery.running import least_seconds
 
-SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()
+SYMBOLS, TERMINALS = characters._RANGES["symbols"], characters.sentence_terminals()
 SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" javascript { [1] [edit] \u2026 \u2022
 [\u0663] \u0130 e\u0301 \u65e5\u672c \u304b \U0001f600 \u3002 \uff1f \u06d4 \u061d \u200b \0"""
 LONG = ("lorem ipsum", "Lorem Ipsum", "cookie policy", "coo\u212aie policy", "w" * 31, "v" * 1001)

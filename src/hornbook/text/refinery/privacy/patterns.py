@@ -11,7 +11,8 @@ from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER, WORDS
+from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER
+from hornbook.text.refinery.privacy.check_digits import WORDS
 from hornbook.text.refinery.privacy.streets import street
 
 Found = tuple[int, int, str] | None
