@@ -31,8 +31,8 @@ def interval(text: str) -> tuple[int, int]:
             begin = _microseconds(datetime.fromisoformat(text))
             return begin, begin + 1
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{_short(text)} is no date: {error}") from None
-    raise ValueError(f"{_short(text)} is no date: ISO 8601 is read, such as 2024, 2024-07-01, 2024-07-01T12:00Z")
+        raise ValueError(f"{_short(text)} is not a date: {error}") from None
+    raise ValueError(f"{_short(text)} is not a date: ISO 8601 is read, such as 2024, 2024-07-01, 2024-07-01T12:00Z")
 
 
 def spell(moment: int) -> str:

@@ -57,7 +57,7 @@ class ClassLabels(Config):
         if self.layout != "rows" and (len(self.labels) != 2 or self.multiple):
             raise ValueError(f"layout {self.layout!r} has two labels, wrong and right: for example ['no', 'yes']")
         if self.layout != "rows" and (self.text, self.pair, self.label) != ("text", None, "label"):
-            raise ValueError(f"layout {self.layout!r} knows its fields: leave out text, pair and label")
+            raise ValueError(f"layout {self.layout!r} has fields of its own: leave out text, pair and label")
         return self
 
 
@@ -122,7 +122,7 @@ class AnswerLabels(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.template.count("{prompt}") != 1:
-            raise ValueError("a template has `{prompt}` exactly once")
+            raise ValueError("a template needs `{prompt}` exactly once")
         return self
 
 

@@ -288,7 +288,9 @@ class TextConfig(Config):
             kind = self.tokenizer.kind
             raise ValueError(f"bpe_dropout leaves out merges, and a {kind} tokenizer has none: leave out bpe_dropout")
         if self.bpe_dropout and self.labels is not None:
-            raise ValueError("labels stand at tokens as the tokenizer makes them: with text.labels, no bpe_dropout")
+            raise ValueError(
+                "labels belong to tokens as the tokenizer makes them: with text.labels, leave out bpe_dropout"
+            )
         return self
 
     @model_validator(mode="after")
@@ -299,7 +301,7 @@ class TextConfig(Config):
             if not isinstance(step, NormalizeConfig | DropEmptyConfig | ExactDedupConfig)
         ]
         if self.labels is not None and odd:
-            raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
+            raise ValueError(f"step {odd[0]!r} may move or cut labelled text: with text.labels, leave it out")
         named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
         if self.labels is not None and named:
             raise ValueError(
@@ -312,10 +314,10 @@ class TextConfig(Config):
         ranks = [next(rank for rank, kind in enumerate(ORDER) if isinstance(step, kind)) for step in self.steps]
         for before, after, step in zip(ranks, ranks[1:], self.steps[1:], strict=False):
             if after < before:
-                raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
+                raise ValueError(f"step {step.label!r} comes too late: edits come first, then decisions, then cuts")
         labels = [step.label for step in self.steps]
         if "kept" in labels:
-            raise ValueError("no step can be named 'kept': so are the documents that none drops")
+            raise ValueError("no step can be named 'kept': that is the reason of documents that no step drops")
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice:
             raise ValueError(f"two steps are named {twice!r}: give one of them a `name` of its own")

@@ -445,7 +445,7 @@ def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfi
         prepare_share(corpus, data, "decide")
     for share in shares:
         prepare_share(corpus, data, "measure", share)
-    with pytest.raises(UsageError, match="let `--phase decide` end first"):
+    with pytest.raises(UsageError, match="run `--phase decide` first"):
         prepare_share(corpus, data, "write", shares[0])  # jobs that all decide would share one scratch folder
     for phase in ("measure", "decide", "write"):
         for share in reversed(shares) if phase != "decide" else [WHOLE]:
