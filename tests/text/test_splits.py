@@ -100,7 +100,9 @@ def test_what_cannot_be_decided_is_counted_and_named_and_stays(tmp_path: Path, w
 
 def test_strict_names_file_and_line(tmp_path: Path, write_rows: Write):
     data = make(tmp_path, write_rows, {"news": dated(a="2024", b="first of May")})
-    with pytest.raises(IntegrityError, match=r"source 'news': 1 documents .*news\.jsonl:2, 'first of May' is not a date"):
+    with pytest.raises(
+        IntegrityError, match=r"source 'news': 1 documents .*news\.jsonl:2, 'first of May' is not a date"
+    ):
         split(data, strict=True, news=Since(date="2024"))
     split(data, strict=True)
 

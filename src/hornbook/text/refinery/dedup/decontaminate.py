@@ -38,6 +38,7 @@ class Decontaminate(Decision):
 
     reasons = ("test item", "altered test item")
     columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
+    fixed = ("ngram", "fuzzy_ngram", "min_words")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
