@@ -56,7 +56,8 @@ class DropEmpty(Decision):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.measurers, self.needs = (Sizes(),), ("text.visible",)
+        self.measurers = (Sizes(),)
+        self.needs = ("text.visible",)
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 where no character is visible."""
