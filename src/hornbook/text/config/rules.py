@@ -24,7 +24,7 @@ class CountsWords(DecisionConfig):
     """Settings of decisions that count words."""
 
     words: Words = "whitespace"
-    """Definition of a word: a run without whitespace; a run of letters and digits; these, with each ideograph alone."""
+    """Definition of a word: runs without whitespace; runs of letters and digits; these, with each ideograph alone."""
 
 
 class GopherQualityConfig(CountsWords):
@@ -138,7 +138,7 @@ class MC4Config(DecisionConfig):
 
 
 class FineWebConfig(CountsWords):
-    """Decision: FineWeb's additional rules, in the order of these keys; lines without visible characters are ignored."""
+    """Decision: FineWeb's additional rules, in the order of these keys; empty lines are ignored."""
 
     kind: Literal["fineweb"] = "fineweb"
     step = "quality.rules:Rules"
