@@ -1,49 +1,76 @@
-"""The optimizer's memory as named tensors, for checkpoints.
+"""An optimizer at work: the update of its configuration, its state, and the refusal of a non-finite step."""
 
-Only moments and step counts are stored. Learning rate, betas and decay come from the configuration at every
-start; torch's `load_state_dict` would silently bring the old ones back.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import UsageError
+from hornbook.optim.config.optimizer import OptimizerConfig, StateTensor
 
 
-def read_moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """`PARAMETER.FIELD` -> tensor (exp_avg and exp_avg_sq in the parameter's shape, step a float32 scalar)."""
-    tensors = {}
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            for field, value in optimizer.state[parameter].items():
-                tensors[f"{name}.{field}"] = value.detach()
-    return tensors
+class Optimizer:
+    """Updates this rank's shards. Its state is exactly the tensors that `config` declares, from before the first step.
 
-
-def load_moments(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors` (as `read_moments` returns them) into the optimizer, in place.
-
-    Raises IntegrityError if a tensor is missing, left over or of another shape: moments of another model
-    would train on without a sign of it.
+    Only these tensors go into checkpoints. Learning rate, betas and decay come from the configuration at every start;
+    torch's `load_state_dict` would silently bring the old ones back.
     """
-    present = read_moments(optimizer)
-    check_cover({name: tuple(t.shape) for name, t in present.items()}, {n: tuple(t.shape) for n, t in tensors.items()})
-    with torch.no_grad():
-        for name, target in present.items():
-            target.copy_(tensors[name])
+
+    def __init__(self, config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
+        """`groups` as `OptimizerConfig.build` takes them."""
+        self.config, self.update = config, config.build(groups)
+        self._declared = config.state_tensors()
+        self._checked = False
+        for _, parameter in self._parameters():
+            self.update.state[parameter] = {
+                each.name: torch.zeros(
+                    each.shape(tuple(parameter.shape)), dtype=getattr(torch, each.dtype), device=parameter.device
+                )
+                for each in self._declared
+            }
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use `lr`, times its factor, in every group from the next step on."""
+        for group in self.update.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+
+    def step(self, found_nonfinite: Tensor | None = None) -> None:
+        """Update the parameters, unless the scalar `found_nonfinite` is 1.0: then no bit of them or the state changes.
+
+        Torch's fused kernels look at the scalar themselves. Before any other update the host looks, and on a GPU waits.
+        """
+        if getattr(self.update, "_step_supports_amp_scaling", False):
+            # Torch's protocol for such kernels: they read these two attributes.
+            self.update.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
+            self.update.found_inf = found_nonfinite  # pyright: ignore[reportAttributeAccessIssue]
+        elif found_nonfinite is not None and bool(found_nonfinite):
+            return
+        self.update.step()
+        if not self._checked:
+            list(self.state())  # an error comes with the first step, not with the first checkpoint
+            self._checked = True
+
+    def state(self) -> Iterator[tuple[str, StateTensor, Tensor]]:
+        """(parameter, declaration, tensor) of all state. Raises UsageError where it is not what was declared."""
+        for name, parameter in self._parameters():
+            kept, shape = self.update.state[parameter], tuple(parameter.shape)
+            found = {key: _described(value) for key, value in kept.items()}
+            declared = {each.name: f"{each.dtype} {list(each.shape(shape))}" for each in self._declared}
+            if found != declared:
+                raise UsageError(
+                    f"optim.kind: of {name} {list(shape)} it keeps {found} and declares {declared}: undeclared state "
+                    f"is not saved; `{type(self.config).__name__}.state_tensors` must list all of it"
+                )
+            for each in self._declared:
+                yield name, each, kept[each.name].detach()
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for group in self.update.param_groups:
+            yield from zip(group["param_names"], group["params"], strict=True)
 
 
-def check_cover(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise IntegrityError unless both have the same names with the same shapes."""
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [f"{name} is not of this model" for name in found if name not in wanted]
-    problems += [
-        f"{name} has shape {list(found[name])}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise IntegrityError("the checkpoint does not fit: " + "; ".join(problems[:5]) + more)
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

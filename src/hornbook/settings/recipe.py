@@ -18,7 +18,7 @@ from hornbook.model.config.head import LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
 from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
-from hornbook.optim.config.optim import OptimConfig
+from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
@@ -42,7 +42,7 @@ class Recipe(Config):
     """The Transformer."""
     surgery: Surgery = Field(default_factory=list)
     """Changes to the model before training, in order: adapters, frozen parts, rounded weights."""
-    optim: OptimConfig = OptimConfig()
+    optim: AnyOptimizer = AdamW()
     """Optimizer and schedule."""
     parallel: ParallelConfig = ParallelConfig()
     """Distribution over devices."""

@@ -69,7 +69,7 @@ def show(words: Words = None) -> Result:
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
-    state = state_bytes(sum(counts.values()), recipe.parallel)
+    state = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim)
     value = {
         "recipe": recipe.model_dump(mode="json"),
         "origins": resolved.origins,

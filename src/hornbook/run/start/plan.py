@@ -74,10 +74,10 @@ class _Measured:
 
 
 def saved_bytes(inputs: Inputs) -> int:
-    """Approximate size of a checkpoint: weights and two moments."""
+    """Approximate size of a checkpoint: weights and moments."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return FLOAT32 * (count_parameters(recipe.model, inputs.vocab) + 2 * trained)
+    return FLOAT32 * count_parameters(recipe.model, inputs.vocab) + recipe.optim.state_bytes(trained)
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
@@ -117,7 +117,7 @@ def _least_bytes(inputs: Inputs) -> int:
         count_parameters(recipe.model, inputs.vocab),
         trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
     )
-    return sum(state_bytes(trained, recipe.parallel).values()) + FLOAT32 * max(total - trained, 0)
+    return sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:
