@@ -18,7 +18,7 @@ from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.evals import candidates, metrics
 from hornbook.model.heads.label_answers import best_span
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, World
 from hornbook.text.config.labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
@@ -122,11 +122,11 @@ def evaluate_labels(engine: Answerer, batches: Iterable[Batch], corpus: Corpus, 
     assert kind is not None
     reader = _Reader(corpus, source, plan, kind)
     found, first = [np.empty((0, _columns(kind) + 1))], 0
-    while turn := list(itertools.islice(remaining, world.size)):
-        mine = world.rank < len(turn)
-        rows = reader.rows(turn[world.rank if mine else 0], *engine.outputs(turn[world.rank if mine else 0]))
+    while turn := list(itertools.islice(remaining, world.data_size)):
+        mine = world.data_rank < len(turn)
+        rows = reader.rows(turn[world.data_rank if mine else 0], *engine.outputs(turn[world.data_rank if mine else 0]))
         if mine:
-            found.append(np.insert(rows, 0, first + world.rank, axis=1))
+            found.append(np.insert(rows, 0, first + world.data_rank, axis=1))
         first += len(turn)
     rows = _gathered(np.concatenate(found), world)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -150,10 +150,10 @@ def _columns(kind: LabelsConfig) -> int:
 
 def _gathered(rows: np.ndarray, world: World) -> np.ndarray:
     """The rows of all ranks, which have any number of them."""
-    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device))]
+    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device), DATA)]
     padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
     padded[: len(rows)] = torch.from_numpy(rows)
-    parts = world.all_gather(padded.to(world.device))
+    parts = world.all_gather(padded.to(world.device), DATA)
     return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])
 
 

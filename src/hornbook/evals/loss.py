@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, World
 
 
 class Evaluator(Protocol):
@@ -76,11 +76,11 @@ def evaluate(engine: Evaluator, batches: Iterable[Batch], token_bytes: Int[Tenso
     """
     world, remaining = engine.world, iter(batches)
     parts: list[tuple[float, float, int]] = []
-    while turn := list(itertools.islice(remaining, world.size)):
-        mine = world.rank < len(turn)
-        part = _score(engine, turn[world.rank if mine else 0], token_bytes)
-        parts += [part if mine and number == world.rank else (0.0, 0.0, 0) for number in range(len(turn))]
-    table = world.all_reduce_sum(torch.tensor(parts, dtype=torch.float64))
+    while turn := list(itertools.islice(remaining, world.data_size)):
+        mine = world.data_rank < len(turn)
+        part = _score(engine, turn[world.data_rank if mine else 0], token_bytes)
+        parts += [part if mine and number == world.data_rank else (0.0, 0.0, 0) for number in range(len(turn))]
+    table = world.all_reduce_sum(torch.tensor(parts, dtype=torch.float64), DATA)
     return sum((Score(nats, tokens, int(size)) for nats, tokens, size in table.tolist()), Score())
 
 

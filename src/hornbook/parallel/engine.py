@@ -21,7 +21,7 @@ from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
 from hornbook.parallel.shard import ParameterShard, check_cover
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
 
 
@@ -107,14 +107,15 @@ class Engine:
         for terms in found:
             for name, term in terms.items():
                 sums[name] = sums[name] + term if name in sums else term
-        if self.world.size == 1:
+        if self.world.data_size == 1:
             return sums
-        total = self.world.all_reduce_sum(torch.stack([value.double() for value in sums.values()]))
+        total = self.world.all_reduce_sum(torch.stack([value.double() for value in sums.values()]), DATA)
         return dict(zip(sums, total.to(next(iter(sums.values())).dtype), strict=True))
 
     def _sum_exactly(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The same, correctly rounded, so that neither order nor number of ranks matters."""
-        columns = self.world.all_gather(torch.stack([torch.stack(list(terms.values())).double() for terms in found]))
+        mine = torch.stack([torch.stack(list(terms.values())).double() for terms in found])
+        columns = self.world.all_gather(mine, DATA)
         rows = torch.cat(columns).T.tolist()
         device = self.world.device
         return {name: torch.tensor(math.fsum(row), device=device) for name, row in zip(found[0], rows, strict=True)}

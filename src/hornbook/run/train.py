@@ -100,7 +100,7 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     job.control.enter("data", state)
     rows = length.rows(state.tokens)
     following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.rank, engine.world.size, following)
+    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
     arrived = time.perf_counter()
     clock = length.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
