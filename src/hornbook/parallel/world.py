@@ -95,12 +95,13 @@ class World:
         return prod(self.sizes.get(axis, 1) for axis in axes)
 
     def axis_rank(self, axes: Sequence[Axis]) -> int:
-        """Number of this rank among those, the last of `AXES` fastest."""
-        found, below = 0, 1
+        """Number of this rank among those, in the order of ranks."""
+        rest, below, found = self.rank, 1, 0
         for axis in reversed(AXES):
+            size = self.sizes.get(axis, 1)
+            rest, along = divmod(rest, size)
             if axis in axes:
-                place = self.rank // self.axis_size(AXES[AXES.index(axis) + 1 :]) % self.sizes.get(axis, 1)
-                found, below = found + below * place, below * self.sizes.get(axis, 1)
+                found, below = found + below * along, below * size
         return found
 
     def group(self, axes: Sequence[Axis]) -> ProcessGroup | None:
