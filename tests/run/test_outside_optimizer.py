@@ -88,7 +88,7 @@ def test_moments_of_another_optimizer_are_refused(tmp_path: Path, launch_run: La
 
 @pytest.mark.usefixtures("own")
 def test_state_that_is_not_declared_ends_the_run_with_its_first_step(tmp_path: Path, launch_run: Launch) -> None:
-    with pytest.raises(UsageError, match=r"it keeps \{'m': 'float32 .*`Lion.state_tensors` must list all of it"):
+    with pytest.raises(UsageError, match=r"it keeps \{'m': 'torch.float32 .*`Lion.state_tensors` must list all of it"):
         launch_run(tmp_path / "run", "optim=other:Lion")
 
 

@@ -25,7 +25,7 @@ class Optimizer:
         for _, parameter in self._parameters():
             self.update.state[parameter] = {
                 each.name: torch.zeros(
-                    each.shape(tuple(parameter.shape)), dtype=getattr(torch, each.dtype), device=parameter.device
+                    each.shape(tuple(parameter.shape)), dtype=_dtype(each, parameter), device=parameter.device
                 )
                 for each in self._declared
             }
@@ -56,7 +56,7 @@ class Optimizer:
         for name, parameter in self._parameters():
             kept, shape = self.update.state[parameter], tuple(parameter.shape)
             found = {key: _described(value) for key, value in kept.items()}
-            declared = {each.name: f"{each.dtype} {list(each.shape(shape))}" for each in self._declared}
+            declared = {each.name: f"{_dtype(each, parameter)} {list(each.shape(shape))}" for each in self._declared}
             if found != declared:
                 raise UsageError(
                     f"optim.kind: of {name} {list(shape)} it keeps {found} and declares {declared}: undeclared state "
@@ -70,7 +70,9 @@ class Optimizer:
             yield from zip(group["param_names"], group["params"], strict=True)
 
 
+def _dtype(declared: StateTensor, parameter: Tensor) -> torch.dtype:
+    return parameter.dtype if declared.dtype == "parameter" else getattr(torch, declared.dtype)
+
+
 def _described(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -29,7 +29,7 @@ class AdamW(OptimizerConfig, AdamSettings):
     """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
 
     def state_tensors(self) -> tuple[StateTensor, ...]:
-        return StateTensor("step", "scalar"), StateTensor("exp_avg"), StateTensor("exp_avg_sq")
+        return StateTensor("step", "scalar", "float32"), StateTensor("exp_avg"), StateTensor("exp_avg_sq")
 
     def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}

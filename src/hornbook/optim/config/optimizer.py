@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-ITEM_BYTES |= {"int8": 1, "uint8": 1}
-"""Bytes of a value by dtype, as torch spells it."""
+ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
+"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, float32 in every run."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StateTensor:
     extent: Literal["shape", "rows", "columns", "blocks", "scalar"] = "shape"
     """`shape`: a value for each value of the parameter; `rows`: one for each index of its first dim; `columns`: one for
     each index of its other dims; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one."""
-    dtype: str = "float32"
+    dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
     block: int = 0
     """Of `blocks`: values of the parameter that share a value of the state."""
