@@ -66,7 +66,9 @@ class World:
     sizes: Mapping[Axis, int] = field(default_factory=dict)
     """Ranks along each axis; one where an axis is left out."""
     mesh: DeviceMesh | None = None
-    """Axes `replica`, `shard` and all others of more than one rank, and `data`; None in a world of one."""
+    """Axes `replica`, `shard` and all others of more than one rank; None in a world of one."""
+    data_mesh: DeviceMesh | None = None
+    """`replica` and `shard` as one axis; None where they hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
 
@@ -108,10 +110,12 @@ class World:
         """The process group of the ranks that differ from this one along `axes` alone; None: that of all ranks."""
         if self.axis_size(axes) == self.size:
             return None
+        wide = tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1) or tuple(axes[:1])
+        assert len(wide) == 1 or wide == DATA, f"there is no group over {axes}"
         assert self.mesh is not None
-        wide = [axis for axis in axes if self.sizes.get(axis, 1) > 1] or axes[:1]
-        assert len(wide) == 1 or tuple(wide) == DATA, f"there is no group over {axes}"
-        return self.mesh[wide[0] if len(wide) == 1 else "data"].get_group()
+        mesh = self.mesh[wide] if len(wide) == 1 else self.data_mesh
+        assert mesh is not None
+        return mesh.get_group()
 
     def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
@@ -175,7 +179,7 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
         store = rank_info.connect()
         join(store, rank_info, device)
         try:
-            world = World(device, rank_info.rank, sizes, open_mesh(device, sizes), store)
+            world = World(device, rank_info.rank, sizes, *open_meshes(device, sizes), store)
             world.barrier()  # a rank that went on and left would close connections the others have yet to see open
             yield world
             world.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
@@ -192,14 +196,12 @@ def axis_sizes(parallel: ParallelConfig) -> dict[Axis, int]:
     return {"replica": parallel.replicas, "shard": parallel.data // parallel.replicas}
 
 
-def open_mesh(device: torch.device, sizes: Mapping[Axis, int]) -> DeviceMesh:
-    """The grid of all ranks with its process groups; where there are axes besides those of data, `data` too."""
+def open_meshes(device: torch.device, sizes: Mapping[Axis, int]) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """`World.mesh` and `World.data_mesh`, with their process groups."""
     names = tuple(axis for axis in AXES if axis in DATA or sizes.get(axis, 1) > 1)
     shape = tuple(sizes.get(axis, 1) for axis in names)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    if names != DATA:
-        mesh[DATA]._flatten("data")
-    return mesh
+    return mesh, None if names == DATA else mesh[DATA]._flatten("data")
 
 
 def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
