@@ -208,7 +208,7 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
     yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
-    if model.init.kind == "lsuv" and parallel.data > 1:
+    if model.init.kind == "lsuv" and parallel.world > 1:
         text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
         yield "model.init.kind", f"lsuv {text}"
 

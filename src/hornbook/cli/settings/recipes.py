@@ -83,7 +83,7 @@ def show(words: Words = None) -> Result:
     }
     lines = [parameter_line(counts)]
     lines += [operation_line(name, each, recipe.train.sequence) for name, each in operations.items()]
-    lines.append(state_line(state, recipe.parallel.data))
+    lines.append(state_line(state, recipe.parallel.world))
     lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
     return Result(value, "\n".join([*header, resolved.to_toml()]))

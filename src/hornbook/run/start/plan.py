@@ -101,7 +101,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     seconds = (length.tokens - consumed + SCORING_COST * _scored(inputs, length, consumed)) / rate
     if recipe.train.seconds is not None:
         seconds = min(seconds, max(recipe.train.seconds - spent, 0.0))
-    memory = found.memory * (ranks if device.type == "cpu" else 1)
+    memory = found.memory * (recipe.parallel.world if device.type == "cpu" else 1)
     return Estimate(str(device), seconds, rate, memory, free, found.computed)
 
 
