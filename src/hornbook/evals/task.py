@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -110,11 +110,11 @@ def score_batches(
     Ranks take turns. They go through the model together, so one that has no batch left computes another's, uncounted.
     """
     found, first, remaining = [np.empty((0, columns + 1))], 0, iter(batches)
-    while turn := list(itertools.islice(remaining, world.size)):
-        own = world.rank < len(turn)
-        rows = score(turn[world.rank if own else 0])
+    while turn := list(itertools.islice(remaining, world.data_size)):
+        own = world.data_rank < len(turn)
+        rows = score(turn[world.data_rank if own else 0])
         if own:
-            found.append(np.insert(rows, 0, first + world.rank, axis=1))
+            found.append(np.insert(rows, 0, first + world.data_rank, axis=1))
         first += len(turn)
     rows = _gather(np.concatenate(found), world)
     return rows[np.argsort(rows[:, 0], kind="stable")]
@@ -122,8 +122,8 @@ def score_batches(
 
 def _gather(rows: np.ndarray, world: World) -> np.ndarray:
     """The rows of all ranks, which have any number of them."""
-    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device))]
+    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device), DATA)]
     padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
     padded[: len(rows)] = torch.from_numpy(rows)
-    parts = world.all_gather(padded.to(world.device))
+    parts = world.all_gather(padded.to(world.device), DATA)
     return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])

@@ -18,7 +18,7 @@ from hornbook.model.config.head import LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
 from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
-from hornbook.optim.config.optim import OptimConfig
+from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
@@ -42,7 +42,7 @@ class Recipe(Config):
     """The Transformer."""
     surgery: Surgery = Field(default_factory=list)
     """Changes to the model before training, in order: adapters, frozen parts, rounded weights."""
-    optim: OptimConfig = OptimConfig()
+    optim: AnyOptimizer = AdamW()
     """Optimizer and schedule."""
     parallel: ParallelConfig = ParallelConfig()
     """Distribution over devices."""
@@ -208,7 +208,7 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
     yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
-    if model.init.kind == "lsuv" and parallel.data > 1:
+    if model.init.kind == "lsuv" and parallel.world > 1:
         text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
         yield "model.init.kind", f"lsuv {text}"
 
