@@ -1,4 +1,4 @@
-"""`hornbook prepare curve`: what stays as a threshold moves."""
+"""`hornbook prepare curve`: count the documents kept for each value of a threshold."""
 
 from dataclasses import asdict
 from typing import Annotated

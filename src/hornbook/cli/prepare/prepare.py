@@ -1,4 +1,4 @@
-"""`hornbook prepare`: raw text to clean, deduplicated documents."""
+"""`hornbook prepare`: clean and deduplicate raw text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ def _share(words: str) -> "Share":
 
 
 def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> "TextConfig":
-    """The [text] section that the words make: a recipe's, with a source for each path that is named.
+    """The [text] section given by the words: that of the recipe, with one source for each path.
 
     fields: settings of the sources that are named by a path, None where nobody gave one.
     """
@@ -140,7 +140,7 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
 
 
 def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
-    """Settings of one source, as on the command line."""
+    """Settings of one source, written as on the command line."""
     from hornbook.settings.schema import dotted
     from hornbook.settings.show import toml_value
 
@@ -149,7 +149,7 @@ def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe that is no path here."""
+    """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe unless a path has its name."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     if word.endswith(".toml"):
@@ -161,7 +161,7 @@ def is_recipe(word: str) -> bool:
 
 
 def name_sources(paths: Sequence[str]) -> dict[str, str]:
-    """A source name for each path: its last part that is no glob, without endings; numbered where it is taken."""
+    """Source name -> path. The name is the last part of the path without globs and endings, with a number if taken."""
     named: dict[str, str] = {}
     for path in paths:
         parts = [part for part in path.split("/") if part.strip(".") and not any(char in part for char in "*?[")]
@@ -198,7 +198,7 @@ def _plan(config: "TextConfig", out: Path) -> Result:
 
 
 def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
-    """The funnel for people: a table, where the skipped rows are, and what to do next."""
+    """The funnel for people: a table, the file with the skipped rows, and the next command."""
     from rich import box
     from rich.table import Table
 
@@ -226,7 +226,7 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
 
 
 def _labels_text(counts: Mapping[str, int]) -> str:
-    """How many kept texts, or words, have each label, the most common first; empty where there are no names."""
+    """Number of kept texts, or words, by label, most common first; empty if the labels have no names."""
     if not counts:
         return ""
     common = sorted(counts.items(), key=lambda each: -each[1])[:_LABELS_SHOWN]
