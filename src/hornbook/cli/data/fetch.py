@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def fetch(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora."),
+        str | None, typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora.")
     ] = None,
     variables: Annotated[
         list[str] | None,

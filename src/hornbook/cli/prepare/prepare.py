@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,7 @@ _ENDING = re.compile(
 )
 
 _LABELS_SHOWN = 12
+Phase = Literal["measure", "decide", "write"]
 
 
 def prepare(
@@ -43,14 +44,12 @@ def prepare(
     workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
-    phase: Annotated[
-        str, typer.Option("--phase", metavar="measure|decide|write", help="Run one phase only; see --shard.")
-    ] = "",
+    phase: Annotated[Phase | None, typer.Option("--phase", help="Run one phase only; see --shard.")] = None,
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
     on: Annotated[
-        str, typer.Option("--on", metavar="here|ray", help="Run tasks on this machine or on a Ray cluster.")
+        Literal["here", "ray"], typer.Option("--on", help="Run tasks on this machine or on a Ray cluster.")
     ] = "here",
     dry_run: DryRun = False,
 ) -> Result:
@@ -64,35 +63,19 @@ def prepare(
     from hornbook.text.refinery.pipeline.prepare import prepare_share
 
     config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
-    place = _one_of("--on", on, "here", "ray")
-    if phase:
+    if phase is not None:
         if dry_run or overwrite:
             raise UsageError("--phase cannot be combined with --dry-run or --overwrite: choose another --out instead")
-        share = _share(shard)
         with progress_bar() as progress:
-            said = prepare_share(
-                config,
-                out,
-                _one_of("--phase", phase, "measure", "decide", "write"),
-                share,
-                workers=workers,
-                progress=progress,
-                on=place,
-            )
-        return Result({"data": str(out), "phase": phase, "done": said}, said)
+            done = prepare_share(config, out, phase, _share(shard), workers=workers, progress=progress, on=on)
+        return Result({"data": str(out), "phase": phase, "done": done}, done)
     if shard != "1/1":
         raise UsageError("--shard needs --phase: `--phase measure --shard 1/8`, then decide, then write")
     if dry_run:
         return _plan(config, out)
     with progress_bar() as progress:
-        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=place)
+        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=on)
     return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
-
-
-def _one_of(option: str, given: str, *known: str) -> Any:
-    if given not in known:
-        raise UsageError(f"{option} {given}: choose one of {', '.join(known)}")
-    return given
 
 
 def _share(words: str) -> "Share":
