@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.refinery.planted_duplicates import DATA
-from hornbook.text.store import digest_file
+from hornbook.files.artifact import digest_file
 
 STEPS = (
     'text.steps=[{kind="normalize"}, {kind="drop_empty"}, {kind="exact_dedup"}, {kind="gopher_quality"}, '

@@ -22,13 +22,11 @@ import pyarrow.parquet as pq
 import zstandard
 
 from hornbook.data.corpus import Corpus
-from hornbook.errors import HornbookError
 from hornbook.files.journal import chain, current_branch, read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.files.safetensors import read_header
 from hornbook.model.hf.hf import left_out, read_hf
-from hornbook.model.storage.safetensors_folder import read_header
-from hornbook.run.checkpoints.tensor_headers import read_header as read_plain_header
 from hornbook.run.start.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig
@@ -200,17 +198,7 @@ def _weights() -> bytes:
 
 def _enter_weights(data: bytes, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data)
-    problems = []
-    for read in (
-        lambda: read_header(folder / "model.safetensors"),
-        lambda: read_plain_header(folder, "model.safetensors"),
-    ):
-        try:
-            read()
-        except HornbookError as error:
-            problems.append(error)
-    if problems:
-        raise problems[0]
+    read_header(folder / "model.safetensors")
 
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 16, "hidden_size": 8}

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -37,9 +38,9 @@ from benchmarks.reliability.mutation_map import TestMap
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "hornbook"
 ROOMS = ("data", "model", "optim", "parallel", "run")
-TESTS_SECONDS = 40.0
-"""Of the tests against a mutant, by what each takes without it."""
-PATIENCE, START_SECONDS = 3, 40.0
+TESTS_SECONDS = 40.0, 160.0
+"""Of the tests in a first round against a mutant, and in a second where it survives; by what each takes without it."""
+PATIENCE, START_SECONDS = 6, 60.0
 """They may last so many times as long, after the start of pytest."""
 EQUIVALENT: dict[str, str] = {}
 """`Mutant.key` -> why no test can notice it. By hand."""
@@ -163,11 +164,11 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     return [mutant(*site) for site in random.Random(seed).sample(sites, min(count, len(sites)))]
 
 
-def tests_of(each: Mutant, known: TestMap) -> list[str]:
-    """Tests that run the changed lines, or the file where coverage sees none of them: a constant, a compiled kernel.
+def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
+    """Rounds of tests that run the changed lines, or the file where coverage sees none of them, as of compiled kernels.
 
-    The module's own tests come first, then the quickest of every other file, then the second of every one ..., as long
-    as they take `TESTS_SECONDS` together.
+    The module's own tests come first, then the quickest of every other file, then the second of every one ...; a round
+    has as many as take its `TESTS_SECONDS`. Without any test there is no round.
     """
     found = known.of_lines(each.path, each.lines) or known.of_file(each.path)
     own = str(Path("tests", each.path).with_name(f"test_{Path(each.path).name}")) + "::"
@@ -177,12 +178,13 @@ def tests_of(each: Mutant, known: TestMap) -> list[str]:
         file = test.split("::")[0]
         ranked.append((not test.startswith(own), of_files[file], known.seconds[test], test))
         of_files[file] += 1
-    chosen, seconds = list[str](), 0.0
-    for *_, took, test in sorted(ranked):
-        seconds += took
-        if seconds <= TESTS_SECONDS or not chosen:
-            chosen.append(test)
-    return chosen
+    rounds, tests = list[list[str]](), [test for *_, test in sorted(ranked)]
+    for limit in TESTS_SECONDS:
+        taken = accumulate(known.seconds[test] for test in tests)
+        count = max(sum(seconds <= limit for seconds in taken), 1)
+        rounds.append(tests[:count])
+        tests = tests[count:]
+    return [each for each in rounds if each]
 
 
 def outcome(source: Path, tests: list[str], seconds: float) -> tuple[bool, str]:
@@ -209,20 +211,22 @@ def judge(each: Mutant, source: Path, known: TestMap) -> dict[str, Any]:
     found: dict[str, Any] = {"mutant": each.key, "line": each.line}
     if each.key in EQUIVALENT:
         return found | {"verdict": "equivalent"}
-    tests = tests_of(each, known)
-    if not tests:
+    rounds = tests_of(each, known)
+    if not rounds:
         return found | {"verdict": "untested"}
     file = source / "hornbook" / each.path
     before = file.read_bytes()
-    file.write_text(each.text + "\n")
-    limit = START_SECONDS + PATIENCE * sum(known.seconds[test] for test in tests)
-    try:
-        killed, killer = outcome(source, tests, limit)
-    finally:
-        file.write_bytes(before)
-    if killed and not killer and outcome(source, tests, limit)[0]:  # nobody is named: do they pass without it?
-        return found | {"verdict": "broken"}
-    return found | {"verdict": "killed" if killed else "survived", "tests": len(tests), "by": killer}
+    for number, tests in enumerate(rounds):
+        limit = START_SECONDS + PATIENCE * sum(known.seconds[test] for test in tests)
+        try:
+            file.write_text(each.text + "\n")
+            killed, killer = outcome(source, tests, limit)
+        finally:
+            file.write_bytes(before)
+        if killed:  # where no test is named: do they pass without the mutant?
+            broken = not killer and outcome(source, tests, limit)[0]
+            return found | {"verdict": "broken" if broken else "killed", "round": number, "by": killer}
+    return found | {"verdict": "survived", "tests": sum(map(len, rounds))}
 
 
 def run(rooms: str, count: int, seed: int, minutes: float, jobs: int, *, again: bool) -> None:

@@ -28,7 +28,7 @@ from benchmarks.report import table, write
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
-from hornbook.text.store import write_json
+from hornbook.files.artifact import write_json
 from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 
 ROWS, SEQUENCE, TOKENS, ROUNDS, SAMPLES, VOCAB = 8, 2048, 30_000_000, 9, 4096, 50_000

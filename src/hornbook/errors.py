@@ -1,14 +1,14 @@
-"""Exit codes, and the errors that carry them to the shell.
+"""Exit codes, and the errors that end a process with them.
 
-Every error a person can cause or mend is a `HornbookError`: its text says what is wrong and what to
-do, and its class says with which code the process ends. Anything else is a defect (exit code 1).
+An error that a person can cause or fix is a `HornbookError`: its text says what is wrong and what to do, and its class
+has the exit code. Any other exception is a defect (exit code 1).
 """
 
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of commands. Schedulers should start the same command again on 7 (once there is room), 8 and 75."""
+    """Exit codes of all commands. A scheduler should start the same command again on 7 (with space freed), 8 and 75."""
 
     DONE = 0
     DEFECT = 1
@@ -41,7 +41,7 @@ EXIT_MEANING = {
 
 
 class HornbookError(Exception):
-    """An error whose text is for the user: what is wrong, where, and the remedy."""
+    """An error whose text tells the user what is wrong, where, and the remedy."""
 
     exit_code = Exit.DEFECT
 
@@ -65,7 +65,7 @@ class DoesNotFitError(HornbookError):
 
 
 class DivergedError(HornbookError):
-    """Training left the rails and the guard's budget is spent."""
+    """Training diverged, and the guard's budget of skipped steps is spent."""
 
     exit_code = Exit.DIVERGED
 
@@ -77,13 +77,13 @@ class InUseError(HornbookError):
 
 
 class RankLostError(HornbookError):
-    """Another rank of the run went away: started again together, they go on from the newest checkpoint."""
+    """Another rank of the run ended; when all are started again, they go on from the newest checkpoint."""
 
     exit_code = Exit.RESUMABLE
 
 
 class RetriesSpentError(HornbookError):
-    """What failed was tried again as often as allowed, without getting further."""
+    """The run was restarted as often as allowed without reaching another checkpoint."""
 
     exit_code = Exit.RETRIES_SPENT
 

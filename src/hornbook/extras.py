@@ -1,4 +1,4 @@
-"""Optional packages: the command that installs an extra into the hornbook that runs, from where that came from."""
+"""Optional packages: the command that installs an extra, from the source that hornbook was installed from."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
-    """A shell command that adds `extra`. A package index is named only where hornbook was installed from one.
+    """A shell command that installs `extra`, from a package index only if hornbook was installed from one.
 
     root: the folder two levels above the package, which is the repository where hornbook runs from a clone.
     """
@@ -23,7 +23,7 @@ def install_command(extra: str, root: Path = _ROOT) -> str:
 
 
 def _from_elsewhere(extra: str, source: dict[str, Any]) -> list[str]:
-    """What to give pip; `source` is what pip wrote into direct_url.json (PEP 610), empty after an index."""
+    """The requirement for pip; `source`: direct_url.json (PEP 610), empty if hornbook came from an index."""
     url = str(source.get("url", ""))
     if not url:
         return [f"hornbook[{extra}]"]

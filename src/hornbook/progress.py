@@ -1,7 +1,7 @@
-"""What takes long shows on a terminal that it moves, a line per phase; elsewhere nothing: logs hold no half lines.
+"""Progress bars on a terminal, one per phase; nothing where stderr is not a terminal, so that logs hold no bars.
 
-The lines are drawn by a thread, and a process with threads cannot be forked safely: they end with their context, and
-`without_bars` takes them away for as long as something else forks or writes to the terminal.
+A thread draws the bars, and a process with threads cannot be forked safely: the thread ends with its context, and
+`without_bars` stops it while something else forks or writes to the terminal.
 """
 
 import os
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.125
 Progress = Callable[[str, int, int | None], None]
-"""A function of (phase, done, total); the total is None where nobody knows it."""
+"""A function of (phase, done, total); the total is None if it is unknown."""
 
 _shown: list["_Bars"] = []
-"""What is on the terminal now."""
+"""The bars on the terminal now."""
 
 
 @contextmanager
 def progress_bar(*, shown: bool = True) -> Iterator[Progress]:
-    """A function that shows one bar per phase on stderr, if that is a terminal and nobody asked for silence (-q).
+    """A function that shows one bar per phase on stderr, if that is a terminal and -q was not given.
 
-    A bar without a total runs to and fro until the next phase begins. All bars are removed at the end.
+    A bar without a total moves to and fro until the next phase starts. All bars are removed at the end.
     """
     if not (shown and _is_ours()):
         yield silent
@@ -43,7 +43,7 @@ def progress_bar(*, shown: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No bar is on the terminal in this context, and no thread draws one."""
+    """Remove all bars from the terminal, and stop the thread that draws them, in this context."""
     bars = list(_shown)
     for each in bars:
         each.stop()
@@ -55,7 +55,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _is_ours() -> bool:
-    """Whether there is a terminal to draw on: of ranks that torchrun or Slurm started, the first one has it."""
+    """Whether there is a terminal to draw on; of ranks that torchrun or Slurm started, only for the first."""
     first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID"))
     return first and sys.stderr.isatty() and not os.environ.get("HORNBOOK_QUIET")
 
@@ -70,14 +70,14 @@ class _Bars:
 
     def __init__(self) -> None:
         self._phases: dict[str, tuple[int, int | None]] = {}
-        """Done and total of each, in their order."""
+        """(done, total) of each phase, in order."""
         self._tasks: dict[str, rich.progress.TaskID] = {}
         self._progress: rich.progress.Progress | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread()
 
     def start(self) -> None:
-        """Draw from now on."""
+        """Start drawing."""
         self._progress, self._tasks = _new_progress(), {}
         for phase in self._phases:
             self._put(phase)
@@ -87,7 +87,7 @@ class _Bars:
         self._thread.start()
 
     def stop(self) -> None:
-        """Draw no more, and leave nothing on the terminal; the thread has ended when this returns."""
+        """Remove the bars; the thread has ended when this returns."""
         if self._progress is not None:
             self._ended.set()
             self._thread.join()
@@ -95,7 +95,7 @@ class _Bars:
             self._progress = None
 
     def show(self, phase: str, done: int, total: int | None) -> None:
-        """Where a phase is; one that is new is drawn at once, and ends those without a total."""
+        """Set the progress of a phase; a new phase is drawn at once, and completes bars without a total."""
         new = phase not in self._phases
         for other in [name for name, (_, size) in self._phases.items() if size is None and name != phase]:
             self._phases[other] = 1, 1
@@ -106,7 +106,7 @@ class _Bars:
             self._progress.refresh()
 
     def _put(self, phase: str) -> None:
-        """Tell rich of a phase."""
+        """Pass the progress of a phase to rich."""
         if self._progress is None:
             return
         if phase not in self._tasks:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from hornbook.cli.shell import guard, people, resolve_words, say, split_targets, storage_error, take_speech
+from hornbook.cli.shell import guard, people, resolve_words, say, split_targets, take_speech
 from hornbook.errors import (
     DivergedError,
     DoesNotFitError,
@@ -24,6 +24,7 @@ from hornbook.errors import (
     StorageError,
     UsageError,
 )
+from hornbook.files.durable import storage_error
 
 
 def raising(error: BaseException) -> Callable[[], Any]:

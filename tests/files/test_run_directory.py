@@ -1,7 +1,6 @@
 """The run directory: files survive torn writes, full disks and two owners."""
 
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import Exit, IntegrityError, InUseError, StorageError
-from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, chain, current_branch, read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, is_alive, process_identity
@@ -175,20 +173,6 @@ def test_chain_does_not_depend_on_the_order_of_keys():
     assert chain({"a": 1, "b": 2.5}, "x")["sha"] == chain({"b": 2.5, "a": 1}, "x")["sha"]
 
 
-def test_write_atomic_replaces_or_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "state.json"
-    write_atomic(path, "old")
-    for name in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
-            with pytest.raises(StorageError, match="No space left"):
-                write_atomic(path, "new")
-        assert path.read_text() == "old"
-        assert os.listdir(tmp_path) == ["state.json"]
-    write_atomic(path, b"new")
-    assert path.read_bytes() == b"new"
-
-
 def test_run_directory_is_made_probed_and_cleaned(tmp_path: Path):
     run = RunDir(tmp_path / "runs" / "a")
     assert not run.exists()
@@ -286,38 +270,6 @@ def test_importing_it_brings_neither_torch_nor_numpy():
     heavy = "print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
     code = f"import sys, hornbook.files.run_directory; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_full_sync_reaches_the_disk_where_the_system_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
-):
-    """macOS: fsync does not; file systems that do not know the full sync get an fsync."""
-    full, plain = [], []
-
-    def control(descriptor: int, command: int) -> None:
-        assert command == 51
-        full.append(descriptor)
-        if not known:
-            raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", control)
-    monkeypatch.setattr(os, "fsync", plain.append)
-    write_atomic(tmp_path / "a", "text")
-    assert len(full) == 2, "the file and its folder"
-    assert len(plain) == (0 if known else 2)
-
-
-def test_a_full_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def control(descriptor: int, command: int) -> None:
-        raise OSError(errno.EIO, f"Input/output error of {descriptor} {command}")
-
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", control)
-    with pytest.raises(StorageError):
-        write_atomic(tmp_path / "a", "text")
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_process_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -75,8 +75,8 @@ def test_the_folder_stays_small(home: Path, monkeypatch: pytest.MonkeyPatch):
     for age, name in enumerate(["new", "middle", "oldest"], 1):
         (home / "old" / name).write_bytes(bytes(40))
         os.utime(home / "old" / name, (now - 1e6 * age, now - 1e6 * age))
-    (home / "old" / ".unfinished-x").write_bytes(b"")
-    os.utime(home / "old" / ".unfinished-x", (now - 1e6, now - 1e6))
+    (home / "old" / ".tmp-x").write_bytes(b"")
+    os.utime(home / "old" / ".tmp-x", (now - 1e6, now - 1e6))
     kernel_folder.write("cpu/one", bytes(10))
     assert {path.name for path in home.rglob("*") if path.is_file()} == {"one", "new"}
 

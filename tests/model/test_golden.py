@@ -25,7 +25,7 @@ from tests.model.likenesses import bert_like, gpt2_like
 
 VOCAB = 50
 SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2}
-LATENT = LatentAttentionConfig(query_rank=12, kv_rank=8, plain_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=5)
 FAMILIES: dict[str, tuple[ModelConfig, float]] = {
     "llama": (ModelConfig(**SIZES, head=config_head.LMHead(tied=False)), 0.973978904),
     "gpt2": (gpt2_like(length=24), 1.31133351),

@@ -25,7 +25,7 @@ from hornbook.run.config import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config
 
 SEQUENCE = 32
-LATENT = {"kind": "latent", "kv_rank": 16, "plain_dim": 8, "rope_dim": 8, "value_dim": 8}
+LATENT = {"kind": "latent", "kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 8}
 CAPPED = {"kind": "full", "softcap": 20.0, "sinks": True}
 OTHERS: dict[str, dict[str, Any]] = {
     "latent": {"attention": LATENT},

@@ -19,7 +19,7 @@ import torch
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.config import CheckpointConfig

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_file
-from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import read_pointer

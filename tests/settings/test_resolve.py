@@ -1,4 +1,4 @@
-"""Layers, precedence, unions, and the errors as people read them."""
+"""Sources, precedence, unions, and the errors as people read them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -269,25 +269,24 @@ def test_a_kind_that_needs_a_value_says_so() -> None:
     assert made("text.tokenizer.path=x.json", target="mine.toml").recipe.text.tokenizer.kind == "file"
 
 
-LAYER = st.fixed_dictionaries(
+SOURCE = st.fixed_dictionaries(
     {}, optional={"kind": st.sampled_from(["linear", "cosine", "wsd"]), "floor": st.sampled_from([0.1, 0.2, 0.3])}
 )
 
 
-@given(st.lists(LAYER, max_size=4))
-def test_the_rule_of_unions_over_any_layers(layers: list[dict[str, Any]]) -> None:
+@given(st.lists(SOURCE, max_size=4))
+def test_the_rule_of_unions_over_any_sources(given_sources: list[dict[str, Any]]) -> None:
     """Against the rule as DESIGN states it, applied by hand to one union."""
     from hornbook.settings.merge import Merge
-    from hornbook.settings.sources import Given, Layer
+    from hornbook.settings.sources import Given, Source
 
-    merge = Merge().lay(
-        [Layer({"optim": {"schedule": {key: Given(value, "x") for key, value in layer.items()}}}) for layer in layers]
-    )
+    trees = [{key: Given(value, "x") for key, value in each.items()} for each in given_sources]
+    merge = Merge().add([Source({"optim": {"schedule": tree}}) for tree in trees])
     kind, floor = "cosine", 0.1
-    for layer in layers:
-        if layer.get("kind", kind) != kind:
-            kind, floor = layer["kind"], 0.0 if layer["kind"] != "cosine" else 0.1
-        floor = layer.get("floor", floor)
+    for each in given_sources:
+        if each.get("kind", kind) != kind:
+            kind, floor = each["kind"], 0.0 if each["kind"] != "cosine" else 0.1
+        floor = each.get("floor", floor)
     schedule = Recipe.model_validate(merge.tree).optim.schedule
     assert (schedule.kind, getattr(schedule, "floor", None)) == (kind, floor)
 
@@ -528,7 +527,7 @@ def test_extends_must_be_text() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_problems_of_all_layers_come_at_once() -> None:
+def test_problems_of_all_sources_come_at_once() -> None:
     write("base.toml", "[train]\ntokns = 1")
     write("mine.toml", 'extends = "base.toml"\nsed = 1')
     origins = [origin for *_, origin, _ in problems("x.y=1", target="mine.toml", HORNBOOK_SET="z=1")]

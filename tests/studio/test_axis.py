@@ -34,14 +34,14 @@ def test_logarithmic_ticks(low: float, ratio: float, most: int) -> None:
     ticks = axis.ticks(most)
     assert 1 <= len(ticks) <= most + 1
     assert all(axis.low * (1 - 1e-6) <= tick <= axis.high * (1 + 1e-6) for tick in ticks)
-    assert axis.place(math.sqrt(axis.low * axis.high)) == pytest.approx(50, abs=1e-3)
+    assert axis.pixel(math.sqrt(axis.low * axis.high)) == pytest.approx(50, abs=1e-3)
 
 
 def test_an_axis_is_cut_below_outliers_far_above_the_rest() -> None:
     values = [2.0 + number / 1000 for number in range(1000)]
     assert fit_axis([*values, 900.0], 100, 0).high < 5
     assert fit_axis([*values, 3.5], 100, 0).high > 3.5
-    assert fit_axis([*values, 900.0], 100, 0).place(900.0) == 0
+    assert fit_axis([*values, 900.0], 100, 0).pixel(900.0) == 0
 
 
 @pytest.mark.parametrize("values", [[3.0], [0.0, 0.0], [-2.0, -2.0]])

@@ -136,6 +136,6 @@ def test_signs_at_one_place_stand_beside_each_other(make_run: MakeRun) -> None:
     chart = make_chart([read_history(make_run("a", falling(40), events=events), "step")], "step")
     signs = ElementTree.fromstring(picture(chart)).iterfind(f"{SPACE}path[{SPACE}title]")
     places = {sign[0].text: float(sign.get("transform", "")[10:].split()[0]) for sign in signs}
-    place = round(chart.x.place(10))
+    place = round(chart.x.pixel(10))
     assert places["step 10, attempt 2: resumed"] == place
     assert places["step 10, attempt 1: saved"] == place - 10

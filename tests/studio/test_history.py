@@ -10,8 +10,8 @@ from hornbook.studio.history import SPIKE, Curve, History, read_history
 from tests.studio.conftest import MakeRun, score
 
 
-def curves(history: History, figure: str) -> dict[str, Curve]:
-    return {f"{curve.name}|{curve.kind}": curve for curve in history.curves if curve.figure == figure}
+def curves(history: History, metric: str) -> dict[str, Curve]:
+    return {f"{curve.name}|{curve.kind}": curve for curve in history.curves if curve.metric == metric}
 
 
 def test_training_figures_against_steps_and_tokens(make_run: MakeRun) -> None:
@@ -21,7 +21,7 @@ def test_training_figures_against_steps_and_tokens(make_run: MakeRun) -> None:
     assert loss.x.tolist() == [1, 2, 3]
     assert loss.y.tolist()[::2] == [4.0, 3.0]
     assert np.isnan(loss.y[1])
-    assert {curve.figure for curve in history.curves} == {"loss", "gradient norm", "learning rate", "tokens/s"}
+    assert {curve.metric for curve in history.curves} == {"loss", "gradient norm", "learning rate", "tokens/s"}
     assert read_history(run, "tokens").curves[0].x.tolist() == [100, 200, 300]
     assert history.name == "a"
 
@@ -81,7 +81,7 @@ def test_a_loss_that_is_no_number_is_not_drawn(make_run: MakeRun) -> None:
     lost = score(1.0)
     lost["all"] = lost["all"] | {"loss": float("nan")}
     history = read_history(make_run("a", [None, None], scores={2: lost}), "step")
-    assert "loss" not in {curve.figure for curve in history.curves}
+    assert "loss" not in {curve.metric for curve in history.curves}
 
 
 def test_events_are_named(make_run: MakeRun) -> None:

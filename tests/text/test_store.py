@@ -1,6 +1,5 @@
-"""Files of a data folder appear whole or not at all."""
+"""Tables of a data folder."""
 
-import errno
 import os
 from pathlib import Path
 
@@ -9,39 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import StorageError
-from hornbook.text.store import TableWriter, digest_file, digest_of, read_json, write_json, writing
+from hornbook.files.durable import writing
+from hornbook.text.store import TableWriter
 
 SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64())])
-
-
-def test_a_file_appears_when_the_block_ends(tmp_path: Path):
-    path = tmp_path / "sub" / "a.bin"
-    with writing(path) as file:
-        file.write(b"data")
-        assert not path.exists()
-    assert path.read_bytes() == b"data"
-    assert [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
-
-
-def fail_while_writing(path: Path) -> None:
-    with writing(path) as file:
-        file.write(b"new")
-        raise RuntimeError
-
-
-def test_after_an_error_the_old_file_stays_and_no_litter(tmp_path: Path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"old")
-    with pytest.raises(RuntimeError):
-        fail_while_writing(path)
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_a_full_or_closed_disk_is_a_storage_error_that_names_the_path(tmp_path: Path, code: int):
-    with pytest.raises(StorageError, match=r"a\.bin"), writing(tmp_path / "a.bin"):
-        raise OSError(code, os.strerror(code))
 
 
 def fill_disk(path: Path) -> None:
@@ -65,15 +35,3 @@ def test_row_groups_are_cut_by_size_and_bytes_are_equal(tmp_path: Path):
     read = pq.ParquetFile(tmp_path / "a")
     assert read.num_row_groups > 1
     assert read.read().column("n").to_pylist() == list(range(40))
-
-
-def test_json_files_and_digests(tmp_path: Path):
-    write_json(tmp_path / "a.json", {"b": 1, "a": [2]})
-    assert read_json(tmp_path / "a.json") == {"a": [2], "b": 1}
-    (tmp_path / "a.json").write_text('{"b": ')
-    assert read_json(tmp_path / "a.json") is None
-    assert read_json(tmp_path / "none.json") is None
-    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}) != digest_of({"a": 1, "b": 3})
-    (tmp_path / "x").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "y").write_bytes(b"x" * 2_999_999 + b"y")
-    assert digest_file(tmp_path / "x") != digest_file(tmp_path / "y")

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import UsageError
+from hornbook.files.artifact import read_json
 from hornbook.text.config.dates import Since
 from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import BPE, DropEmptyConfig, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import config_key
 from hornbook.text.refinery.pipeline.prepare import prepare
-from hornbook.text.store import read_json
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from hornbook.errors import Exit, HornbookError, StorageError, UsageError
+from hornbook.errors import Exit, HornbookError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,6 +137,8 @@ def guard(act: Callable[[], Any]) -> int:
 def _judge(error: Exception) -> tuple[str, Exit]:
     """Message and exit code of an error; for a defect, a traceback is written to stderr first."""
     if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        from hornbook.files.durable import storage_error
+
         error = storage_error(error)
     if isinstance(error, HornbookError):
         return str(error), error.exit_code
@@ -160,19 +162,6 @@ def _judge(error: Exception) -> tuple[str, Exit]:
 
 def _first_command(context: Any) -> str:
     return " ".join([context.command_path, *context.command.list_commands(context)[:1]])
-
-
-def storage_error(error: OSError) -> StorageError:
-    """The StorageError for an OSError about a full, read-only or forbidden path."""
-    name = error.filename or error.filename2
-    place = f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: " if name is not None else ""
-    remedy = {
-        errno.ENOSPC: "free some space or choose another place",
-        errno.EDQUOT: "your quota is spent: free some space or choose another place",
-        errno.EROFS: "choose a place that can be written",
-        errno.EIO: "the device reports errors: check it before you go on",
-    }.get(error.errno or 0, "check the permissions or choose another place")
-    return StorageError(f"{place}{os.strerror(error.errno or 0)}; {remedy}")
 
 
 def _report(message: str, code: Exit) -> int:

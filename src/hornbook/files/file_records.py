@@ -14,7 +14,7 @@ Kind = TypeVar("Kind", bound="FileRecord")
 
 
 class FileRecord(BaseModel):
-    """What a file must say. Types are exact (no text for a number); other keys may stand beside."""
+    """Keys that a file must have. Types are exact (no text for a number); other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -39,7 +39,7 @@ def as_record(value: Any, path: Path, kind: type[Kind], remedy: str) -> Kind:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong: its key, what was expected and what was found."""
+    """The first fault: its key, what was expected and what was found."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part)[:60] for part in first["loc"])
     found = ascii(first["input"])[:60]

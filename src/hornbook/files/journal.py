@@ -1,8 +1,8 @@
-"""JSON lines that only grow, and the history they tell.
+"""Append-only files of JSON lines, and the history in them.
 
-A line torn by a killed writer is cut when the file is opened again, never read. Records carry (attempt, step, tokens):
-a resumed run repeats steps under the next attempt, and `current_branch` gives the history that counts. A chained
-file shows whether a record was altered, lost or added.
+A line torn by a killed writer is cut off when the file is opened again, and never read. Records carry (attempt, step,
+tokens): a resumed run repeats steps under the next attempt, and `current_branch` gives the steps that are in force. A
+chained file shows whether a record was altered, lost or added.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any, Self
 import xxhash
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.files.durable import storage_error, sync_directory, sync_file
+from hornbook.files.durable import storage_error, storage_errors, sync_directory, sync_file
 from hornbook.files.filesystem import exists
 from hornbook.files.strict_json import InvalidJson, parse_json
 
@@ -26,10 +26,10 @@ _READ = 1 << 20
 
 
 class Appender:
-    """A file of JSON objects, one a line, that only grows.
+    """Appends JSON objects, one per line, to a file.
 
-    A torn last line (a writer died inside it) is cut on open; `torn` then holds the bytes that were cut, for
-    the owner to note in the ledger. A write that fails leaves the file as it was and raises StorageError.
+    A torn last line (its writer was killed) is cut off on opening; `torn` is the number of bytes that were cut. A write
+    that fails leaves the file as it was and raises StorageError.
 
     `head` is the `sha` of the newest record of a chained file, and `extent` says what the file holds.
 
@@ -40,14 +40,12 @@ class Appender:
     def __init__(self, path: Path, *, sync_seconds: float | None = None, chained: bool = False) -> None:
         self.path = path
         self._sync_seconds = sync_seconds
-        try:
+        with storage_errors(path):
             new = not exists(path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             if new:
                 sync_directory(path.parent)
             self._end, self.torn, last = _cut_torn_tail(self._file)
-        except OSError as error:
-            raise storage_error(error, path) from error
         self._previous: str | None = last.get("sha", "") if chained else None
         self._hash = xxhash.xxh3_128()
         for first in range(0, self._end, _READ):
@@ -88,25 +86,21 @@ class Appender:
 
     @property
     def extent(self) -> dict[str, Any]:
-        """Bytes in the file, and their XXH3-128; `first_broken` compares them later."""
+        """Number of bytes in the file and their XXH3-128, for `first_broken`."""
         return {"bytes": self._end, "xxh3_128": self._hash.hexdigest()}
 
     def check(self) -> None:
-        """StorageError if the file at the path is not the one that is written: it was deleted, moved or replaced."""
-        try:
+        """Raise StorageError if the file was deleted, moved or replaced since it was opened."""
+        with storage_errors(self.path):
             there, mine = os.stat(self.path), os.fstat(self._file)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
             raise StorageError(f"cannot write {self.path}: another file was put in its place; put back what was there")
 
     def sync(self) -> None:
-        """Return when everything appended is on disk."""
+        """Return when all appended records are on disk. Raises StorageError."""
         if self._dirty:
-            try:
+            with storage_errors(self.path):
                 sync_file(self._file)
-            except OSError as error:
-                raise storage_error(error, self.path) from error
             self._dirty = False
         self._synced = time.monotonic()
 
@@ -119,7 +113,7 @@ class Appender:
 
 
 def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield (record, byte offset after it) from `offset` on; a last line still being written is left for later.
+    """Yield (record, byte offset after it) from `offset` on; an incomplete last line is not read.
 
     A file that does not exist yet has no records. Raises IntegrityError where a whole line is not a JSON object.
     """
@@ -140,10 +134,10 @@ def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], 
 
 
 def current_branch(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The history that counts: each step once, as its last attempt left it.
+    """The steps in force: each step once, by its last attempt.
 
-    A later attempt starts again at some step; what earlier attempts did from there on is dropped, even
-    where the later one has not got as far yet.
+    A later attempt starts again at some step; the records of earlier attempts from that step on are dropped, also
+    those that the later attempt has not reached yet. Raises IntegrityError.
     """
     branch: list[dict[str, Any]] = []
     for record in records:
@@ -176,7 +170,7 @@ def verify_chain(path: Path) -> int:
 
 
 def first_broken(path: Path, extents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The first of some extents (`Appender.extent`), in order, that a file no longer begins with; None: it has all."""
+    """The first of the extents (`Appender.extent`, in order) that a file no longer begins with; None: it has all."""
     digest, done = xxhash.xxh3_128(), 0
     try:
         with path.open("rb") as file:
@@ -215,7 +209,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _cut_torn_tail(file: int) -> tuple[int, int, dict[str, Any]]:
-    """Cut everything after the last whole record; gives (length kept, bytes cut, last record)."""
+    """Cut the file after its last whole record: (bytes kept, bytes cut, last record)."""
     length = end = os.fstat(file).st_size
     while end:
         start = _line_start(file, end - 1)

@@ -1,7 +1,7 @@
-"""The run directory: where everything of a run lies, and what its records hold.
+"""The run directory: paths of the files of a run, and what its records hold.
 
-The directory is the only interface between a run and whatever watches or steers it. Its files are of two
-kinds: JSON lines that only grow (`hornbook.files.journal`), and small files that are replaced as a whole
+The directory is the only interface between a run and the commands that watch or control it. Its files are of two
+kinds: append-only JSON lines (`hornbook.files.journal`), and small files that are replaced as a whole
 (`hornbook.files.durable`). One process at a time owns a run (`hornbook.files.run_lock`).
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.errors import StorageError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, write_atomic
+from hornbook.files.durable import TEMPORARY, storage_errors, sync_directory, write_atomic
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.journal import finite
 
@@ -19,10 +19,10 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 
 class Record(TypedDict):
-    """What every line of metrics.jsonl and events.jsonl begins with."""
+    """Keys of every line of metrics.jsonl and events.jsonl."""
 
     attempt: int
-    """1 for the first process of the run, one more for each restart or rollback."""
+    """Number of the attempt: 1 for the first, one more for each restart or rollback."""
     step: int
     """Optimizer steps done when the record was made."""
     tokens: int
@@ -50,7 +50,7 @@ class StepRecord(Record):
 
 
 class EventRecord(Record):
-    """A line of events.jsonl, the ledger. Further keys belong to the kind."""
+    """A line of events.jsonl, the ledger. Other keys depend on the kind."""
 
     kind: str
     """start, resume, save, evaluation, skip, shorten, warning, stop, finish, ..."""
@@ -73,7 +73,7 @@ class StateRecord(Record):
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which folder stands at a path: device and inode; None where there is none. Raises OSError."""
+    """(device, inode) of the folder at a path, None if there is none. Raises OSError."""
     if not exists(path):
         return None
     found = os.stat(path)
@@ -81,7 +81,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 class RunDir:
-    """Paths of a run. Nothing is created before `create`."""
+    """Paths of the files of a run; `create` makes the folders."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -108,12 +108,12 @@ class RunDir:
         return self.path.resolve().name
 
     def exists(self) -> bool:
-        """Whether a run was begun here. Raises OSError where that cannot be seen."""
+        """Whether a run was started here. Raises OSError."""
         return is_file(self.recipe) or is_file(self.state) or is_folder(self.checkpoints)
 
     def create(self) -> Self:
-        """Make the folders and prove that they can be written; StorageError naming the path if not."""
-        try:
+        """Make the folders and write a probe file into each. Raises StorageError naming the path."""
+        with storage_errors(self.path):
             for folder in (self.path, self.control, self.samples, self.evals, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
                 probe = folder / f"{TEMPORARY}probe-{os.getpid()}"
@@ -122,19 +122,15 @@ class RunDir:
             sync_directory(self.path)
             sync_directory(self.path.parent)
             self._identity = identity(self.path)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         return self
 
     def check(self) -> None:
-        """StorageError if the folder that this run writes into was renamed or deleted: two system calls at most.
+        """Raise StorageError if the folder that this run writes into was renamed or deleted; two system calls at most.
 
-        Files that are open would go on growing where nobody sees them, and others be made in a stump at the old path.
+        Otherwise open files would grow in the renamed folder, and new files be made in a new folder at the old path.
         """
-        try:
+        with storage_errors(self.path):
             found = identity(self.path)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         self._identity = self._identity or found
         if found is None or found != self._identity:
             raise StorageError(
@@ -143,7 +139,7 @@ class RunDir:
             )
 
     def read_state(self) -> StateRecord | None:
-        """The heartbeat, or None where there is none or it cannot be read."""
+        """The heartbeat, None if there is none or it cannot be read."""
         try:
             state = json.loads(self.state.read_bytes())
         except (OSError, ValueError):
@@ -151,11 +147,11 @@ class RunDir:
         return cast(StateRecord, state) if isinstance(state, dict) and "status" in state else None
 
     def write_state(self, state: StateRecord) -> None:
-        """Replace the heartbeat. It is not synced: what matters is in the ledger and the checkpoints."""
+        """Replace the heartbeat. It is not synced: the ledger and the checkpoints hold all that a resume needs."""
         write_atomic(self.state, json.dumps(finite(state)) + "\n", sync=False)
 
     def clean(self) -> list[str]:
-        """Delete what dead writers left (only with the lock held); gives the names. Checkpoints have their own way."""
+        """Delete temporary files of killed writers (not those of checkpoints); needs the lock. Returns their names."""
         folders = [folder for folder in (self.path, self.samples, self.evals) if is_folder(folder)]
         entries = [entry for folder in folders for entry in list_folder(folder, f"{TEMPORARY}*")]
         litter = [entry for entry in entries if is_file(entry)]

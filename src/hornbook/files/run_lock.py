@@ -1,4 +1,4 @@
-"""One process at a time owns a run directory, and people can see which."""
+"""The lock of a run directory: one process owns it, and the lock file names that process."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ import psutil
 from pydantic import Field
 
 from hornbook.errors import IntegrityError, InUseError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_error, storage_errors
 from hornbook.files.file_records import FileRecord, as_record
 from hornbook.files.run_directory import RunDir
 from hornbook.files.strict_json import InvalidJson, parse_json
@@ -21,14 +21,14 @@ from hornbook.files.strict_json import InvalidJson, parse_json
 _BLOCK = 1 << 16
 _PROC = Path("/proc")
 ORPHAN_SECONDS = 5.0
-"""Children of a dead owner are waited for so long; they die with it (`hornbook.run.launch.rank`)."""
+"""Longest wait for the children of a killed owner, which die with it (`hornbook.run.launch.rank`)."""
 
 
 _REMEDY = "if no process uses the run, delete the file and start again"
 
 
 class _Owner(FileRecord):
-    """What `process_identity` and the time say of who took the lock."""
+    """The owner in the lock file: `process_identity`, and since when."""
 
     host: str = ""
     pid: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -38,14 +38,14 @@ class _Owner(FileRecord):
 
 
 class RunLock:
-    """Ownership of a run directory: an flock that dies with its process, and the owner's name for people.
+    """Ownership of a run directory: an flock, and a file that names the owner.
 
-    A second owner gets an InUseError that names the first, at once. The system frees the lock of a killed
-    process, so it needs no clean-up. A lock left by another host cannot be judged from here (its flock may not
-    reach us over a network file system) and is refused unless that host released it.
+    A second process gets an InUseError that names the owner, at once. The system releases the flock of a killed
+    process. Whether the owner on another host is alive cannot be seen from here (over a network file system its flock
+    may be invisible), so its lock is refused unless that host released it.
 
-    `shared`: forked children keep it too, so that the run is owned while any of them lives. What a killed owner left
-    behind dies within moments; an entry waits for that.
+    `shared`: forked children keep the flock too, so that the run is owned while any of them lives. Children of a killed
+    owner die within moments; taking the lock waits for that.
     """
 
     def __init__(self, run: RunDir, *, shared: bool = False) -> None:
@@ -55,10 +55,8 @@ class RunLock:
         """The owner found on entry that did not release the lock (it was killed), else None."""
 
     def __enter__(self) -> Self:
-        try:
+        with storage_errors(self._path):
             self._file = self._open()
-        except OSError as error:
-            raise storage_error(error, self._path) from error
         owner = self._read()
         if owner and owner.get("host") != socket.gethostname():
             self._drop()
@@ -102,7 +100,7 @@ class RunLock:
             os.close(file)
 
     def _read(self) -> dict[str, Any] | None:
-        """The owner; None where the file is empty or torn. Raises IntegrityError where it says what no owner wrote."""
+        """The owner; None if the file is empty or torn. Raises IntegrityError if its content is of no owner."""
         try:
             owner = parse_json(os.pread(self._file, _BLOCK, 0))
         except InvalidJson:
@@ -114,7 +112,7 @@ class RunLock:
             raise
 
     def _write(self, text: str) -> None:
-        """In place: a rename would leave the flock on a file without a name."""
+        """Write in place: a rename would leave the flock on a file without a name."""
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, text.encode(), 0)
@@ -123,26 +121,26 @@ class RunLock:
             raise storage_error(error, self._path) from error
 
     def _drop(self) -> None:
-        """Close without a word; in a forked child the lock stays with the parent."""
+        """Close the file and leave its content; in a forked child the lock stays with the parent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    """host, pid, boot id and start time: together they name one process for ever, though pids are used again."""
+    """host, pid, boot id and start time, which together identify one process for ever (pids are reused)."""
     return {"host": socket.gethostname(), "pid": pid, "boot": _boot_id(), "started": _start_time(pid)}
 
 
 def is_alive(owner: Mapping[str, Any]) -> bool | None:
-    """Whether the process of a `process_identity` lives; None where that cannot be known from this host."""
+    """Whether the process of a `process_identity` lives; None if this host cannot know."""
     if owner.get("host") != socket.gethostname() or "pid" not in owner:
         return None
     return owner.get("boot") == _boot_id() and owner.get("started") == _start_time(owner["pid"])
 
 
 def _boot_id() -> str:
-    """Which start of the system this is; "" without /proc: there `_start_time` is of the calendar and needs none."""
+    """Id of this boot of the system; "" without /proc, where `_start_time` is calendar time and needs no boot id."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -150,7 +148,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When the process began, in the system's own terms; "" where there is no such process."""
+    """Start time of a process in the system's own terms; "" if there is no such process."""
     try:
         if (_PROC / "self/stat").exists():
             # Ticks since boot, the 22nd field; the 2nd is the command in brackets and may hold blanks.

@@ -1,4 +1,4 @@
-"""What a run is doing, read from its directory alone: nothing here needs the run to live, or can disturb it."""
+"""Status and newest results of a run, read from its directory without disturbing it."""
 
 import json
 import time
@@ -14,16 +14,16 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import is_alive
 
 SILENCE_SECONDS = 300.0
-"""A run of another host that has not written its heartbeat for so long is taken for dead."""
+"""Age of the heartbeat from which a run on another host counts as dead."""
 
 Verdict = Literal["running", "dead", "finished", "stopped", "failed", "new", "unreadable"]
 COUNTS = ("tokens", "bytes", "labels", "read", "of")
-"""Of a score what counts, and is no figure."""
+"""Keys of a score that are counts, not metrics."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One line of `hornbook runs ls`."""
+    """A run in `hornbook runs ls`."""
 
     name: str
     path: str
@@ -36,18 +36,18 @@ class Summary:
     bits_per_byte: float | None
     """Of the newest evaluation, over all sources; None for labels."""
     held_out: dict[str, float]
-    """All figures of the newest evaluation by name."""
+    """All metrics of the newest evaluation by name."""
     coverage: str
-    """Of how much of the validation text they are."""
+    """How much of the validation text the newest evaluation read."""
     heartbeat_seconds: float | None
     """Age of the heartbeat."""
     attempt: int
     problem: str = ""
-    """Why the run cannot be read; nothing else is known of it then."""
+    """Why the run cannot be read; all other fields are empty then."""
 
 
 def status_of(run: RunDir, now: float | None = None) -> Verdict:
-    """Status by the heartbeat; a run that says it runs but whose process is gone is `dead`."""
+    """Status by the heartbeat; `dead` if the heartbeat says running and the process is gone."""
     state = run.read_state()
     if state is None:
         return "new"
@@ -60,7 +60,7 @@ def status_of(run: RunDir, now: float | None = None) -> Verdict:
 
 
 def summarize(run: RunDir) -> Summary:
-    """What is to be said of a run in one line; the metrics are not read. A damaged run is one that says why."""
+    """Summary of a run, without reading its metrics; of a damaged run, with `problem`."""
     try:
         return _summarize(run)
     except (HornbookError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -81,7 +81,7 @@ def _summarize(run: RunDir) -> Summary:
         total_tokens=state.get("total_tokens") if state else None,
         loss=state.get("loss") if state else None,
         bits_per_byte=score.get("bits_per_byte"),
-        held_out=figures_of(score),
+        held_out=metrics_of(score),
         coverage=coverage(score),
         heartbeat_seconds=max(0.0, time.time() - state["heartbeat"]) if state else None,
         attempt=state["attempt"] if state else 0,
@@ -89,7 +89,7 @@ def _summarize(run: RunDir) -> Summary:
 
 
 def find_runs(folder: Path) -> list[RunDir]:
-    """The runs directly in a folder, or the folder itself if it is one; by name."""
+    """The runs directly in a folder by name, or the folder itself if it is a run."""
     if RunDir(folder).exists():
         return [RunDir(folder)]
     inside = [path for path in list_folder(folder) if is_folder(path)] if is_folder(folder) else []
@@ -97,7 +97,7 @@ def find_runs(folder: Path) -> list[RunDir]:
 
 
 def steps_that_count(run: RunDir) -> list[dict[str, Any]]:
-    """The record of each step, as its last attempt left it."""
+    """The record of each step by its last attempt."""
     return current_branch(record for record, _ in read_records(run.metrics))
 
 
@@ -113,17 +113,17 @@ def evaluations(run: RunDir) -> list[dict[str, Any]]:
 
 
 def fullest(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of an evaluation the figures (`rows`, `sources`, `all`) over every row if it has them, else over those drawn."""
+    """`rows`, `sources` and `all` of an evaluation: over all rows if it has these, else over the sampled rows."""
     return evaluation.get("whole") or evaluation
 
 
-def figures_of(score: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a score: its loss, then bits per byte or those of labels; not what it counts."""
+def metrics_of(score: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a score (loss, bits per byte, those of labels), without its counts."""
     return {name: value for name, value in score.items() if name not in COUNTS}
 
 
 def coverage(score: Mapping[str, Any]) -> str:
-    """Of how much of the validation text a score is: `32,768 of 85,732 tokens`, or nothing where it is not recorded."""
+    """How much of the validation text was read: `32,768 of 85,732 tokens`; "" if it is not recorded."""
     if "of" not in score:
         return ""
     read, of = score["read"], score["of"]
@@ -131,7 +131,7 @@ def coverage(score: Mapping[str, Any]) -> str:
 
 
 def events(run: RunDir) -> list[dict[str, Any]]:
-    """The ledger."""
+    """The records of the ledger."""
     return [record for record, _ in read_records(run.events)]
 
 

@@ -1,7 +1,7 @@
-"""JSON that anybody may have written: whatever is wrong with it is one error, and checking it takes linear time.
+"""Parsing untrusted JSON: any fault is one error, and parsing takes linear time.
 
-The standard library takes NaN and Infinity, turns 1e999 into Infinity, keeps the last of repeated keys, and ends in a
-RecursionError where arrays are nested deeply.
+The standard library accepts NaN and Infinity, turns 1e999 into Infinity, keeps the last of repeated keys, and raises
+RecursionError for deeply nested arrays.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 class InvalidJson(ValueError):
-    """The text is not JSON, or not JSON that means one thing."""
+    """The text is not JSON, or is ambiguous."""
 
 
 class DuplicateKey(InvalidJson):

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from hornbook.errors import StorageError
+from hornbook.files.durable import TEMPORARY, write_atomic
+
 MOST_BYTES = 128 * 2**20
 """Beyond this the least recently used kernels are deleted; all of hornbook's take some 10 MB."""
 _DAY = 86400.0
 _SUM_BYTES = 16
-_UNFINISHED = ".unfinished-"
 
 
 def folders() -> Iterator[Path]:
@@ -53,9 +55,10 @@ def read(name: str) -> bytes | None:
 def write(name: str, data: bytes) -> bool:
     """Write data under a name in the first folder that can be written; returns whether one could."""
     for folder in folders():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StorageError):
             _make(folder)
-            _replace(folder / name, _checksum(data) + data)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / name, _checksum(data) + data, sync=False)
             _prune(folder)
             return True
     return False
@@ -92,18 +95,6 @@ def _is_foreign(folder: Path) -> bool:
     return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, temporary = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
 def _mark_used(path: Path) -> None:
     """Note the day on which a kernel was last used; where the folder is read-only, nothing is deleted either."""
     with contextlib.suppress(OSError):
@@ -118,7 +109,7 @@ def _prune(folder: Path) -> None:
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # another process deletes as well
             state = path.stat()
-            if path.name.startswith(_UNFINISHED) and time.time() - state.st_mtime > _DAY:
+            if path.name.startswith(TEMPORARY) and time.time() - state.st_mtime > _DAY:
                 path.unlink()
             elif stat.S_ISREG(state.st_mode):
                 files.append((state.st_mtime, state.st_size, path))

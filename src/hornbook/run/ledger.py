@@ -114,7 +114,7 @@ def check_ledger(run: RunDir) -> int:
 def remedy(run: RunDir) -> str:
     """The remedy for a ledger that is damaged, cut or gone."""
     return (
-        f"Put back a copy of {run.events.name}: skipped data and changed settings stand there alone. Without one, "
+        f"Put back a copy of {run.events.name}: it alone records skipped data and changed settings. Without one, "
         f"`hornbook train {run.recipe} --from {run.path} --out NEW` starts a new run from the weights"
     )
 
@@ -139,14 +139,10 @@ class SilentAppender:
     def append(self, record: Mapping[str, Any]) -> None:
         """Do nothing."""
 
-    def check(self) -> None:
-        """Do nothing."""
-
     def sync(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
+    check = close = sync
 
 
 class Ledger:

@@ -6,6 +6,7 @@ rewound with it.
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from hornbook.errors import DivergedError
 from hornbook.files.run_directory import StepRecord
@@ -50,15 +51,10 @@ class Step:
         """Throughput of this step."""
         return self.step_tokens / self.seconds if self.seconds else 0.0
 
-    def evidence(self) -> dict[str, float | int | str]:
+    def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
-        return {
-            "loss": self.loss,
-            "gradient_norm": self.grad_norm,
-            "token_hash": self.token_hash,
-            "first_sample": self.first_sample,
-            "num_samples": self.num_samples,
-        }
+        record: dict[str, Any] = {**self.record()}
+        return {key: record[key] for key in ("loss", "gradient_norm", "token_hash", "first_sample", "num_samples")}
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""

@@ -1,13 +1,17 @@
-"""What pydantic found wrong, in words for a person."""
+"""Texts for a person: what pydantic found wrong, and which setting was probably meant."""
 
 import difflib
 import re
+import tomllib
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hornbook.settings.schema import Listing, Path, Section, Shape, dotted, item_settings, shapes_at
+from hornbook.settings.schema import Array, Section, Shape, item_settings, settings, shapes_at
 from hornbook.settings.sources import COMMAND_LINE, Problem
+from hornbook.settings.toml import Path, dotted
 
 _INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
 _NUMBER = "must be a number"
@@ -78,7 +82,7 @@ def _names_beside(place: Path) -> list[str]:
 
 def _form(shapes: list[Shape]) -> str:
     """How a list is written, by what its items are."""
-    items = shapes[0].items if shapes and isinstance(shapes[0], Listing) else None
+    items = shapes[0].items if shapes and isinstance(shapes[0], Array) else None
     if not isinstance(items, Section):
         return '["a", "b"]'
     kind, model = next(iter(items.kinds.items()))
@@ -89,3 +93,43 @@ def _form(shapes: list[Shape]) -> str:
 
 def _short(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+_MIN_SIMILARITY = 0.72
+_MAX_GAP = 0.08
+"""How much less similar than the best suggestion another one may be."""
+
+
+@cache
+def _synonyms() -> dict[str, str]:
+    """Names of other trainers -> dotted keys."""
+    return tomllib.loads((files("hornbook") / "settings" / "synonyms.toml").read_text(encoding="utf-8"))
+
+
+def suggest(key: str) -> list[str]:
+    """Up to three dotted keys that `key` may have been meant to be, best first."""
+    key = key.replace("-", "_")
+    last = key.rpartition(".")[2]
+    if last in _synonyms():
+        return [_synonyms()[last]]
+    scores = {name: _similarity(key, name) for name in settings()}
+    enough = max(_MIN_SIMILARITY, max(scores.values()) - _MAX_GAP)
+    best = sorted((name for name, score in scores.items() if score >= enough), key=lambda name: -scores[name])
+    return [_named(name, key) for name in best[:3]]
+
+
+def _named(name: str, key: str) -> str:
+    """The setting's key with the names the user chose in place of `*`, where both have as many parts."""
+    parts, given = name.split("."), key.split(".")
+    if len(parts) != len(given):
+        return name
+    return ".".join(theirs if part == "*" else part for part, theirs in zip(parts, given, strict=True))
+
+
+def _similarity(key: str, name: str) -> float:
+    """Similarity of two dotted keys, 0 to 1: mostly that of their last parts, only that if `key` has one part."""
+    (head, _, last), (section, _, leaf) = key.rpartition("."), name.rpartition(".")
+    similarity = difflib.SequenceMatcher(None, last, leaf).ratio()
+    if not head:
+        return similarity
+    return 0.6 * similarity + 0.4 * difflib.SequenceMatcher(None, head, section).ratio()

@@ -1,7 +1,7 @@
-"""Building blocks of every configuration: the frozen base model, numbers with suffixes, durations.
+"""Base classes of all configuration: the frozen base model, numbers with suffixes, durations.
 
-All configuration of hornbook is pydantic models that import no torch, so that `--help`, `config`
-and the planner start at once, and so that one schema serves files, command line and pages.
+Configuration is pydantic models that import no torch: `--help`, `config` and the planner start at once, and one schema
+serves files, the command line and pages.
 """
 
 import ast
@@ -38,13 +38,13 @@ _LARGEST_EXPONENT = 27  # beyond, the text is left to pydantic, which refuses it
 
 
 class Config(BaseModel):
-    """Base of every section: immutable, refuses unknown keys, documents fields by their docstrings (`field_docs`)."""
+    """Base of all sections: immutable, refuses unknown keys, documents fields by docstrings (`field_docs`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With the docstrings of the fields as their descriptions."""
+        """The schema with the docstrings of fields as their descriptions."""
         found = handler(schema)
         properties = handler.resolve_ref_schema(found).get("properties", {})
         for name, text in field_docs(cls).items():
@@ -54,10 +54,10 @@ class Config(BaseModel):
 
 
 def field_docs(model: type[Config]) -> dict[str, str]:
-    """Field -> the docstring below it, where it has one.
+    """Field -> the docstring below it, if it has one.
 
-    Read when somebody asks: pydantic's own `use_attribute_docstrings` reads the sources of all models at every start,
-    which is a third of the time until a verb begins.
+    Read on demand: pydantic's own `use_attribute_docstrings` reads the sources of all models at every start, which is a
+    third of the start-up time of a command.
     """
     found: dict[str, str] = {}
     for each in reversed([each for each in model.__mro__ if issubclass(each, Config)]):
@@ -69,7 +69,7 @@ def field_docs(model: type[Config]) -> dict[str, str]:
 
 @cache
 def _docs_in(module: str) -> dict[str, dict[str, str]]:
-    """Class -> attribute -> docstring, of all classes of a module; empty where it has no source."""
+    """Class -> attribute -> docstring, for all classes of a module; empty if it has no source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError, SyntaxError):
@@ -88,9 +88,9 @@ def _attribute_docs(definition: ast.ClassDef) -> dict[str, str]:
 
 
 def outside_part(kind: Any) -> type[Config] | None:
-    """The config class of a part from outside, whose `kind` is its import path: "package.module:Class".
+    """The config class of a user's part, whose `kind` is its import path: "package.module:Class".
 
-    Importing runs the file. None where `kind` is no import path; ValueError where nothing of use is there.
+    Importing runs the file. None if `kind` is not an import path. Raises ValueError if it leads to no such class.
     """
     if not isinstance(kind, str) or ":" not in kind:
         return None
@@ -107,9 +107,9 @@ def outside_part(kind: Any) -> type[Config] | None:
 
 
 def refuse_untrusted_parts(tree: Any, source: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Before a tree that comes with a checkpoint is validated, which would import, and so run, what it names.
+    """Refuse a tree from a checkpoint that names a user's part: validating it would import, and so run, the module.
 
-    Parts whose modules the recipe or the program has imported already may pass. Errors: UsageError.
+    Modules that the recipe or the program has already imported are accepted. Raises UsageError.
     """
     values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     for value in values:
@@ -123,18 +123,18 @@ def refuse_untrusted_parts(tree: Any, source: str, environ: Mapping[str, str] = 
 
 
 def _or_outside(value: Any, handler: Callable[[Any], Any]) -> Any:
-    """Parts of the package by their kind, others by their import path."""
+    """Validate a part of the package by its kind, a user's part by its import path."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     found = outside_part(kind)
     return handler(value) if found is None else found.model_validate(value)
 
 
 OPEN = (SerializeAsAny(), WrapValidator(_or_outside))  # pyright: ignore[reportCallIssue]
-"""For unions of parts that other packages may add to."""
+"""Annotations of a union of parts that users may add to."""
 
 
 def parse_number(value: Any) -> Any:
-    """Read `32k`, `1.5M`, `64Ki` or `2_000` as a number; leave anything else for pydantic to judge."""
+    """Read `32k`, `1.5M`, `64Ki` or `2_000` as a number; return anything else as it is, for pydantic to validate."""
     if not isinstance(value, str):
         return value
     match = _NUMBER.fullmatch(value.strip())
@@ -169,7 +169,7 @@ Number = Annotated[float, BeforeValidator(parse_number), BeforeValidator(_no_boo
 
 
 class Duration(Config):
-    """A length of training, written `"200 steps"`, `"375M tokens"` or as a share of the run: `"1%"`, `0.01`."""
+    """A training length, written `"200 steps"`, `"375M tokens"` or as a share of the run: `"1%"`, `0.01`."""
 
     amount: float
     unit: Literal["tokens", "steps", "share"]
@@ -208,7 +208,7 @@ class Duration(Config):
 
     @model_serializer
     def _write(self) -> str:
-        """The shortest text that reads back as the same length, bit for bit."""
+        """The shortest text that is parsed as the same length, bit for bit."""
         if self.unit == "share":
             percent = f"{self.amount * 100:g}%"
             return percent if float(percent[:-1]) / 100 == self.amount else repr(self.amount)
@@ -217,12 +217,12 @@ class Duration(Config):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """People write text or a number, never the table that pydantic sees."""
+        """Text or a number, as people write it, instead of pydantic's object."""
         del schema, handler
         return {"type": ["string", "number"], "description": (cls.__doc__ or "").strip()}
 
     def tokens(self, total_tokens: int, tokens_of: Callable[[float], float]) -> float:
-        """Length in tokens, given the length of the run and how many tokens its first so many steps take."""
+        """Length in tokens; `tokens_of(n)` is the number of tokens in the first n steps."""
         if self.unit == "steps":
             return tokens_of(self.amount)
         return self.amount * (total_tokens if self.unit == "share" else 1)

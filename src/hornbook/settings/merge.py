@@ -1,63 +1,55 @@
-"""Layers laid over one another, by the schema.
+"""Merging sources of settings, by the schema.
 
-Unions come out right: a layer that names another `kind` starts from that kind's defaults, a layer that
-does not name one edits the present one.
+In a union, a source that names another `kind` starts from that kind's defaults; a source that names none edits the
+present kind.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hornbook.settings.errors import suggest
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
-from hornbook.settings.schema import (
-    ROOT,
-    Leaf,
-    Listing,
-    Path,
-    Section,
-    Shape,
-    Table,
-    defaults,
-    dotted,
-    field_name,
-    shape_of,
-)
-from hornbook.settings.sources import Given, Layer, Problem, parse_toml, split_quoted
-from hornbook.settings.suggestions import suggest
+from hornbook.settings.renamed import present_name, renamed, with_present_names
+from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
+from hornbook.settings.sources import Given, Problem, Source, parse_toml, split_quoted
+from hornbook.settings.toml import Path, dotted
 
 
 @dataclass
 class Merge:
-    """Layers laid over the defaults so far: values as nested dicts, origins by path, problems."""
+    """The defaults and the sources added so far: values as nested dicts, origins by path, problems."""
 
     tree: dict[str, Any] = field(default_factory=lambda: defaults(Recipe))
     origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    """What to say of former names, each once, in order."""
 
-    def lay(self, layers: Sequence[Layer]) -> "Merge":
-        """Lay the layers over what is there, the first lowest."""
-        for layer in layers:
-            self.problems += layer.problems
-            self._alternatives(layer.tree)
-            self._section(ROOT, self.tree, layer.tree, ())
+    def add(self, sources: Sequence[Source]) -> "Merge":
+        """Add sources, each of which overrides those before it."""
+        for source in sources:
+            self.problems += source.problems
+            self._alternatives(source.tree)
+            self._section(ROOT, self.tree, source.tree, ())
         return self
 
-    def _alternatives(self, layer: dict[str, Any]) -> None:
-        """A layer that gives one of two alternative settings and not the other takes the other back."""
+    def _alternatives(self, source: dict[str, Any]) -> None:
+        """A source that gives one of two alternative settings and not the other takes the other back."""
         for one, other in ALTERNATIVES:
             for given, dropped in ((one, other), (other, one)):
-                origin = _given_at(layer, given)
-                if origin is not None and _given_at(layer, dropped) is None:
+                origin = _given_at(source, given)
+                if origin is not None and _given_at(source, dropped) is None:
                     path = tuple(dropped.split("."))
                     drop(self.tree, path)
                     self.origins[path] = origin
 
-    def _section(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
-        self._kind(shape, node, layer, path)
+    def _section(self, shape: Section, node: dict[str, Any], source: dict[str, Any], path: Path) -> None:
+        self._kind(shape, node, source, path)
         shape = shape.including(node.get("kind"))
         model = shape.model(node.get("kind"))
-        for word, value in layer.items():
-            name = _any_field(shape, word)
+        for word, value in source.items():
+            name = _any_field(shape, word) or self._present_name((*path, word), value, source)
             if name is None:
                 self._unknown((*path, word), value)
             elif model is None or (name == "kind" and "" not in shape.kinds):
@@ -66,14 +58,14 @@ class Merge:
                 self._other_kind(shape, node, (*path, name), value)
             else:
                 below = shape_of(model.model_fields[name].annotation)
-                self._lay_value(below, node, name, value, (*path, name))
+                self._set_value(below, node, name, value, (*path, name))
 
-    def _kind(self, shape: Section, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
-        """Start from another kind's defaults where the layer names one."""
-        given = layer.get("kind")
+    def _kind(self, shape: Section, node: dict[str, Any], source: dict[str, Any], path: Path) -> None:
+        """Start from another kind's defaults where the source names one."""
+        given = source.get("kind")
         if not isinstance(given, Given) or "" in shape.kinds:
             return
-        kind = _typed(given, Leaf(str))
+        kind = self._present(_typed(given, Leaf(str)), given, (*path, "kind"))
         if kind != node.get("kind"):
             model = shape.including(kind).kinds.get(kind) if isinstance(kind, str) else None
             node.clear()
@@ -81,38 +73,58 @@ class Merge:
             self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
         self.origins[(*path, "kind")] = given.origin
 
-    def _lay_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
+    def _set_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
         if isinstance(shape, Section) and _names_kind(shape, value) and not (shape.optional and value.value == "none"):
             value = {"kind": value}  # `optim.schedule = "wsd"`
         if isinstance(shape, Section | Table) and isinstance(value, dict):
             below = node.get(name)
             if not isinstance(below, dict):
                 below = node[name] = {}
-            lay = self._section if isinstance(shape, Section) else self._table
-            lay(shape, below, value, path)  # pyright: ignore[reportArgumentType]
+            merge = self._section if isinstance(shape, Section) else self._table
+            merge(shape, below, value, path)  # pyright: ignore[reportArgumentType]
             return
-        typed = _typed(value, shape)
+        typed = self._present(_typed(value, shape), value, path)
         self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
         self.origins[path] = first_origin(value)
         if isinstance(value, Given):
             self.origins |= {(*path, *at): origin for at, origin in value.inside.items()}
         node[name] = typed
 
-    def _table(self, shape: Table, node: dict[str, Any], layer: dict[str, Any], path: Path) -> None:
-        for name, value in layer.items():
+    def _table(self, shape: Table, node: dict[str, Any], source: dict[str, Any], path: Path) -> None:
+        for name, value in source.items():
             if isinstance(value, Given) and value.value == "none":
                 node.pop(name, None)
             else:
-                self._lay_value(shape.values, node, name, value, (*path, name))
+                self._set_value(shape.values, node, name, value, (*path, name))
+
+    def _present_name(self, path: Path, value: Any, source: dict[str, Any]) -> str | None:
+        """The present name for a former one, unless the same source gives that too."""
+        name = present_name(path)
+        if name is None or name in source:
+            return None
+        self.notes[f"{renamed(path, name)} ({first_origin(value)})"] = None
+        return name
+
+    def _present(self, typed: Any, value: Any, path: Path) -> Any:
+        """A value with present names for former ones, inside of lists too."""
+
+        def note(at: Path, sentence: str) -> None:
+            inside = value.inside if isinstance(value, Given) else {}
+            self.notes[f"{sentence} ({inside.get(at[len(path) :], first_origin(value))})"] = None
+
+        return with_present_names(typed, path, note)
 
     def _unknown(self, path: Path, value: Any) -> None:
         if isinstance(value, dict) and value:
             for name, below in value.items():
                 self._unknown((*path, name), below)
             return
-        meant = suggest(dotted(path))
-        hint = f"did you mean {' or '.join(meant)}?" if meant else ""
-        self.problems.append(Problem(dotted(path), "no such setting", first_origin(value), hint))
+        if (name := present_name(path)) is not None:
+            text, hint = f"is now {name}, which is given too", "leave out one of the two"
+        else:
+            meant = suggest(dotted(path))
+            text, hint = "no such setting", f"did you mean {' or '.join(meant)}?" if meant else ""
+        self.problems.append(Problem(dotted(path), text, first_origin(value), hint))
 
     def _other_kind(self, shape: Section, node: dict[str, Any], path: Path, value: Any) -> None:
         kinds = [kind for kind, model in shape.kinds.items() if path[-1] in model.model_fields]
@@ -159,7 +171,7 @@ def _typed(value: Any, shape: Shape) -> Any:
         return None
     if not value.raw:
         return _nones(given, shape)
-    return _nones(_listed(given) if isinstance(shape, Listing) else _unquoted(given), shape)
+    return _nones(_listed(given) if isinstance(shape, Array) else _unquoted(given), shape)
 
 
 def _unquoted(text: str) -> str:
@@ -180,7 +192,7 @@ def _listed(text: str) -> Any:
 
 def _nones(value: Any, shape: Shape) -> Any:
     """Inside of lists too `none` is no value, where the schema has it."""
-    if isinstance(value, list) and isinstance(shape, Listing):
+    if isinstance(value, list) and isinstance(shape, Array):
         return [_nones(item, shape.items) for item in value]
     if isinstance(value, dict) and isinstance(shape, Section):
         kind = value.get("kind")
@@ -193,8 +205,8 @@ def _nones(value: Any, shape: Shape) -> Any:
     return None if value == "none" and isinstance(shape, Leaf) and shape.optional else value
 
 
-def _given_at(layer: dict[str, Any], key: str) -> str | None:
-    node: Any = layer
+def _given_at(source: dict[str, Any], key: str) -> str | None:
+    node: Any = source
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None
     return node.origin if isinstance(node, Given) and node.value != "none" else None

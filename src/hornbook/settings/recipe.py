@@ -1,14 +1,15 @@
-"""The whole configuration of a run, composed of the rooms' configs.
+"""The configuration of a run, composed of the rooms' configs.
 
-A `Recipe` is frozen and complete: given a recipe, the token shards it names and the code, every number
-of the run follows. Rules that span sections live in `cross_check`, and only there; those of the model alone, which hold
-for checkpoints too, in `hornbook.model.config.checks`.
+A `Recipe` is frozen and complete: the recipe, the token shards that it names and the code determine every number of the
+run. All rules that span sections are in `cross_check`; those of the model alone, which hold for checkpoints too, are in
+`hornbook.model.config.checks`.
 """
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
 from hornbook.evals.config import EvalConfig
@@ -21,17 +22,18 @@ from hornbook.optim.config.optim import OptimConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
+from hornbook.settings.renamed import with_present_names
 from hornbook.text.config.labels import LabelsConfig, NumberLabels
 from hornbook.text.config.text import TextConfig
 
 
 class Recipe(Config):
-    """Raw text to trained model."""
+    """All settings, from raw text to trained model."""
 
     name: str = "run"
     """Name of the run; the default run directory is runs/NAME."""
     seed: Count = Field(default=1, ge=0, lt=2**63)
-    """Seed of everything random: order, initial weights, dropout, samples."""
+    """Seed of all random numbers: sample order, initial weights, dropout, generated samples."""
     text: TextConfig = TextConfig()
     """From raw text to token shards."""
     data: DataConfig = DataConfig()
@@ -39,25 +41,31 @@ class Recipe(Config):
     model: ModelConfig = ModelConfig()
     """The Transformer."""
     surgery: Surgery = Field(default_factory=list)
-    """What is done to the model before training, in order: adapters, frozen parts, rounded weights."""
+    """Changes to the model before training, in order: adapters, frozen parts, rounded weights."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     parallel: ParallelConfig = ParallelConfig()
-    """Spreading over devices."""
+    """Distribution over devices."""
     train: TrainConfig = TrainConfig()
     """Length, batch, arithmetic."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving."""
     guard: GuardConfig = GuardConfig()
-    """Protection."""
+    """Protection against divergence and hangs."""
     eval: EvalConfig = EvalConfig()
     """Evaluation."""
     log: LogConfig = LogConfig()
     """Logging."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_former(cls, tree: Any) -> Any:
+        """Accept settings by their former names: the ledger of a run holds the names of its time."""
+        return with_present_names(tree)
+
 
 ALTERNATIVES = (("train.tokens", "train.epochs"),)
-"""Pairs of settings of which at most one is given: a layer that gives one takes back the other."""
+"""Pairs of settings of which at most one may be given; a source that gives one drops the other."""
 
 
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
@@ -132,9 +140,9 @@ def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[s
 
 
 def unlike(head: LabelHeadConfig, labels: LabelsConfig, where: str) -> tuple[str, str] | None:
-    """How a head differs from the labels it is to learn: (dotted key, what is wrong and the remedy), or None.
+    """How a head differs from the labels that it shall learn: (dotted key, fault and remedy), or None.
 
-    where: what has these labels. A list that is empty is taken from the data.
+    where: the name of what has these labels. An empty list of labels is taken from the data.
     """
     if head.kind != labels.kind:
         return "model.head.kind", f'it is "{head.kind}", and that of {where} is "{labels.kind}": make them the same'

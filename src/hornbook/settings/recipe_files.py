@@ -1,4 +1,4 @@
-"""Recipe files: the shipped ones, those of a path, and the chain of what they extend."""
+"""Reading recipe files, shipped or by path, and the chain of recipes that they extend."""
 
 import difflib
 import re
@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hornbook.settings.sources import Given, Layer, Problem
+from hornbook.settings.sources import Given, Problem, Source
 from hornbook.settings.toml import key_lines
 
 
@@ -21,34 +21,34 @@ def shipped_recipes() -> dict[str, str]:
     return {name.removesuffix(".toml"): found[name].read_text(encoding="utf-8") for name in sorted(found)}
 
 
-def read_recipe(target: str) -> list[Layer]:
-    """Layers of a recipe and of all it extends, the most basic first.
+def read_recipe(target: str) -> list[Source]:
+    """Sources of a recipe and of the recipes that it extends, the last extended first.
 
     `target` is the name of a shipped recipe, a file, or a folder that holds `recipe.toml` (a run directory).
     """
-    layers: list[Layer] = []
+    sources: list[Source] = []
     chain: list[str] = []
     wanted: tuple[str, Path | None, str] | None = (target, None, "")
     while wanted is not None:
         name, folder, origin = wanted
-        layer = Layer()
-        layers.insert(0, layer)
+        source = Source()
+        sources.insert(0, source)
         located = _locate(name, folder)
         if isinstance(located, Problem):
-            layer.problems.append(Problem(located.key, located.text, origin, located.hint))
+            source.problems.append(Problem(located.key, located.text, origin, located.hint))
             break
         identity, label, text = located
         if identity in chain:
             cycle = " -> ".join([*chain[chain.index(identity) :], identity])
-            layer.problems.append(Problem("extends", f"the recipes extend each other in a circle: {cycle}", origin))
+            source.problems.append(Problem("extends", f"the recipes extend each other in a circle: {cycle}", origin))
             break
         chain.append(identity)
-        wanted = _read_layer(layer, identity, label, text)
-    return layers
+        wanted = _read_source(source, identity, label, text)
+    return sources
 
 
 def _locate(name: str, folder: Path | None) -> tuple[str, str, str] | Problem:
-    """(identity, label in messages, text) of a recipe; a path in `extends` is relative to the file that says so."""
+    """(identity, label in messages, text) of a recipe. folder: of the file that extends it; None at the start."""
     if name in shipped_recipes():
         return name, f"recipes/{name}.toml", shipped_recipes()[name]
     path = Path(name) if folder is None else folder / name
@@ -75,26 +75,26 @@ def _read_file(name: str, path: Path) -> tuple[str, str, str] | Problem:
     return str(path.resolve()), str(path), path.read_text(encoding="utf-8-sig")
 
 
-def _read_layer(layer: Layer, identity: str, label: str, text: str) -> tuple[str, Path | None, str] | None:
-    """Fill the layer from the text; returns what it extends: (name, folder of this file, origin)."""
+def _read_source(source: Source, identity: str, label: str, text: str) -> tuple[str, Path | None, str] | None:
+    """Fill the source from the text; returns (name, folder of this file, origin) of the recipe that it extends."""
     try:
         document = tomllib.loads(text)
     except RecursionError:
-        layer.problems.append(Problem("", "nested too deeply for a recipe", label))
+        source.problems.append(Problem("", "nested too deeply for a recipe", label))
         return None
     except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits is another
         place = re.search(r"line (\d+)", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
-        layer.problems.append(Problem("", f"not valid TOML: {error}", f"{label}:{line}"))
+        source.problems.append(Problem("", f"not valid TOML: {error}", f"{label}:{line}"))
         return None
     lines = key_lines(text)
     extends = document.pop("extends", None)
-    layer.tree = _give(document, (), lines, label)
+    source.tree = _give(document, (), lines, label)
     if extends is None:
         return None
     origin = f"{label}:{lines['extends',]}"
     if not isinstance(extends, str):
-        layer.problems.append(Problem("extends", "must be the name of a shipped recipe or a path, as text", origin))
+        source.problems.append(Problem("extends", "must be the name of a shipped recipe or a path, as text", origin))
         return None
     folder = Path() if identity in shipped_recipes() else Path(label).parent
     return extends, folder, origin

@@ -1,13 +1,15 @@
-"""From files, environment and command line to one frozen `Recipe`, with the origin of every value.
+"""Resolve files, environment and command line to one frozen `Recipe`, with the origin of every value.
 
-Layers are laid over the defaults in the order default < extends chain < recipe < environment < command
-line. All problems are collected and raised at once.
+Later sources override earlier ones: defaults, chain of `extends`, recipe, environment, command line. All problems are
+collected and raised at once.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,12 +21,15 @@ from hornbook.settings.errors import problem_of
 from hornbook.settings.merge import Merge, drop
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import read_recipe
-from hornbook.settings.schema import ROOT, Listing, Path, Section, Shape, Table, dotted, leaves, shape_of
-from hornbook.settings.sources import Problem, command_line_layer, environment_layer
+from hornbook.settings.schema import ROOT, Array, Section, Shape, Table, leaves, shape_of
+from hornbook.settings.sources import Problem, command_line_source, environment_source
+from hornbook.settings.toml import Path, dotted
+
+_log = logging.getLogger(__name__)
 
 
 class ConfigError(UsageError):
-    """Everything that is wrong with a configuration, one line per problem."""
+    """All problems of a configuration, one line each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = sorted(problems, key=lambda problem: problem.key)
@@ -40,7 +45,7 @@ class ConfigError(UsageError):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, and for each of its dotted keys where the value came from (`default` if nobody set it)."""
+    """A recipe, and the origin of each value by dotted key (`default` if no source gives it)."""
 
     recipe: Recipe
     origins: dict[str, str]
@@ -52,22 +57,31 @@ class Resolved:
         return recipe_toml(self.recipe, self.origins)
 
     def explain(self, key: str) -> str:
-        """What is known of one setting: doc, type, range, default, value, origin. Raises UsageError."""
+        """Doc, type, range, default, value and origin of one setting. Raises UsageError."""
         from hornbook.settings.show import explain
 
         return explain(self.recipe, self.origins, key)
 
 
 def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Resolved:
-    """The recipe that `target`, the environment and `overrides` make together.
+    """The recipe that `target`, the environment and `overrides` give together.
 
     `target` is the name of a shipped recipe, a TOML file, or a run directory; None starts from the defaults.
     `overrides` are words as on the command line: `--a.b v`, `--a.b=v`, `a.b=v`, `--flag`, `--no-flag`.
     Raises ConfigError with all problems at once.
     """
-    layers = read_recipe(target) if target is not None else []
-    layers += [environment_layer(environ), command_line_layer(overrides)]
-    return _judge(Merge().lay(layers))
+    sources = read_recipe(target) if target is not None else []
+    sources += [environment_source(environ), command_line_source(overrides)]
+    merge = Merge().add(sources)
+    for note in merge.notes:
+        _say(note)
+    return _judge(merge)
+
+
+@cache
+def _say(note: str) -> None:
+    """Log a line, once in a process: the recipe of a run is read several times."""
+    _log.warning("%s", note)
 
 
 def _judge(merge: Merge) -> Resolved:
@@ -90,7 +104,7 @@ def _judge(merge: Merge) -> Resolved:
 
 
 def _with_factors(merge: Merge, recipe: Recipe) -> Resolved:
-    """The recipe with what follows from `model.init`; raises ConfigError where a setting contradicts that."""
+    """The recipe with the factors that `model.init` implies. Raises ConfigError if a setting contradicts them."""
     origins = {dotted(path): merge.origin(path) for path, _ in leaves(recipe)}
     for below, wanted in derived_factors(recipe.model).items():
         path, given = ("model", *below), _value(recipe, ("model", *below))
@@ -113,12 +127,12 @@ def _value(recipe: Recipe, path: Path) -> Any:
 
 
 def _section_of(path: Path) -> Path:
-    """What must go for the recipe to be valid: with a wrong `kind` all that depends on it."""
+    """Path to remove for a valid recipe: for a wrong `kind`, its whole section."""
     return path[:-1] if path[-1] == "kind" else path
 
 
 def _without(merge: Merge, faults: set[Path]) -> Recipe | None:
-    """The recipe with its faulty parts set back to defaults, so that the sound ones can still be compared."""
+    """The recipe with defaults for the faulty settings, so that the others can still be cross-checked."""
     for path in faults:
         drop(merge.tree, path)
     try:
@@ -128,7 +142,7 @@ def _without(merge: Merge, faults: set[Path]) -> Recipe | None:
 
 
 def _cross_problems(merge: Merge, recipe: Recipe, faulty: set[str]) -> list[Problem]:
-    """Problems between sections, except where a setting they name is faulty itself or below a faulty one."""
+    """Problems between sections, except those that name a faulty setting or one below it."""
     problems = []
     for key, text in cross_check(recipe):
         mentioned = [key, *re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)]
@@ -158,6 +172,6 @@ def _strip_tags(location: tuple[int | str, ...]) -> Path:
             shape = shape_of(field_info.annotation) if field_info is not None else None
         elif isinstance(shape, Table):
             shape = shape.values
-        elif isinstance(shape, Listing):
+        elif isinstance(shape, Array):
             shape = shape.items
     return path

@@ -1,8 +1,8 @@
-"""What may differ when a run goes on: one table over every setting.
+"""Which settings may change when a run is resumed: one table over all settings.
 
-`free` settings change nothing that is computed. `journaled` ones alter the arithmetic or its end, and are
-legitimate: each change is written to the ledger. `refused` ones would make the checkpoint meaningless or
-break the promise that sample i is the same as before; `hornbook fork` is for them.
+`free`: the setting changes no number of the run. `journaled`: it changes the arithmetic or the end of the run, and each
+change is written to the ledger. `refused`: it would make the checkpoint meaningless, or change sample i; `hornbook
+fork` starts a run with another value.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from hornbook.errors import UsageError
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.schema import dotted, leaves
+from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
+from hornbook.settings.toml import dotted
 
 Policy = Literal["free", "journaled", "refused"]
 
 TRAINING_ONLY = ("dropout", "init")
-"""Parts of a model's configuration that its weights say nothing about."""
+"""Sections of the model that its weights do not depend on."""
 
 RULES: tuple[tuple[str, Policy, str], ...] = (
     ("name", "free", "the run keeps its directory"),
@@ -51,7 +52,7 @@ RULES: tuple[tuple[str, Policy, str], ...] = (
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs; None stands for no value, or for a setting that the other kind does not have."""
+    """A setting that differs; None: no value, or a setting that the other kind does not have."""
 
     key: str
     old: Any
@@ -69,7 +70,7 @@ def rule_of(key: str) -> tuple[str, Policy, str]:
 
 
 def resume_changes(old: Recipe, new: Recipe) -> list[Change]:
-    """Every setting that differs between two recipes, with what a resume does about it."""
+    """All settings that differ between two recipes, each with its policy."""
     before = {dotted(path): value for path, value in leaves(old)}
     after = {dotted(path): value for path, value in leaves(new)}
     changes = []
@@ -81,7 +82,7 @@ def resume_changes(old: Recipe, new: Recipe) -> list[Change]:
 
 
 def refuse_incompatible(changes: Sequence[Change]) -> None:
-    """Raise UsageError that names every refused change, old and new value, and the way out."""
+    """Raise UsageError if a change is refused; it names all refused changes and the remedy."""
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         lines = [f"  {_arrow(change)} cannot change on resume: {change.reason}" for change in refused]
@@ -97,7 +98,7 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
 
 
 def _ways_out(refused: Sequence[Change]) -> list[str]:
-    """What can be done instead: a fork, unless it would refuse the same changes."""
+    """The commands that can do it instead: a fork, unless it refuses the same changes."""
     if any(change.key == "surgery" for change in refused):
         return ["`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"]
     if any(changes_shape(change.key) for change in refused):

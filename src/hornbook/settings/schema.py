@@ -1,11 +1,8 @@
-"""Which settings there are: the configuration models, walked.
+"""The schema of settings, read from the pydantic models.
 
-The pydantic models are the only schema. This file reads them: the shape of every node, the table of
-all dotted keys over all kinds.
+It has the shape of every node, and the table of all dotted keys of all kinds.
 """
 
-import json
-import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +15,10 @@ from pydantic_core import PydanticUndefined
 
 from hornbook.settings.fields import Config, Duration, field_docs, outside_part
 from hornbook.settings.recipe import Recipe
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+from hornbook.settings.toml import Path
 
 REQUIRED: Any = PydanticUndefined
-"""Stands for the default of a setting that has none."""
+"""The default of a setting that must be given."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +27,16 @@ class Section:
 
     kinds: dict[str, type[Config]]
     optional: bool = False
-    """It may be absent, which is written `none`."""
+    """Whether it may be absent, written `none`."""
 
     def model(self, kind: Any) -> type[Config] | None:
-        """The class of that kind; the only class whatever `kind` is where there is no choice."""
+        """The class of a kind; if there is no choice, the only class."""
         if "" in self.kinds:
             return self.kinds[""]
         return self.kinds.get(kind) if isinstance(kind, str) else None
 
     def including(self, kind: Any) -> "Section":
-        """With the part from outside that `kind` names, if it is an import path of one."""
+        """This section with the user's part whose import path `kind` is, if it is one."""
         try:
             found = outside_part(kind)
         except ValueError:  # validation says what is wrong with it
@@ -50,14 +46,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A dict with names the user chooses."""
+    """A dict whose names the user chooses."""
 
     values: "Shape"
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A list; layers replace it whole."""
+class Array:
+    """A list; a source replaces it as a whole."""
 
     items: "Shape"
 
@@ -70,20 +66,7 @@ class Leaf:
     optional: bool = False
 
 
-Shape = Section | Table | Listing | Leaf
-
-Path = tuple[str | int, ...]
-"""Keys from the root to a node; list items are integers."""
-
-
-def dotted(path: Path) -> str:
-    """A path as the dotted key that names it, as TOML writes keys; parts with other characters are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else quoted(part) for part in map(str, path))
-
-
-def quoted(text: str) -> str:
-    """Text as a basic string of TOML, which is a string of JSON but for one character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+Shape = Section | Table | Array | Leaf
 
 
 def kind_of(model: type[Config]) -> str:
@@ -110,7 +93,7 @@ def shape_of(annotation: Any) -> Shape:
     if origin is dict:
         return Table(shape_of(arguments[1]))
     if origin is list:
-        return Listing(shape_of(arguments[0]))
+        return Array(shape_of(arguments[0]))
     if isinstance(annotation, type) and issubclass(annotation, Config) and annotation is not Duration:
         return Section({kind_of(annotation): annotation})
     return Leaf(annotation)
@@ -131,7 +114,7 @@ def field_name(model: type[Config], word: str) -> str | None:
     return name if name in model.model_fields else None
 
 
-def shapes_at(path: tuple[str, ...], shape: Shape = ROOT) -> list[Shape]:
+def shapes_at(path: tuple[str | int, ...], shape: Shape = ROOT) -> list[Shape]:
     """All shapes the dotted path may have, one per kind on the way that knows it; empty if none does."""
     if not path:
         return [shape]
@@ -141,7 +124,7 @@ def shapes_at(path: tuple[str, ...], shape: Shape = ROOT) -> list[Shape]:
         return []
     found = []
     for model in shape.kinds.values():
-        name = field_name(model, path[0])
+        name = field_name(model, str(path[0]))
         if name is not None:
             found += shapes_at(path[1:], shape_of(model.model_fields[name].annotation))
     return found
@@ -222,7 +205,7 @@ def item_settings() -> dict[str, list[Setting]]:
     table: dict[str, list[Setting]] = {}
     for key in settings():
         for shape in shapes_at(tuple(key.split("."))):
-            if isinstance(shape, Listing) and isinstance(shape.items, Section):
+            if isinstance(shape, Array) and isinstance(shape.items, Section):
                 for kind, model in shape.items.kinds.items():
                     for setting in _walk(Section({"": model}), f"{key}.{kind or '*'}.", None, ""):
                         table.setdefault(setting.key, []).append(setting)
@@ -266,7 +249,7 @@ def _walk_field(field: FieldInfo, key: str, default: Any, where: str, doc: str) 
 
 def type_text(shape: Shape) -> str:
     """A type in words: `integer`, `"bf16" | "fp32"`, `list of string`."""
-    if isinstance(shape, Listing):
+    if isinstance(shape, Array):
         return f"list of {type_text(shape.items)}"
     if isinstance(shape, Table):
         return f"table of {type_text(shape.values)}"

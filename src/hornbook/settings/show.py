@@ -1,31 +1,21 @@
-"""A recipe written out: TOML with origins, and what is known of one setting."""
+"""A recipe as TOML with origins, the explanation of a setting, and the JSON schema."""
 
 import json
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.settings.errors import suggest
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.schema import (
-    REQUIRED,
-    Path,
-    Setting,
-    Table,
-    dotted,
-    item_settings,
-    leaves,
-    plain,
-    quoted,
-    settings,
-    shapes_at,
-)
+from hornbook.settings.renamed import present_path
+from hornbook.settings.schema import REQUIRED, Setting, Table, item_settings, leaves, plain, settings, shapes_at
 from hornbook.settings.sources import split_key
-from hornbook.settings.suggestions import suggest
+from hornbook.settings.toml import Path, dotted, quoted
 
 _COMMENT_COLUMN = 48
 
 
 def recipe_toml(recipe: Recipe, origins: dict[str, str]) -> str:
-    """The whole recipe as TOML; every value is followed by `# origin`. `none` stands for no value."""
+    """The whole recipe as TOML, each value followed by `# origin`. `none` means no value."""
     lines: list[str] = []
     _table(plain(recipe), (), origins, lines)
     return "\n".join(lines) + "\n"
@@ -61,9 +51,9 @@ def toml_value(value: Any) -> str:
 
 
 def explanation(recipe: Recipe, origins: dict[str, str], key: str) -> dict[str, Any]:
-    """What is known of a setting: `key`, `variants` over all kinds that have it, and `value` with `origin` if in use.
+    """`key` of a setting, `variants` over all kinds that have it, and `value` with `origin` if it is in use.
 
-    Raises UsageError where there is no such setting.
+    Raises UsageError if there is no such setting.
     """
     path, values = spelled(key), dict(leaves(recipe))
     variants = [
@@ -85,7 +75,7 @@ def explanation(recipe: Recipe, origins: dict[str, str], key: str) -> dict[str, 
 
 
 def explain(recipe: Recipe, origins: dict[str, str], key: str) -> str:
-    """The explanation as text: of the kind in use, or of all kinds where none of them is."""
+    """The explanation as text: of the kind in use, or of all kinds if none of them is in use."""
     known = explanation(recipe, origins, key)
     used = [variant for variant in known["variants"] if variant["in_use"]]
     lines = [known["key"]]
@@ -108,12 +98,12 @@ def _holds(where: str, path: Path, values: dict[Path, Any]) -> bool:
 
 
 def spelled(key: str) -> Path:
-    """Path of a dotted key, its fields spelled as in the schema; names the user chose stay as they are."""
+    """Path of a dotted key, its fields spelled as in the schema and by their present names; the user's names stay."""
     path: Path = ()
     for part in split_key(key):
         chosen = any(isinstance(shape, Table) for shape in shapes_at(path))
         path = (*path, part if chosen else part.replace("-", "_"))
-    return path
+    return present_path(path)
 
 
 def find_setting(path: Path) -> list[Setting]:
@@ -143,7 +133,7 @@ _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "ex
 
 
 def _for_toml(node: Any) -> Any:
-    """A schema with `none` where pydantic says null, which TOML lacks, and with limits where validators look."""
+    """The schema with `none` for null, which TOML lacks, and with limits at the level where validators look."""
     if isinstance(node, list):
         return [_for_toml(item) for item in node]
     if not isinstance(node, dict):

@@ -1,7 +1,7 @@
 """Where settings come from besides recipe files: the environment, and words of the command line.
 
-Each source becomes a layer: nested dicts whose leaves are `Given` (a value and its origin). What the
-values mean is judged later, in `hornbook.settings.resolve`, where layers are laid over one another.
+A source is nested dicts whose leaves are `Given` (a value and its origin). They are merged and validated later, in
+`hornbook.settings.resolve`.
 """
 
 import re
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.settings.schema import Leaf, Path, shapes_at
+from hornbook.settings.renamed import present_path
+from hornbook.settings.schema import Leaf, shapes_at
+from hornbook.settings.toml import Path
 
 COMMAND_LINE = "command line"
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -21,19 +23,19 @@ _KEY_PART = re.compile(r'("(?:[^"\\]|\\.)*")|([^."]+)')
 
 @dataclass(frozen=True)
 class Given:
-    """A value somebody wrote."""
+    """A value that a source gives."""
 
     value: Any
     origin: str
     raw: bool = False
-    """Text of a command line or of the environment, which has no type yet."""
+    """Whether it is text of the command line or the environment, which has no type yet."""
     inside: Mapping[Path, str] = field(default_factory=dict)
-    """Origins of what is inside a list, by path from the list."""
+    """Origins of the values inside a list, by path from the list."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the configuration; `key` is "" where it is about a whole file."""
+    """One fault of the configuration; `key` is "" for a fault of a whole file."""
 
     key: str
     text: str
@@ -42,54 +44,54 @@ class Problem:
 
 
 @dataclass
-class Layer:
-    """One source of settings, with what was wrong about reading it."""
+class Source:
+    """One source of settings, and the problems of reading it."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
-def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """`HORNBOOK_SET="a.b=1 c=2"`, over which `HORNBOOK__A__B=1` is laid."""
-    layer = Layer()
+def environment_source(environ: Mapping[str, str]) -> Source:
+    """`HORNBOOK_SET="a.b=1 c=2"`, which `HORNBOOK__A__B=1` overrides."""
+    source = Source()
     for word in split_quoted(environ.get("HORNBOOK_SET", "")):
         key, equals, value = word.partition("=")
         if equals:
-            _assign(layer, key, value, "environment HORNBOOK_SET")
+            _assign(source, key, value, "environment HORNBOOK_SET")
         else:
-            layer.problems.append(Problem(word, "write key=value in HORNBOOK_SET", "environment HORNBOOK_SET"))
+            source.problems.append(Problem(word, "write key=value in HORNBOOK_SET", "environment HORNBOOK_SET"))
     for name in sorted(environ):
         if name.startswith("HORNBOOK__"):
             key = name.removeprefix("HORNBOOK__").lower().replace("__", ".")
-            _assign(layer, key, environ[name], f"environment {name}")
-    return layer
+            _assign(source, key, environ[name], f"environment {name}")
+    return source
 
 
 def split_quoted(text: str, between: Callable[[str], bool] = str.isspace) -> list[str]:
-    """Words separated by spaces, or other letters, that stand outside quotes and brackets; quotes and brackets stay."""
+    """Words between spaces, or other separators, that are outside of quotes and brackets, which stay."""
     words, word, quote, depth = [], "", "", 0
-    for letter in text:
+    for character in text:
         if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "[{":
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[{":
             depth += 1
-        elif letter in "]}":
+        elif character in "]}":
             depth -= 1
-        if between(letter) and not quote and depth <= 0:
+        if between(character) and not quote and depth <= 0:
             words.append(word)
             word = ""
         else:
-            word += letter
+            word += character
     return [word for word in [*words, word] if word]
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Free words of a command line as (positional words, overrides written `key=value`).
+    """(positional words, overrides written `key=value`) of the free words of a command line.
 
-    `--a.b v`, `--a.b=v` and `a.b=v` are equal; `--flag` and `--no-flag` set booleans. A key whose value
-    is missing is returned without `=`, for `command_line_layer` to report.
+    `--a.b v`, `--a.b=v` and `a.b=v` are equal; `--flag` and `--no-flag` set booleans. A key without a value is returned
+    without `=`, for `command_line_source` to report.
     """
     positionals: list[str] = []
     overrides: list[str] = []
@@ -106,7 +108,7 @@ def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _option(key: str, waiting: list[str]) -> str:
-    """`key=value` of the option `--key`, whose value may be the next waiting word."""
+    """`key=value` of the option `--key`; the value may be the next waiting word, which is taken."""
     if is_boolean(key):
         return f"{key}={waiting.pop(0) if waiting and waiting[0].lower() in _BOOLEANS else 'true'}"
     head, _, last = key.rpartition(".")
@@ -119,46 +121,47 @@ def _option(key: str, waiting: list[str]) -> str:
 
 
 def is_boolean(key: str) -> bool:
-    """Whether the dotted key names a setting that is true or false."""
-    return any(isinstance(shape, Leaf) and shape.annotation is bool for shape in shapes_at(split_key(key)))
+    """Whether the dotted key names a boolean setting."""
+    shapes = shapes_at(present_path(split_key(key)))
+    return any(isinstance(shape, Leaf) and shape.annotation is bool for shape in shapes)
 
 
-def command_line_layer(overrides: Sequence[str]) -> Layer:
-    """Layer of overrides as the words stand on the command line, or as `split_words` returned them."""
-    layer = Layer()
+def command_line_source(overrides: Sequence[str]) -> Source:
+    """Overrides as the words stand on the command line, or as `split_words` returned them."""
+    source = Source()
     positionals, assignments = split_words(overrides)
     for word in positionals:
         text = "not a setting: write --section.key value or section.key=value"
-        layer.problems.append(Problem(word, text, COMMAND_LINE))
+        source.problems.append(Problem(word, text, COMMAND_LINE))
     for word in assignments:
         key, equals, value = word.partition("=")
         if equals:
-            _assign(layer, key, value, COMMAND_LINE)
+            _assign(source, key, value, COMMAND_LINE)
         else:
-            layer.problems.append(Problem(key, "needs a value", COMMAND_LINE, _missing_hint(key)))
-    return layer
+            source.problems.append(Problem(key, "needs a value", COMMAND_LINE, _missing_hint(key)))
+    return source
 
 
 def _missing_hint(key: str) -> str:
-    return f"write --{key} VALUE" if shapes_at(split_key(key)) else "and there is no such setting"
+    return f"write --{key} VALUE" if shapes_at(present_path(split_key(key))) else "and there is no such setting"
 
 
 def split_key(key: str) -> tuple[str, ...]:
-    """Parts of a dotted key; a part in double quotes may hold dots."""
+    """Parts of a dotted key; a part in double quotes may contain dots."""
     parts = [(match[2], parse_toml(match[1] or "")) for match in _KEY_PART.finditer(key)]
     return tuple(bare or str(text) for bare, text in parts)
 
 
-def _assign(layer: Layer, key: str, text: str, origin: str) -> None:
-    """Put raw text at the dotted key; a later word wins over an earlier one."""
+def _assign(source: Source, key: str, text: str, origin: str) -> None:
+    """Set raw text at the dotted key; a later word overrides an earlier one."""
     path = split_key(key)
     if not path:
-        layer.problems.append(Problem(key, "write key=value", origin))
+        source.problems.append(Problem(key, "write key=value", origin))
         return
-    if any("\ud800" <= letter <= "\udfff" for letter in key + text):  # how Python shows bytes that are not UTF-8
-        layer.problems.append(Problem(ascii(key)[1:-1], f"is not UTF-8 text: {text!a}", origin))
+    if any("\ud800" <= character <= "\udfff" for character in key + text):  # how Python shows bytes that are not UTF-8
+        source.problems.append(Problem(ascii(key)[1:-1], f"is not UTF-8 text: {text!a}", origin))
         return
-    node: dict[str, Any] = layer.tree
+    node: dict[str, Any] = source.tree
     for part in path[:-1]:
         below: Any = node.setdefault(part, {})
         if isinstance(below, Given):  # `optim.schedule=wsd optim.schedule.floor=0`: a bare word is the kind
@@ -187,7 +190,7 @@ def _give_all(node: dict[str, Any], origin: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> Any:
-    """The TOML value that `text` spells, or None."""
+    """The TOML value that `text` is, or None."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else None
     except (tomllib.TOMLDecodeError, RecursionError):

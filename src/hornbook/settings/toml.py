@@ -1,12 +1,15 @@
-"""On which line of a TOML file each value stands; the standard parser does not tell.
+"""Where each key and string of a TOML file stands, which the standard parser does not say, and how keys are written.
 
 The file has been read by `tomllib` before, so that this scanner may trust its syntax.
 """
 
+import json
 import re
 import tomllib
+from dataclasses import dataclass
 
 Path = tuple[str | int, ...]
+"""Keys from the root to a node; list items are integers."""
 
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -17,9 +20,40 @@ _STRING = re.compile(
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 
 
+def dotted(path: Path) -> str:
+    """A path as the dotted key that names it, as TOML writes keys; parts with other characters are quoted."""
+    return ".".join(part if _BARE_KEY.fullmatch(part) else quoted(part) for part in map(str, path))
+
+
+def quoted(text: str) -> str:
+    """Text as a basic string of TOML, which is a string of JSON but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def key_lines(text: str) -> dict[Path, int]:
-    """Line (from 1) of every key and list item of a valid TOML text, by path; list items have integers."""
-    return _Scanner(text.replace("\r\n", "\n")).scan()
+    """Line (from 1) of every key and list item of a valid TOML text, by path."""
+    scanner = _Scanner(text)
+    scanner.scan()
+    return scanner.lines
+
+
+@dataclass(frozen=True)
+class Token:
+    """One part of a key, or a string that is a value, at `text[start:end]`."""
+
+    path: Path
+    """Of the table or value that the key part names; of the value."""
+    start: int
+    end: int
+    value: str | None = None
+    """Of a string; None for a part of a key."""
+
+
+def tokens(text: str) -> list[Token]:
+    """Every part of a key and every string of a valid TOML text, in order."""
+    scanner = _Scanner(text)
+    scanner.scan()
+    return scanner.tokens
 
 
 class _Scanner:
@@ -27,9 +61,10 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.lines: dict[Path, int] = {}
-        self.counts: dict[Path, int] = {}
+        self.tokens: list[Token] = []
+        self._counts: dict[Path, int] = {}
 
-    def scan(self) -> dict[Path, int]:
+    def scan(self) -> None:
         table: Path = ()
         self._skip()
         while self.at < len(self.text):
@@ -43,7 +78,6 @@ class _Scanner:
             else:
                 self._pair(table)
             self._skip()
-        return self.lines
 
     def _skip(self) -> None:
         match = _SPACE.match(self.text, self.at)
@@ -60,38 +94,44 @@ class _Scanner:
     def _note(self, path: Path) -> None:
         self.lines.setdefault(path, self.text.count("\n", 0, self.at) + 1)
 
-    def _key(self) -> tuple[str, ...]:
-        parts = []
+    def _key(self) -> list[re.Match[str]]:
+        parts: list[re.Match[str]] = []
         while not parts or self._take("."):
             self._skip()
             match = _STRING.match(self.text, self.at) or _BARE_KEY.match(self.text, self.at)
             assert match is not None, "the text has been read by tomllib"
             self.at = match.end()
-            parts.append(tomllib.loads(f"x = {match[0]}")["x"] if match[0][0] in "\"'" else match[0])
-        return tuple(parts)
+            parts.append(match)
+        return parts
 
-    def _resolve(self, key: tuple[str, ...]) -> Path:
+    def _below(self, path: Path, part: re.Match[str]) -> Path:
+        """The path that a part of a key leads to."""
+        path = (*path, _string(part[0]) if part[0][0] in "\"'" else part[0])
+        self.tokens.append(Token(path, part.start(), part.end()))
+        return path
+
+    def _resolve(self, key: list[re.Match[str]]) -> Path:
         """A table below an array of tables belongs to the array's last item."""
         path: Path = ()
         for part in key:
-            path = (*path, part)
-            if path in self.counts:
-                path = (*path, self.counts[path] - 1)
+            path = self._below(path, part)
+            if path in self._counts:
+                path = (*path, self._counts[path] - 1)
         return path
 
-    def _new_item(self, key: tuple[str, ...]) -> Path:
-        array = (*self._resolve(key[:-1]), key[-1])
+    def _new_item(self, key: list[re.Match[str]]) -> Path:
+        array = self._below(self._resolve(key[:-1]), key[-1])
         self._note(array)
-        self.counts[array] = self.counts.get(array, 0) + 1
-        item = (*array, self.counts[array] - 1)
+        self._counts[array] = self._counts.get(array, 0) + 1
+        item = (*array, self._counts[array] - 1)
         self._note(item)
         return item
 
     def _pair(self, table: Path) -> None:
-        key = self._key()
-        path = (*table, *key)
-        for depth in range(len(table) + 1, len(path) + 1):
-            self._note(path[:depth])
+        path = table
+        for part in self._key():
+            path = self._below(path, part)
+            self._note(path)
         self._take("=")
         self._value(path)
 
@@ -100,6 +140,7 @@ class _Scanner:
         string = _STRING.match(self.text, self.at)
         if string is not None:
             self.at = string.end()
+            self.tokens.append(Token(path, string.start(), string.end(), _string(string[0])))
         elif self._take("["):
             index = 0
             while not self._take("]"):
@@ -115,3 +156,7 @@ class _Scanner:
             scalar = _SCALAR.match(self.text, self.at)
             assert scalar is not None, "the text has been read by tomllib"
             self.at = scalar.end()
+
+
+def _string(text: str) -> str:
+    return tomllib.loads(f"x = {text}")["x"]

@@ -1,4 +1,4 @@
-"""An axis: from values to places in a picture, and where its ticks stand."""
+"""An axis: which pixel of a picture a value is at, and which values have ticks."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ROOM = 0.04
 """Share of an axis that is left free at either end."""
 _OUTLIER = 4.0
-"""An axis is cut where its greatest value is so many times as far from the least as 99 % of the values."""
+"""An axis is cut if its maximum is this many times as far from the minimum as the 99th percentile."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` over places from `start` to `end` (which may be the lesser one)."""
+    """Values from `low` to `high` at pixels from `start` to `end` (`end` may be the smaller one)."""
 
     low: float
     high: float
@@ -21,14 +21,14 @@ class Axis:
     end: float
     log: bool = False
 
-    def place(self, value: float) -> float:
-        """Where a value stands; values beyond the axis at its end."""
+    def pixel(self, value: float) -> float:
+        """Pixel of a value; a value beyond the axis is at its end."""
         low, high, value = (_log(each) if self.log else each for each in (self.low, self.high, value))
         share = (value - low) / (high - low)
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
     def ticks(self, most: int) -> list[float]:
-        """Round values on the axis, `most` of them or fewer (a logarithmic one may have one more)."""
+        """At most `most` round values on the axis (one more on a logarithmic one)."""
         if self.log:
             return self._log_ticks(most)
         return self._even_ticks(most)
@@ -57,7 +57,7 @@ def _log(value: float) -> float:
 
 
 def fit_axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """An axis with room for finite values, some at least; it is cut below outliers far above all others."""
+    """An axis for finite values, at least one of them; outliers far above the others are beyond its end."""
     ordered = sorted(values)
     low, high, most = ordered[0], ordered[-1], ordered[int(0.99 * (len(ordered) - 1))]
     if log and low > 0:
@@ -70,7 +70,7 @@ def fit_axis(values: Sequence[float], start: float, end: float, *, log: bool = F
 
 
 def label(value: float) -> str:
-    """A number in few letters: 12k, 0.25, 3e-05."""
+    """A number in few characters: 12k, 0.25, 3e-05."""
     for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.4g}{suffix}"

@@ -7,14 +7,14 @@ from dataclasses import replace
 from hornbook.studio.axis import Axis, label
 from hornbook.studio.events import event_rows
 from hornbook.studio.history import History
-from hornbook.studio.layout import LEFT, LETTER, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
+from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
 from hornbook.studio.svg import LIGHT, element, line, path, safe, style, text
 
-_MOST_DOTS = 60
+_MAX_DOTS = 60
 
 
 def picture(chart: Chart) -> str:
-    """The chart as an SVG document that needs nothing else."""
+    """The chart as a self-contained SVG document."""
     names = ", ".join(history.name for history in chart.histories)
     said = safe(f"{names}: {', '.join(panel.title for panel in chart.panels)}")
     parts = [
@@ -36,12 +36,12 @@ def picture(chart: Chart) -> str:
 def _foot(chart: Chart) -> Iterator[str]:
     bottom = chart.panels[-1].y.start
     for tick in _whole_ticks(chart.x):
-        yield text(label(tick), chart.x.place(tick), bottom + 16, "small", "middle")
+        yield text(label(tick), chart.x.pixel(tick), bottom + 16, "small", "middle")
     yield text(chart.position, chart.x.end, bottom + 32, "title", "end")
 
 
 def _whole_ticks(x: Axis) -> list[float]:
-    """There is no half step."""
+    """Ticks at whole numbers: there is no half step."""
     return [tick for tick in x.ticks(8) if tick == round(tick)]
 
 
@@ -49,11 +49,11 @@ def _panel(panel: Panel, x: Axis) -> Iterator[str]:
     bottom, top = panel.y.start, panel.y.end
     yield from _legend(panel)
     for tick in panel.y.ticks(6 if bottom - top > 120 else 4):
-        y = panel.y.place(tick)
+        y = panel.y.pixel(tick)
         yield line(x.start, y, x.end, y, "grid")
         yield text(label(tick), x.start - 6, y + 4, "small", "end")
     for tick in _whole_ticks(x):
-        yield line(x.place(tick), top, x.place(tick), bottom, "grid")
+        yield line(x.pixel(tick), top, x.pixel(tick), bottom, "grid")
     yield element("rect", x=x.start, y=top, width=x.end - x.start, height=bottom - top, class_="frame")
     for each in panel.curves:
         yield from _curve(each, x, panel.y)
@@ -63,7 +63,7 @@ def _legend(panel: Panel) -> Iterator[str]:
     y = panel.top - 8 - ROW * (len(panel.legend) - 1)
     yield text(panel.title, LEFT, y, "title")
     for number, row in enumerate(panel.legend):
-        x = LEFT + LETTER * len(panel.title) + 24
+        x = LEFT + CHARACTER_WIDTH * len(panel.title) + 24
         for each in row:
             yield from _sample(each, x, y + ROW * number - 4)
             yield text(each.label, x + 24, y + ROW * number, "small")
@@ -71,7 +71,7 @@ def _legend(panel: Panel) -> Iterator[str]:
 
 
 def _sample(each: Drawn, x: float, y: float) -> Iterator[str]:
-    """A short piece of a curve."""
+    """A short sample of a curve, for the legend."""
     at = Axis(0, 1, x, x + 20), Axis(0, 1, y, y)
     marks = [0.5] if each.curve.kind in ("held out", "whole") else [0.0, 1.0]
     short = replace(each, x=marks, y=marks)
@@ -87,7 +87,7 @@ def _look(each: Drawn) -> str:
 
 def _curve(each: Drawn, x: Axis, y: Axis) -> Iterator[str]:
     points = [
-        (x.place(at), y.place(value)) if math.isfinite(value) else None
+        (x.pixel(at), y.pixel(value)) if math.isfinite(value) else None
         for at, value in zip(each.x, each.y, strict=True)
     ]
     if each.curve.kind != "whole":
@@ -96,7 +96,7 @@ def _curve(each: Drawn, x: Axis, y: Axis) -> Iterator[str]:
         for at in filter(None, points):
             sign = f"translate({at[0]:.5g} {at[1]:.5g})"
             yield element("path", d="M0 -5L5 0L0 5L-5 0Z", class_=f"hollow c{each.colour}", transform=sign)
-    elif each.curve.kind == "held out" and len(points) <= _MOST_DOTS:
+    elif each.curve.kind == "held out" and len(points) <= _MAX_DOTS:
         for at in filter(None, points):
             yield element("circle", cx=at[0], cy=at[1], r=2.6, class_=f"dot f{each.colour}")
     for at, value in zip(points, each.y, strict=True):

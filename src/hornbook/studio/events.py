@@ -1,9 +1,9 @@
-"""What happened to runs, above their figures: a row of signs for each, with what they mean."""
+"""Events of runs, above their charts: a row of signs per run, and a legend."""
 
 from collections.abc import Iterator
 
 from hornbook.studio.history import EVENT_NAMES, SPIKE, Event, History
-from hornbook.studio.layout import LEFT, LETTER, ROW, Chart, names_height
+from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, Chart, names_height
 from hornbook.studio.svg import LIGHT, NEUTRAL, element, line, safe, text
 
 _SIGNS = {
@@ -18,15 +18,15 @@ _SIGNS = {
     "failed": "M-4 -4H4V4H-4ZM-4 -4L4 4",
 }
 _QUIET = ("saved", "warning")
-"""Events without a line through all figures."""
-_BESIDE = -10
-"""From a sign to the next at the same place."""
-_MOST_LINES = 40
-"""Of a run with more, its signs must do."""
+"""Events without a line through the charts."""
+_SIGN_SPACING = -10
+"""Horizontal distance between two signs of one position."""
+_MAX_LINES = 40
+"""A run with more events gets signs only, no lines."""
 
 
 def event_rows(chart: Chart) -> Iterator[str]:
-    """The signs, and lines through all figures where a run took another course."""
+    """The signs, and lines through all charts where a run took another course."""
     y = names_height(chart.histories)
     if any(history.events for history in chart.histories):
         yield from _legend(chart, y)
@@ -41,20 +41,20 @@ def _legend(chart: Chart, y: float) -> Iterator[str]:
         if name in there:
             yield _sign(name, f"c{NEUTRAL}", x + 5, y)
             yield text(name, x + 14, y + 13, "small")
-            x += 28 + LETTER * len(name)
+            x += 28 + CHARACTER_WIDTH * len(name)
 
 
 def _row(chart: Chart, run: History, colour: str, y: float) -> Iterator[str]:
     loud = [event for event in run.events if event.name not in _QUIET]
-    for event in loud if len(loud) <= _MOST_LINES else ():
-        x = chart.x.place(event.x)
+    for event in loud if len(loud) <= _MAX_LINES else ():
+        x = chart.x.pixel(event.x)
         yield line(x, chart.panels[0].y.end, x, chart.panels[-1].y.start, f"when {colour}")
     there: dict[int, dict[str, Event]] = {}
     for event in run.events:  # of several of a kind at one place, the last
-        there.setdefault(round(chart.x.place(event.x)), {})[event.name] = event
+        there.setdefault(round(chart.x.pixel(event.x)), {})[event.name] = event
     for place, found in there.items():
         for number, event in enumerate(sorted(found.values(), key=lambda event: event.name in _QUIET)):
-            yield _sign(event.name, colour, place + _BESIDE * number, y, event.text)
+            yield _sign(event.name, colour, place + _SIGN_SPACING * number, y, event.text)
 
 
 def _sign(name: str, colour: str, x: float, y: float, words: str = "") -> str:

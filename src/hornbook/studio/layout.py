@@ -1,4 +1,4 @@
-"""Where everything of a chart stands: figures of one or several runs below each other over one axis."""
+"""Layout of a chart: one panel per metric, below each other over one axis, for one or several runs."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from hornbook.studio.svg import DASHES, LIGHT, NEUTRAL
 
 WIDTH, LEFT, RIGHT = 960, 62, 14
 ROW = 17
-"""Height of a row of words."""
-LETTER = 6.4
-"""Width of a letter, on average: the room that words need is estimated."""
+"""Height of a line of text, in pixels."""
+CHARACTER_WIDTH = 6.4
+"""Mean width of a character, in pixels; widths of texts are estimated with it."""
 _HEIGHTS = {"loss": 260, "held out": 170, "other": 110}
 _HEAD, _GAP = 22, 16
 _COMMON = {"steps": "every step", "median": "median", "held out": "held out", "whole": "held out, all rows"}
@@ -23,35 +23,35 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Drawn:
-    """A curve with its look, thinned."""
+    """A curve with its style, thinned."""
 
     run: int
     curve: Curve
     label: str
-    """What the legend calls it."""
+    """Its name in the legend."""
     colour: str
     dash: int
     x: list[float]
     y: list[float]
     beside_median: bool
-    """Every step, where a median says the same more clearly."""
+    """Values of all steps that are drawn faint, beside their median."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure: where it stands, and what is in it."""
+    """The curves of one metric with their axis and legend."""
 
     title: str
     top: float
     y: Axis
     curves: list[Drawn]
     legend: list[list[Drawn]]
-    """Rows of a legend: one curve for each name; none where there is nothing to tell apart."""
+    """Rows of the legend, one curve for each name; empty if there is one curve."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Runs, their axis, their figures from top to bottom."""
+    """Runs, their horizontal axis, and the panels from top to bottom."""
 
     histories: Sequence[History]
     position: Position
@@ -60,11 +60,11 @@ class Chart:
     height: float
 
     def describe(self) -> dict[str, int]:
-        """Title of each figure -> its curves."""
+        """Title of each panel -> number of its curves."""
         return {panel.title: len(panel.curves) for panel in self.panels}
 
     def data(self) -> dict[str, Any]:
-        """What a page needs to say what stands at a place."""
+        """The data of the page's tooltip."""
         names = [history.name for history in self.histories]
         panels = [
             {
@@ -89,7 +89,7 @@ class Chart:
 
 
 def make_chart(histories: Sequence[History], position: Position, *, log: bool = False) -> Chart:
-    """Lay out the figures of some runs, one run at least. log: the loss on a logarithmic axis."""
+    """Lay out the metrics of at least one run. log: the loss on a logarithmic axis."""
     ends = [(curve.x[0], curve.x[-1]) for history in histories for curve in history.curves]
     low, high = float(min(first for first, _ in ends)), float(max(last for _, last in ends))
     x = Axis(low, high if high > low else low + 1, LEFT, WIDTH - RIGHT)
@@ -97,22 +97,22 @@ def make_chart(histories: Sequence[History], position: Position, *, log: bool = 
     if any(history.events for history in histories):
         top += ROW * (1 + len(histories))
     panels: list[Panel] = []
-    for title, curves in _by_figure(histories).items():
+    for title, curves in _by_metric(histories).items():
         top += _GAP
         panels.append(_lay_out(title, list(curves), x, top, len(histories), log=log and title == "loss"))
         top = panels[-1].y.start
     return Chart(histories, position, x, panels, top + 44)
 
 
-def _by_figure(histories: Sequence[History]) -> dict[str, list[tuple[int, Curve]]]:
-    """The curves of each figure with the number of their run: loss, figures of held-out text, then the others."""
+def _by_metric(histories: Sequence[History]) -> dict[str, list[tuple[int, Curve]]]:
+    """(number of the run, curve) by metric: the loss, then metrics of held-out text, then the others."""
     found: dict[str, list[tuple[int, Curve]]] = {}
     for number, history in enumerate(histories):
         for curve in history.curves:
-            found.setdefault(curve.figure, []).append((number, curve))
-    after = [figure for figure in TRAINING.values() if figure != "loss"]
-    order = ["loss", *(figure for figure in found if figure not in TRAINING.values()), *after]
-    return {figure: found[figure] for figure in order if figure in found}
+            found.setdefault(curve.metric, []).append((number, curve))
+    after = [metric for metric in TRAINING.values() if metric != "loss"]
+    order = ["loss", *(metric for metric in found if metric not in TRAINING.values()), *after]
+    return {metric: found[metric] for metric in order if metric in found}
 
 
 def _lay_out(title: str, curves: list[tuple[int, Curve]], x: Axis, top: float, runs: int, *, log: bool) -> Panel:
@@ -122,7 +122,7 @@ def _lay_out(title: str, curves: list[tuple[int, Curve]], x: Axis, top: float, r
     named = {each.label: each if runs == 1 else replace(each, colour=NEUTRAL) for each in drawn if kind != "other"}
     widths = [legend_width(name) for name in named]
     shown = list(named.values()) if len(named) > 1 else []
-    legend = _wrap(shown, widths[: len(shown)], WIDTH - LEFT - RIGHT - LETTER * len(title) - 24)
+    legend = _wrap(shown, widths[: len(shown)], WIDTH - LEFT - RIGHT - CHARACTER_WIDTH * len(title) - 24)
     start = top + _HEAD + ROW * (len(legend) - 1)
     values = [value for each in drawn for value in each.y if math.isfinite(value)]
     log = log or title == "gradient norm"
@@ -130,37 +130,37 @@ def _lay_out(title: str, curves: list[tuple[int, Curve]], x: Axis, top: float, r
 
 
 def _drawn(run: int, curve: Curve, x: Axis, runs: int, names: Sequence[str]) -> Drawn:
-    """Of one run each source has a colour; of several each run has one, and each source a dash."""
-    source = names.index(curve.name) if curve.name in names and curve.figure != "loss" else 0
+    """One run: a colour per source. Several runs: a colour per run, a dash per source."""
+    source = names.index(curve.name) if curve.name in names and curve.metric != "loss" else 0
     kept = thin(curve.x, curve.y, round(x.end - x.start), x.low, x.high)
     colour, dash = (source, 0) if runs == 1 else (run, source)
-    if curve.figure == "loss" and curve.kind in ("held out", "whole") and runs == 1:
+    if curve.metric == "loss" and curve.kind in ("held out", "whole") and runs == 1:
         colour = 1
     places, values, look = curve.x[kept].tolist(), curve.y[kept].tolist(), str(colour % len(LIGHT))
-    beside = curve.kind == "steps" and bool(median_width(len(curve.x))) and curve.figure != TRAINING["lr"]
+    beside = curve.kind == "steps" and bool(median_width(len(curve.x))) and curve.metric != TRAINING["lr"]
     return Drawn(run, curve, _label(curve, runs), look, dash % len(DASHES), places, values, beside)
 
 
 def _label(curve: Curve, runs: int) -> str:
-    """What a legend calls a curve: of several runs without what differs between them."""
-    if curve.figure == "loss" and runs > 1:
+    """Name of a curve in the legend; for several runs a name that they share."""
+    if curve.metric == "loss" and runs > 1:
         return _COMMON[curve.kind]
-    return "all rows" if curve.kind == "whole" and curve.figure != "loss" else curve.name
+    return "all rows" if curve.kind == "whole" and curve.metric != "loss" else curve.name
 
 
 def legend_width(name: str) -> float:
-    """Room that a sample and a name need."""
-    return 34 + LETTER * len(name)
+    """Width of a sample and a name."""
+    return 34 + CHARACTER_WIDTH * len(name)
 
 
 def name_rows(histories: Sequence[History]) -> list[list[tuple[int, str]]]:
-    """Number and name of each run, in rows that fit."""
+    """(number, name) of each run, in rows that fit the width."""
     named = [(number, history.name) for number, history in enumerate(histories)]
     return _wrap(named, [1.1 * legend_width(name) for _, name in named], WIDTH - LEFT - RIGHT)
 
 
 def _wrap(items: Sequence[Item], widths: Sequence[float], room: float) -> list[list[Item]]:
-    """Items in rows no wider than `room`; one that is wider alone has a row of its own."""
+    """Items in rows no wider than `room`; an item that is wider has a row of its own."""
     rows: list[list[Item]] = [[]]
     space = room
     for item, width in zip(items, widths, strict=True):
@@ -173,7 +173,7 @@ def _wrap(items: Sequence[Item], widths: Sequence[float], room: float) -> list[l
 
 
 def names_height(histories: Sequence[History]) -> float:
-    """Where the names end."""
+    """Height of the rows with the names of runs."""
     return 16.0 + ROW * len(name_rows(histories)) if len(histories) > 1 else 36.0
 
 

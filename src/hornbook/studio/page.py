@@ -1,4 +1,4 @@
-"""A picture as a page that needs nothing else: of the figure under the pointer it says the values there."""
+"""A chart as one self-contained HTML page; a tooltip shows the values of the panel under the pointer."""
 
 import json
 from html import escape
@@ -7,7 +7,7 @@ from hornbook.studio.chart import picture
 from hornbook.studio.layout import Chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What the browser holds the page to: it loads nothing."""
+"""The browser lets the page load nothing."""
 
 _STYLE = """
 :root { color-scheme: light dark; }

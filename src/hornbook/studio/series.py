@@ -1,4 +1,4 @@
-"""Numbers along steps: fewer points that look the same, medians, spikes."""
+"""Series over steps: thinned for drawing, moving medians, spikes."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 Numbers: TypeAlias = NDArray[np.float64]
 """float64 [points]; NaN where there is no number."""
 
-_PLACES = 200
+_NUM_MEDIANS = 200
 _MEMORY = 50
-"""Steps after which a spike judges by the steps before."""
+"""Time constant of the mean, in steps; no spike is found before as many steps."""
 _DEVIATIONS = 6.0
 _LEAST_RISE = 0.05
 
@@ -27,10 +27,9 @@ class Spike(NamedTuple):
 
 
 def thin(x: Numbers, y: Numbers, columns: int, low: float, high: float) -> NDArray[np.intp]:
-    """Indices of the points to draw: in each of `columns` equal parts of [low, high] the least and the greatest.
+    """Indices of the points to draw: minimum and maximum in each of `columns` equal parts of [low, high].
 
-    x grows. First and last stay, and so does a point beside each gap: one index of every run of NaN is kept, at which
-    a line breaks.
+    x increases. The first and the last point stay, and one index of each run of NaN, where the line breaks.
     """
     if len(x) <= 2 * columns:
         return np.arange(len(x))
@@ -48,20 +47,20 @@ def thin(x: Numbers, y: Numbers, columns: int, low: float, high: float) -> NDArr
 
 
 def moving_median(y: Numbers, width: int) -> tuple[NDArray[np.intp], Numbers]:
-    """At some 200 places, their indices and the median of the finite ones among `width` values around each.
+    """(indices, medians) at up to 200 points: the median of the finite values in a window of `width` around each.
 
-    Windows are shorter at both ends; places without a finite value are left out. A spike does not show.
+    Windows are shorter at both ends; a point whose window has no finite value is left out.
     """
-    places = np.unique(np.linspace(0, len(y) - 1, _PLACES).round().astype(np.intp))
+    places = np.unique(np.linspace(0, len(y) - 1, _NUM_MEDIANS).round().astype(np.intp))
     windows = [y[max(place - width // 2, 0) : place - width // 2 + width] for place in places]
     known = np.array([np.isfinite(window).any() for window in windows])
     return places[known], np.array([np.nanmedian(window) for window in windows if np.isfinite(window).any()])
 
 
 def find_spikes(y: Numbers) -> Iterator[Spike]:
-    """Rises above an exponential mean by 6 of its deviations and 5 %.
+    """Rises above an exponential moving average by 6 standard deviations and 5 %.
 
-    What lies in a spike does not move the mean, unless it lasts so long that it is a new level.
+    The steps of a spike do not move the average, unless there are so many that they are a new level.
     """
     mean = variance = 0.0
     known, inside, spike = 0, 0, None

@@ -1,13 +1,13 @@
-"""SVG, written: elements, paths, text. Colours and dashes are classes, in a light and a dark form."""
+"""SVG elements, paths and text. Colours and dashes are CSS classes, with a light and a dark scheme."""
 
 from collections.abc import Sequence
 from html import escape
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0579a", "#9a7400", "#3f8fc0", "#6a5acd", "#555555")
 DARK = ("#4fb0ea", "#ff8c42", "#35cfa0", "#e596c7", "#e6b800", "#8fd0ff", "#a99cff", "#bbbbbb")
-"""Told apart by the colour-blind (after Okabe and Ito, 2008), with enough contrast on white and on nearly black."""
+"""Distinguishable for the colour-blind (after Okabe and Ito, 2008), with enough contrast on white and near-black."""
 NEUTRAL = "n"
-"""The colour of no run."""
+"""Class of the colour that stands for no run."""
 DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 4", "1 4")
 
 _STYLE = """
@@ -27,7 +27,7 @@ text { fill: #d5dbe4; } .page, .hollow { fill: #14181f; } .grid { stroke: #2a313
 
 
 def style() -> str:
-    """The style sheet of a picture; it follows what the reader's system prefers."""
+    """The style sheet, which follows the reader's light or dark preference."""
     light = "".join(f".c{n} {{ stroke: {c}; }} .f{n} {{ fill: {c}; }}\n" for n, c in enumerate(LIGHT))
     dark = "".join(f".c{n} {{ stroke: {c}; }} .f{n} {{ fill: {c}; }}\n" for n, c in enumerate(DARK))
     dashes = "".join(f".d{n} {{ stroke-dasharray: {d}; }}\n" for n, d in enumerate(DASHES))
@@ -55,7 +55,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
 
 
 def path(points: Sequence[tuple[float, float] | None], class_: str) -> str:
-    """A line through points, broken at each None; a point alone between two breaks is drawn as a dot."""
+    """A polyline with a break at each None; a single point between two breaks is drawn as a dot."""
     words: list[str] = []
     for number, point in enumerate(points):
         if point is None:
@@ -67,7 +67,7 @@ def path(points: Sequence[tuple[float, float] | None], class_: str) -> str:
 
 
 def safe(words: str) -> str:
-    """Text as XML can hold it: escaped, and without what is not printable."""
+    """Text for XML: escaped, with a replacement for characters that are not printable."""
     printable = "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
     return escape(printable.encode(errors="replace").decode())
 

@@ -1,37 +1,20 @@
-"""Write the files of a data folder: to a temporary name, synced, renamed; and read their tables and manifests."""
+"""Arrays and tables of a data folder, written as they grow and read in batches."""
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
-from hornbook.files.durable import sync_directory, sync_file, unfinished, write_atomic
+from hornbook.files.durable import writing
 
 Item = TypeVar("Item")
-_BLOCK = 1 << 20
 _ROW_GROUP_BYTES = 8 * 2**20
 _BATCH_ROWS = 256
 _NPY_HEADER = 4096
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when the block ends well. Raises StorageError."""
-    with unfinished(path) as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            sync_file(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
 
 
 class ArrayWriter:
@@ -144,36 +127,3 @@ def batched(items: Iterable[Item], size: Callable[[Item], int], least: int) -> I
             batch, filled = [], 0
     if batch:
         yield batch
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Replace a JSON file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file, or None where it is absent or torn."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def digest_file(path: Path) -> str:
-    """xxh3_128 of a file's bytes, as hex."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def digest_array(array: np.ndarray) -> str:
-    """xxh3_128 of an array's bytes in C order, as hex."""
-    return xxhash.xxh3_128_hexdigest(array.tobytes())
-
-
-def digest_of(value: Any) -> str:
-    """xxh3_128 of a JSON value, as hex; keys are sorted first."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, ensure_ascii=True).encode())

@@ -88,7 +88,39 @@ def test_check_tells_all_problems(run, tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
-def test_the_environment_is_a_layer(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mend_rewrites_former_names(run, tmp_path: Path) -> None:
+    former = '[model]\r\nattention = { kind = "latent", plain_dim = 64 } # dims\r\n'
+    path, link = tmp_path / "mine[1].toml", tmp_path / "link.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + former.encode())
+    path.chmod(0o640)
+    link.symlink_to(path)
+    code, text, err = run("check", str(link))
+    assert (code, err) == (Exit.DONE, "")  # the log says it
+    code, text, err = run("check", str(link), "--mend")
+    assert (code, text.split(" is valid")[0]) == (Exit.DONE, str(link))
+    assert err == f"{path}:2  model.attention.plain_dim is now model.attention.nope_dim\n"
+    assert path.read_bytes() == b"\xef\xbb\xbf" + former.replace("plain_dim", "nope_dim").encode()
+    assert (link.is_symlink(), path.stat().st_mode & 0o777) == (True, 0o640)
+    code, text, err = run("check", str(link), "--mend", "--json")
+    assert (code, json.loads(text)["mended"], err) == (Exit.DONE, [], "")
+
+
+@pytest.mark.parametrize("text", ["a = ", "\xff", "[model]\nplane_dim = 3\n"])
+def test_mend_leaves_what_it_cannot_mend(run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = run("check", str(path), "--mend")
+    assert (code, path.read_bytes()) == (Exit.USAGE, text.encode("latin-1"))
+    assert "bad.toml" in err
+
+
+def test_mend_is_for_files(run, tmp_path: Path) -> None:
+    for target in ("tiny", str(tmp_path)):
+        code, _, err = run("check", target, "--mend")
+        assert (code, err) == (Exit.USAGE, f"error --mend rewrites a recipe file, and {target} is not a file\n")
+
+
+def test_the_environment_is_a_source(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORNBOOK_SET", "seed=77")
     assert "seed = 77                                       # environment HORNBOOK_SET" in run("show", "tiny")[1]
 

@@ -21,7 +21,7 @@ from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source
 
 VOCAB, WIDTH, HEADS = 61, 32, 4
-LATENT = LatentAttentionConfig(query_rank=12, kv_rank=10, plain_dim=6, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionConfig(query_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
 YARN = config_position.YaRN(factor=4, original=16, mscale=0.8, mscale_all_dim=1.1)
 KINDS: dict[str, dict[str, Any]] = {
     "window": {"attention": FullAttentionConfig(kv_heads=2, window=7)},

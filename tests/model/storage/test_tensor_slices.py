@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
+from hornbook.files.safetensors import read_header
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import ExpertsConfig
@@ -26,7 +27,7 @@ from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf.layout import lay_out, parameter_shapes
-from hornbook.model.storage.safetensors_folder import list_tensors, plan_shards, read_header, write_json
+from hornbook.model.storage.safetensors_folder import list_tensors, plan_shards, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, create_tensors, runs
 from tests.model.likenesses import gpt2_like
 

@@ -16,13 +16,15 @@ import torch
 from safetensors.torch import save, save_file
 
 from hornbook.errors import IntegrityError, StorageError, UsageError
-from hornbook.model.storage.safetensors_folder import read_header as read_tensors
+from hornbook.files.filesystem import open_inside
+from hornbook.files.safetensors import read_header as read_tensors
+from hornbook.files.safetensors import read_header_inside
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints import commit as commit_module
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
-from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, open_inside, read_manifest, verify_folder
+from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import checkpoint_path, newest_verified
-from hornbook.run.checkpoints.tensor_headers import check_weights, compare_bytes, list_tensors, read_header
+from hornbook.run.checkpoints.tensor_headers import check_weights, list_tensors, same_bytes
 from hornbook.run.config import CheckpointConfig
 
 FILES = ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", MANIFEST)
@@ -358,7 +360,7 @@ def test_headers_agree_with_the_library(tmp_path: Path):
     }
     raw = save(tensors, {"format": "pt"})
     (tmp_path / "model.safetensors").write_bytes(raw)
-    places = read_header(tmp_path, "model.safetensors")
+    places = read_header_inside(tmp_path, "model.safetensors")
     assert {name: place.shape for name, place in places.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
     for name, place in places.items():
         data = tensors[name].view(torch.uint8).numpy() if tensors[name].numel() else torch.zeros(0).numpy()
@@ -370,8 +372,8 @@ def test_tensors_are_compared_by_their_bits(tmp_path: Path):
         (tmp_path / name).mkdir()
         save_file({"x": torch.tensor([value, float("nan")])}, tmp_path / name / "m.safetensors")
     a, b, c = (list_tensors(tmp_path / name)["x"] for name in "abc")
-    assert compare_bytes(tmp_path / "a", tmp_path / "c", a, c)
-    assert not compare_bytes(tmp_path / "a", tmp_path / "b", a, b)
+    assert same_bytes(a, c)
+    assert not same_bytes(a, b)
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------

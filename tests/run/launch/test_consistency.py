@@ -115,7 +115,7 @@ def test_a_rank_that_is_there_twice_belongs_to_another_job():
     store, facts = HashStore(), rank_facts(recipe(), LOCK)
     assert compare([facts] * 2, store=store) == ["", ""]
     assert all(
-        "is here already: two jobs meet at the same MASTER_ADDR" in text for text in compare([facts] * 2, store=store)
+        "is here already: two jobs use the same MASTER_ADDR" in text for text in compare([facts] * 2, store=store)
     )
 
 

@@ -40,7 +40,7 @@ def test_a_batch_script_of_slurm_is_not_a_task_of_a_step():
 def test_a_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch):
     place, address = address_of(monkeypatch, TORCHRUN)
     assert (place.rank, place.size, place.local_rank) == (3, 4, 1)
-    assert address == Address("m", 29400, ours=False, agent=False)
+    assert address == Address("m", 29400, is_rank0=False, agent=False)
     assert address_of(monkeypatch, {**TORCHRUN, "RANK": "0"})[1].is_rank0
     assert address_of(monkeypatch, {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})[1].agent
 
@@ -48,9 +48,9 @@ def test_a_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch):
 def test_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
     place, address = address_of(monkeypatch, STEP)
     assert (place.rank, place.size, place.local_rank) == (2, 4, 0)
-    assert address == Address("n03", 65536 - 4096 + 70002 % 4096, ours=False)
+    assert address == Address("n03", 65536 - 4096 + 70002 % 4096, is_rank0=False)
     chosen = {"MASTER_ADDR": "m", "MASTER_PORT": "29400", "WORLD_SIZE": "8"}
-    assert address_of(monkeypatch, {**STEP, **chosen})[1] == Address("m", 29400, ours=False)
+    assert address_of(monkeypatch, {**STEP, **chosen})[1] == Address("m", 29400, is_rank0=False)
 
 
 def test_a_step_of_slurm_may_be_smaller_than_its_job(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.decide import remove
 from hornbook.text.refinery.scores.curve import curve, read_signals
 from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision
-from hornbook.text.refinery.steps.basics import DropEmpty, ExactDedup
+from hornbook.text.refinery.steps.basics import ExactDedup, Sizes
 from tests.text.refinery.running import judge, prepare
 
 
@@ -205,7 +205,7 @@ class ManyReasons(Decision):
         super().__init__(config)
         self.reasons = tuple(f"reason {number}" for number in range(config.count))
         self.needs = ("text.visible",)
-        self.measurers = DropEmpty.measurers
+        self.measurers = (Sizes(),)
 
     def decide(self, columns: Columns) -> np.ndarray:
         rows = np.arange(len(columns["text.visible"])) - self.config.skip + 1

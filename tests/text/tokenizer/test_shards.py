@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from hornbook.errors import IntegrityError
-from hornbook.text.store import read_json
+from hornbook.files.artifact import read_json
 from hornbook.text.tokenizer import shards
 from hornbook.text.tokenizer.shards import describe_shard, dtype_for, verify_shard, writing_shard
 

@@ -13,6 +13,7 @@ import pytest
 
 from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, InUseError, UsageError
+from hornbook.files.artifact import digest_of, read_json
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig, TokenizerFile, Unigram, WordPiece
@@ -20,7 +21,6 @@ from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.folder import read_manifest
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import is_validation
-from hornbook.text.store import digest_of, read_json
 from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.shards import verify_shard
 from hornbook.text.tokenizer.tokenize import tokenize

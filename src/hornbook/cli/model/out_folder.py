@@ -1,14 +1,12 @@
 """Model folders that appear complete or not at all, so that a killed export leaves no partial folder."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file
+from hornbook.files.durable import storage_errors, writing_folder
 
 
 def check_free(out: Path) -> None:
@@ -26,30 +24,10 @@ def appearing(out: Path) -> Iterator[Path]:
     What an earlier, killed attempt left is removed. Errors: UsageError if `out` is taken, StorageError.
     """
     check_free(out)
-    partial = out.parent / f"{TEMPORARY}{out.name}"
-    try:
+    with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    except OSError as error:
-        raise storage_error(error, out) from error
-    try:
+    with writing_folder(out) as partial:
         yield partial
-        _publish(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _publish(partial: Path, out: Path) -> None:
-    try:
-        for path in partial.iterdir():
-            with path.open("rb") as file:
-                sync_file(file.fileno())
-        sync_directory(partial)
-        os.rename(partial, out)
-        sync_directory(out.parent)
-    except OSError as error:
-        raise storage_error(error, out) from error
 
 
 @contextmanager

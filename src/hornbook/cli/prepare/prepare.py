@@ -124,8 +124,8 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
 
 def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
     """Settings of one source, written as on the command line."""
-    from hornbook.settings.schema import dotted
     from hornbook.settings.show import toml_value
+    from hornbook.settings.toml import dotted
 
     shown = {field: toml_value(value) if isinstance(value, list) else value for field, value in values.items()}
     return [f"{dotted(('text', 'sources', name, field))}={value}" for field, value in shown.items()]

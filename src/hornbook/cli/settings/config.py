@@ -1,12 +1,14 @@
 """`hornbook config show | explain | schema | check`: the settings, their origins and their types."""
 
 import json
+import tomllib
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hornbook.cli.result import CommandGroup, Json, Result
-from hornbook.cli.shell import WORDS, Words, resolve_words, split_target, split_targets
+from hornbook.cli.shell import WORDS, Words, people, resolve_words, split_target, split_targets
 from hornbook.errors import UsageError
 
 app = CommandGroup(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
@@ -46,19 +48,53 @@ def schema() -> Result:
 
 
 @app.command(context_settings=WORDS)
-def check(words: Words = None, as_json: Json = False) -> Result:
-    """Check a recipe and print all problems at once. Exit code 2 if there are any."""
+def check(
+    words: Words = None,
+    mend: Annotated[bool, typer.Option("--mend", help="Replace former names of settings in the file.")] = False,
+    as_json: Json = False,
+) -> Result:
+    """Check a recipe and print all problems at once. Exit code 2 if there are any.
+
+    A former name of a setting is no problem: it keeps working, and a line says the present name.
+    """
     from hornbook.settings.resolve import ConfigError, resolve
 
     target, overrides = split_target(words)
     if target is None:
         raise UsageError("name a recipe: hornbook config check RECIPE")
+    mended = {"mended": _mend(Path(target))} if mend else {}
     try:
         resolved = resolve(target, overrides)
     except ConfigError as error:
         if not as_json:
             raise
-        return Result({"ok": False, "problems": [vars(problem) for problem in error.problems]}, code=error.exit_code)
+        problems = [vars(problem) for problem in error.problems]
+        return Result({"ok": False, "problems": problems, **mended}, code=error.exit_code)
     given = sum(origin != "default" for origin in resolved.origins.values())
     text = f"{target} is valid; {given} of {len(resolved.origins)} settings differ from their defaults"
-    return Result({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given}, text)
+    return Result({"ok": True, "problems": [], "settings": len(resolved.origins), "given": given, **mended}, text)
+
+
+def _mend(path: Path) -> list[str]:
+    """Replace former names of settings in a recipe file of valid TOML; prints and returns a line for each."""
+    from hornbook.files.durable import write_atomic
+    from hornbook.settings.renamed import mend
+
+    if not path.is_file():
+        raise UsageError(f"--mend rewrites a recipe file, and {path} is not a file")
+    path = path.resolve()  # of a link, the file
+    try:
+        text = path.read_bytes().decode()
+        mark = "\ufeff" if text.startswith("\ufeff") else ""
+        tomllib.loads(text.removeprefix(mark))
+    except ValueError:
+        return []
+    mended, changes = mend(text.removeprefix(mark))
+    if changes:
+        mode = path.stat().st_mode
+        write_atomic(path, mark + mended)
+        path.chmod(mode)
+    lines = [f"{path}:{line}  {sentence}" for line, sentence in changes]
+    for line in lines:
+        people().print(line, markup=False)
+    return lines

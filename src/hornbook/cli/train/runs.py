@@ -47,8 +47,8 @@ def show(run: Run) -> Result:
         coverage,
         evaluations,
         events,
-        figures_of,
         fullest,
+        metrics_of,
         steps_that_count,
         summarize,
     )
@@ -73,7 +73,7 @@ def show(run: Run) -> Result:
         found = fullest(last)
         for source, score in [*found["sources"].items(), ("all", found["all"])]:
             on = f" on {coverage(score)}" if coverage(score) else ""
-            lines.append(f"held out    {source}: {_named(figures_of(score))}{on} (step {last['step']:,})")
+            lines.append(f"held out    {source}: {_named(metrics_of(score))}{on} (step {last['step']:,})")
     lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
     lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
     return Result(value, "\n".join(lines))
@@ -152,7 +152,7 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
 
     The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
     """
-    from hornbook.files.run_status import coverage, evaluations, figures_of
+    from hornbook.files.run_status import coverage, evaluations, metrics_of
 
     scored = [_by_rows(evaluations(run)) for run in runs]
     common = [rows for rows in scored[0] if rows is not None and all(rows in each for each in scored)]
@@ -164,7 +164,7 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
     along = max(common, key=lambda rows: len(scored[0][rows]))
     found = []
     for each in scored:
-        last = figures_of(each[widest][-1])
+        last = metrics_of(each[widest][-1])
         metrics: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
         metrics["lowest of"] = coverage(each[along][-1])
         metrics |= {f"last {_label(name)}": value for name, value in last.items()}

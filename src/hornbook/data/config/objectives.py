@@ -158,9 +158,10 @@ class UL2(Objective):
 
 
 def _mixable(value: Config) -> Objective:
-    if type(checked_objective(value)).build is not Objective.build:  # pyright: ignore
+    objective = checked_objective(value)
+    if type(objective).build is not Objective.build:  # pyright: ignore
         raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
-    return value
+    return objective
 
 
 class MixturePart(Config):

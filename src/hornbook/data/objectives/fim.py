@@ -24,8 +24,8 @@ from hornbook.data.order.permutation import key_of
 from hornbook.data.shards.shard import Shard
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import storage_error
-from hornbook.text.store import digest_of, write_json
+from hornbook.files.artifact import digest_of, write_json
+from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 
 VERSION = 1
@@ -63,13 +63,11 @@ def rearranged(corpus: Corpus, config: FillInTheMiddle, seed: int) -> Corpus:
     _marks(vocabulary)
     name = digest_of([VERSION, seed, config.model_dump(), corpus.fingerprint])
     folder = corpus.root / "plans" / f"fim-{name[:16]}"
-    try:
+    with storage_errors(folder):
         folder.parent.mkdir(exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks that start together make it once
             return _open(folder) or _make(folder, corpus, vocabulary, config, seed)
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
 def _open(folder: Path) -> Corpus | None:
@@ -84,15 +82,13 @@ def _open(folder: Path) -> Corpus | None:
 
 
 def _make(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: FillInTheMiddle, seed: int) -> Corpus:
-    unfinished = folder.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     shards = []
-    for source, stream in corpus.train.items():
-        for shard in stream.shards:
-            _write(unfinished, shard, vocabulary, config, seed, str(corpus.index["dtype"]))
-            shards.append(describe_shard(unfinished, "train", source, int(Path(shard.name).name)).to_json())
-    write_json(unfinished / "tokens" / "index.json", corpus.index | {"shards": shards})
-    unfinished.replace(folder)
+    with writing_folder(folder, synced=True) as stage:
+        for source, stream in corpus.train.items():
+            for shard in stream.shards:
+                _write(stage, shard, vocabulary, config, seed, str(corpus.index["dtype"]))
+                shards.append(describe_shard(stage, "train", source, int(Path(shard.name).name)).to_json())
+        write_json(stage / "tokens" / "index.json", corpus.index | {"shards": shards})
     return Corpus.open(folder)
 
 

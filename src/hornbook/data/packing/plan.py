@@ -4,7 +4,6 @@
 table computed once and kept next to the shards under the digest of its inputs.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,8 @@ from jaxtyping import Int64
 
 from hornbook.data.corpus import Stream
 from hornbook.data.packing.packing import VERSION, best_fit
+from hornbook.errors import StorageError
+from hornbook.files.durable import writing
 
 Segments = tuple[Int64[np.ndarray, " rows+1"], Int64[np.ndarray, " segments"], Int64[np.ndarray, " segments"]]
 """Segments (spans of a stream) of some rows: start of each row's in the list, first token in the stream, length."""
@@ -148,9 +149,7 @@ def _keep(cache: Path | None, name: str, table: np.ndarray) -> None:
     if cache is None:
         return
     path = cache / f"{name}-{_content(table)}.npy"
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    with suppress(OSError):
+    with suppress(OSError, StorageError):
         cache.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
+        with writing(path, sync=False) as file:
             np.save(file, table, allow_pickle=False)
-        temporary.replace(path)

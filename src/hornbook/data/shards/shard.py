@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hornbook.errors import DoesNotFitError, Exit, IntegrityError, UsageError
+from hornbook.files.artifact import digest_file
 from hornbook.files.filesystem import is_file
-from hornbook.text.store import digest_file
 from hornbook.text.tokenizer.shards import BLOCK_BYTES, DTYPES, LABELS
 
 REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"

@@ -30,7 +30,7 @@ Heads = Float[Tensor, "batch heads time dim"]
 
 class LatentAttention(nn.Module):
     """Projections `query_down`, `query_up` (or `query`), `kv_down`, `kv_up`, `out`; each head's queries and keys are
-    `plain_dim` dims without positions, then `rope_dim` dims that turn."""
+    `nope_dim` dims without positions, then `rope_dim` dims that turn."""
 
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
         self.cfg, self.layer = part, layer
         self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
-        queries = cfg.heads * (part.plain_dim + part.rope_dim)
+        queries = cfg.heads * (part.nope_dim + part.rope_dim)
         if part.query_rank is None:
             self.query = Linear(width, queries, bias=False)
         else:
@@ -48,7 +48,7 @@ class LatentAttention(nn.Module):
             self.query_up = Linear(part.query_rank, queries, bias=False)
         self.kv_down = Linear(width, part.kv_rank + part.rope_dim, part.bias)
         self.kv_norm = RMSNorm(part.kv_rank, LATENT_NORM)
-        self.kv_up = Linear(part.kv_rank, cfg.heads * (part.plain_dim + part.value_dim), bias=False)
+        self.kv_up = Linear(part.kv_rank, cfg.heads * (part.nope_dim + part.value_dim), bias=False)
         self.out = Linear(cfg.heads * part.value_dim, width, part.bias)
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
@@ -65,8 +65,8 @@ class LatentAttention(nn.Module):
     def _queries(self, x: Tensor, rotation: Rotation | None) -> Heads:
         low = self.cfg.query_rank is not None
         fused = self.query_up(self.query_norm(self.query_down(x))) if low else self.query(x)
-        heads = fused.shape[-1] // (self.cfg.plain_dim + self.cfg.rope_dim)
-        plain, turning = split_heads(fused, (heads, 0), None)[0].split([self.cfg.plain_dim, self.cfg.rope_dim], -1)
+        heads = fused.shape[-1] // (self.cfg.nope_dim + self.cfg.rope_dim)
+        plain, turning = split_heads(fused, (heads, 0), None)[0].split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
         return torch.cat([plain, self._rotated(turning, rotation)], -1)
 
     def _compressed(self, x: Tensor, rotation: Rotation | None) -> Float[Tensor, "batch 1 time held"]:
@@ -80,8 +80,8 @@ class LatentAttention(nn.Module):
     def _expanded(self, held: Tensor) -> tuple[Heads, Heads]:
         """Keys and values of every head."""
         latent, shared = held.split([self.cfg.kv_rank, self.cfg.rope_dim], -1)
-        up = self.kv_up(latent[:, 0]).unflatten(-1, (-1, self.cfg.plain_dim + self.cfg.value_dim)).transpose(1, 2)
-        plain, value = up.split([self.cfg.plain_dim, self.cfg.value_dim], -1)
+        up = self.kv_up(latent[:, 0]).unflatten(-1, (-1, self.cfg.nope_dim + self.cfg.value_dim)).transpose(1, 2)
+        plain, value = up.split([self.cfg.nope_dim, self.cfg.value_dim], -1)
         return torch.cat([plain, shared.expand(-1, plain.shape[1], -1, -1)], -1), value
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
@@ -90,9 +90,9 @@ class LatentAttention(nn.Module):
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:
         """The same result; products with the projections up stand on the side of the few queries."""
-        up = self.kv_up.matrix(query.dtype).unflatten(0, (-1, self.cfg.plain_dim + self.cfg.value_dim))
-        up_key, up_value = up.split([self.cfg.plain_dim, self.cfg.value_dim], 1)
-        plain, turning = query.split([self.cfg.plain_dim, self.cfg.rope_dim], -1)
+        up = self.kv_up.matrix(query.dtype).unflatten(0, (-1, self.cfg.nope_dim + self.cfg.value_dim))
+        up_key, up_value = up.split([self.cfg.nope_dim, self.cfg.value_dim], 1)
+        plain, turning = query.split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
         query = torch.cat([matmul(plain, up_key[None]), turning], -1)
         found = self._attend(query, held, held[..., : self.cfg.kv_rank], context)
         return matmul(found, up_value.transpose(-1, -2)[None])
@@ -100,7 +100,7 @@ class LatentAttention(nn.Module):
 
 def _scale(part: LatentAttentionConfig, position: config_position.PositionConfig) -> float:
     """1 / sqrt(dims of a key), times what YaRN's second weight took out of each of two rotations."""
-    scale = (part.plain_dim + part.rope_dim) ** -0.5
+    scale = (part.nope_dim + part.rope_dim) ** -0.5
     scaling = position.scaling if isinstance(position, config_position.RopeConfig) else None
     if isinstance(scaling, config_position.YaRN) and scaling.mscale_all_dim:
         scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2

@@ -74,7 +74,7 @@ class LatentAttentionConfig(LayerPart):
     """Width of the queries' latent; none projects directly."""
     kv_rank: Count = Field(default=512, ge=1)
     """Width of the latent of keys and values: what a cache has to hold."""
-    plain_dim: Count = Field(default=128, ge=1)
+    nope_dim: Count = Field(default=128, ge=1)
     """Dims of each head without positions."""
     rope_dim: Count = Field(default=64, ge=2)
     """Dims of each head that turn; their key is shared by all heads."""
@@ -91,14 +91,14 @@ class LatentAttentionConfig(LayerPart):
         return self.num_matmul_weights(model) + norms + self.bias * biases
 
     def num_matmul_weights(self, model: Model) -> int:
-        width, queries = model.width, model.heads * (self.plain_dim + self.rope_dim)
+        width, queries = model.width, model.heads * (self.nope_dim + self.rope_dim)
         query = width * queries if self.query_rank is None else self.query_rank * (width + queries)
         down = width * (self.kv_rank + self.rope_dim)
-        up = self.kv_rank * model.heads * (self.plain_dim + self.value_dim)
+        up = self.kv_rank * model.heads * (self.nope_dim + self.value_dim)
         return query + down + up + model.heads * self.value_dim * width
 
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
-        pair = 6 * model.heads * (self.plain_dim + self.rope_dim + self.value_dim)
+        pair = 6 * model.heads * (self.nope_dim + self.rope_dim + self.value_dim)
         return pair * keys_seen(sequence, None, bidirectional=model.kind == "encoder"), pair * sequence
 
     def problems(self, model: Model) -> Problems:

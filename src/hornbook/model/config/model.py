@@ -4,9 +4,9 @@ A new kind of part is one frozen config, which says everything about itself (`co
 a file of its own. What varies over depth is a short list of layers that is tiled (`first`, `pattern`).
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hornbook.model.config.attention import AttentionConfig, FullAttentionConfig
 from hornbook.model.config.head import HeadConfig, LMHead
@@ -16,6 +16,7 @@ from hornbook.model.config.norm import NormConfig, RMSNormConfig
 from hornbook.model.config.part import Model
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import Config, Count, Number
+from hornbook.settings.renamed import with_present_names
 
 # ---- Layers
 
@@ -146,6 +147,12 @@ class ModelConfig(Config):
     """Dropout on the embedding and on what each branch adds to the residual stream."""
     stochastic_depth: float = Field(default=0.0, ge=0, lt=1)
     """Probability that a row skips a branch of the last layer; it falls linearly to 0 before the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_former(cls, tree: Any) -> Any:
+        """Accept settings by their former names: config.json of a model holds the names of its time."""
+        return with_present_names(tree, ("model",))
 
     @property
     def head_dim(self) -> int:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.text.tokenizer.files import read_settings
-from hornbook.text.tokenizer.special_tokens import token_name
+from hornbook.text.tokenizer.special_tokens import read_settings, token_name
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 FILE = "chat_template.jinja"

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_errors
+from hornbook.files.safetensors import Entry
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
@@ -33,7 +34,6 @@ from hornbook.model.hf.tokenizer import copy_tokenizer, special_ids
 from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
-    Entry,
     Reader,
     list_tensors,
     named,
@@ -71,14 +71,12 @@ def write_hf(
     """
     tensors = _named_tensors(model)
     _check_own(tensors, lay_out(config, vocab, choose_architecture(config)))
-    try:
+    with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         create_hf(
             folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes, decoder_start=decoder_start
         )
         fill_hf(folder, {name: whole(tensor) for name, tensor in tensors.items()}, config, vocab)
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
 def create_hf(

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hornbook.model.storage.safetensors_folder import read_json, regular_size, write_json
+from hornbook.files.safetensors import regular_size
+from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.text.tokenizer.files import name_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

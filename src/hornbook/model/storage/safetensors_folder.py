@@ -1,17 +1,12 @@
 """Folders of safetensors: one file, or shards joined by an index; read with suspicion.
 
-A checkpoint from elsewhere is untrusted input. Names in an index must be plain names of regular files, headers are
-checked before anything is mapped (sizes, offsets, types, repeated keys), and pickles are refused by what
-they are, whatever they are called. Format: github.com/huggingface/safetensors, README, "Format".
+A checkpoint from elsewhere is untrusted input: names in an index must be plain names of regular files, and headers are
+checked before anything is mapped (`files/safetensors.py`).
 """
 
 import json
 import os
-import stat
-import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +15,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_errors
 from hornbook.files.filesystem import exists, is_folder
+from hornbook.files.safetensors import PICKLE_SUFFIXES, Entry, read_header, regular_size
 from hornbook.files.strict_json import InvalidJson, parse_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 """Tensors of one file at most (a single larger tensor gets a file of its own)."""
-MAX_HEADER_BYTES = 64 * 2**20
 MAX_JSON_BYTES = 64 * 2**20
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_MOST_DIMS = 64
-_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of a folder."""
-
-    file: Path
-    dtype: str
-    """As the format spells it: F32, BF16, F16, ..."""
-    shape: tuple[int, ...]
-    begin: int
-    """Byte of the file at which the data begins."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,17 +39,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise IntegrityError(f"{path}: a JSON object is expected, found {type(content).__name__}")
     return content
-
-
-def regular_size(path: Path) -> int:
-    """Bytes of a regular file (through symlinks, as the hub's cache has them); IntegrityError otherwise."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise IntegrityError(f"{path}: cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise IntegrityError(f"{path}: not a regular file")
-    return status.st_size
 
 
 def list_tensors(folder: Path) -> dict[str, Entry]:
@@ -108,65 +76,13 @@ def _list_sharded(folder: Path) -> dict[str, Entry]:
 def _nothing_to_read(folder: Path) -> str:
     if not is_folder(folder):
         return f"{folder}: no such folder"
-    pickles = sorted(each.name for each in folder.iterdir() if each.name.endswith(_PICKLE_SUFFIXES))
+    pickles = sorted(each.name for each in folder.iterdir() if each.name.endswith(PICKLE_SUFFIXES))
     if pickles:
         return (
             f"{folder}: holds pickled weights only ({pickles[0]}). Unpickling can run code, so hornbook reads "
             "safetensors only: convert it where that is no risk (transformers' save_pretrained writes safetensors)"
         )
     return f"{folder}: holds no {SINGLE} and no {INDEX}"
-
-
-def read_header(path: Path) -> dict[str, Entry]:
-    """Tensors of one safetensors file; every field of its header is checked against the file's size."""
-    size = regular_size(path)
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        plausible = 2 <= length <= min(size - 8, MAX_HEADER_BYTES)
-        header = file.read(length if plausible else 0)
-    if header[:1] != b"{":
-        if start.startswith(_PICKLE_STARTS):
-            raise IntegrityError(f"{path}: this is a pickle, not safetensors; it can run code and is not read")
-        raise IntegrityError(f"{path}: not a safetensors file (its header would be {length} bytes long, of {size})")
-    try:
-        content = parse_json(header)
-    except InvalidJson as error:
-        raise IntegrityError(f"{path}: damaged safetensors header: {error}") from error
-    content.pop("__metadata__", None)
-    spans = [(*_span(path, name, value), name) for name, value in content.items()]
-    _check_cover(path, sorted(spans), size - 8 - length)
-    return {name: _entry(path, value, 8 + length) for name, value in content.items()}
-
-
-def _entry(path: Path, value: dict[str, Any], data: int) -> Entry:
-    return Entry(path, value["dtype"], tuple(value["shape"]), data + value["data_offsets"][0])
-
-
-def _span(path: Path, name: str, value: Any) -> tuple[int, int]:
-    """Begin and end of a tensor in the data, if dtype and shape give just that many bytes."""
-    match value:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
-            len(shape) <= _MOST_DIMS
-            and all(type(dim) is int and 0 <= dim < 2**63 for dim in shape)
-            and 0 <= begin <= end
-        ):
-            width = ITEM_BYTES.get(dtype)
-            if width is None or prod(shape) * width == end - begin:
-                return begin, end
-    raise IntegrityError(f"{path}: damaged safetensors header: {name} is described as {str(value)[:200]}")
-
-
-def _check_cover(path: Path, spans: list[tuple[int, int, str]], size: int) -> None:
-    position = 0
-    for begin, end, name in spans:
-        if begin != position:
-            raise IntegrityError(f"{path}: damaged safetensors header: {name} begins at byte {begin}, not {position}")
-        position = end
-    if position != size:
-        raise IntegrityError(
-            f"{path}: truncated or padded: its header accounts for {position} bytes of data, it has {size}"
-        )
 
 
 class Reader:
@@ -207,10 +123,8 @@ def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> dict[str,
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Sorted, indented, with a final newline: the same content gives the same bytes."""
-    try:
+    with storage_errors(path):
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:

@@ -9,9 +9,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -23,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hornbook.files.durable import sync_file
-from hornbook.model.storage.safetensors_folder import DTYPES, INDEX, ITEM_BYTES, SINGLE, Entry, plan_shards, write_json
+from hornbook.files.safetensors import ITEM_BYTES, Entry, make_header
+from hornbook.model.storage.safetensors_folder import DTYPES, INDEX, SINGLE, plan_shards, write_json
 
 CHUNK_BYTES = 16 << 20
 """Longest single write: ranks that write to one file take turns."""
@@ -65,7 +64,8 @@ def create_file(
 
     dtype: as the format spells it. The header is byte for byte that of the safetensors library.
     """
-    header, size = _header(shapes, dtype, metadata)
+    header = make_header(shapes, dtype, metadata)
+    size = len(header) + sum(map(prod, shapes.values())) * ITEM_BYTES[dtype]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _reserve(file, size)
@@ -88,18 +88,6 @@ def _reserve(file: int, size: int) -> None:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
     os.truncate(file, size)
-
-
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
-    """(header with its length, size of the file in bytes); tensors lie in the order of their names."""
-    content: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name in sorted(shapes):
-        begin, end = end, end + prod(shapes[name]) * ITEM_BYTES[dtype]
-        content[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [begin, end]}
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, 8 + len(text) + end
 
 
 class Writer:

@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
+from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf
-from hornbook.model.storage.safetensors_folder import Reader, read_header, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.adapters.files import (
     AdapterSpec,

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.files.durable import storage_error, write_atomic
+from hornbook.files.durable import clean_folder, discard, storage_errors, write_atomic
 from hornbook.files.filesystem import exists, is_folder
 from hornbook.run.checkpoints.commit import (
     BEST,
     LATEST,
     checkpoint_name,
-    clean,
     commit,
-    discard,
     free_bytes,
     list_checkpoints,
     needed_bytes,
@@ -118,12 +116,10 @@ class CheckpointStore:
         score: ValidationLoss | None,
         ledger: tuple[str, str] | None,
     ) -> Path:
-        try:
+        with storage_errors(self._directory):
             self._directory.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
             self._clean()
             self._make_room()
-        except OSError as error:
-            raise storage_error(error, self._directory) from error
         folder, manifest = commit(
             self._directory, shared.write, step=state.step, tokens=state.tokens, score=score, final=final, ledger=ledger
         )
@@ -189,7 +185,7 @@ class CheckpointStore:
         return manifest
 
     def _clean(self) -> None:
-        for name in clean(self._directory):
+        for name in clean_folder(self._directory, "step-*"):
             self._notes.append(
                 Note("litter_removed", str(self._directory / name), "left by a save that was interrupted")
             )

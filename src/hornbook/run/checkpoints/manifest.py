@@ -8,23 +8,22 @@ Names in a manifest are input like any other: only regular files inside the dire
 import json
 import math
 import os
-import stat
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import sync_directory, sync_file, write_file
-from hornbook.files.filesystem import is_folder, walk_files
+from hornbook.files.artifact import measure_file
+from hornbook.files.durable import sync_folders, write_file
+from hornbook.files.filesystem import is_own_folder, open_inside, walk_files
 
 MANIFEST = "MANIFEST.json"
 FORMAT = "hornbook checkpoint"
 VERSION = 1
 
 _MANIFEST_LIMIT = 16 << 20
-_CHUNK = 4 << 20
 _SELF = "xxh3_128"
 
 
@@ -79,12 +78,10 @@ def write_manifest(
 ) -> Manifest:
     """Hash and sync every file under `folder`, then write and sync the manifest and the directories."""
     paths = [path.relative_to(folder) for path in sorted(walk_files(folder))]
-    files = {path.as_posix(): _measure(folder, path.as_posix(), sync=True) for path in paths}
+    files = {path.as_posix(): measure_file(folder, path.as_posix(), sync=True) for path in paths}
     manifest = Manifest(step, tokens, score, final, files, ledger)
     write_file(folder / MANIFEST, _encode(manifest))
-    parents = {parent for path in paths for parent in path.parents} | {Path()}
-    for parent in sorted(parents, reverse=True):  # inner ones first
-        sync_directory(folder / parent)
+    sync_folders(folder, paths)
     return manifest
 
 
@@ -113,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
 def verify_folder(folder: Path) -> Manifest:
     """Read every byte the manifest lists and compare; IntegrityError naming every file that is wrong."""
     try:
-        found = is_folder(folder) and not folder.is_symlink()
+        found = is_own_folder(folder)
     except OSError as error:
         raise IntegrityError(f"{folder} cannot be read ({error.strerror})") from error
     if not found:
@@ -134,7 +131,7 @@ def unlisted(folder: Path, manifest: Manifest) -> list[str]:
 def _compare(folder: Path, name: str, expected: tuple[int, str]) -> str | None:
     """What is wrong with one file, or None."""
     try:
-        size, digest = _measure(folder, name)
+        size, digest = measure_file(folder, name)
     except FileNotFoundError:
         return f"{name} is missing"
     except IntegrityError as error:
@@ -144,47 +141,6 @@ def _compare(folder: Path, name: str, expected: tuple[int, str]) -> str | None:
     if size != expected[0]:
         return f"{name} has {size:,} bytes instead of {expected[0]:,}"
     return None if digest == expected[1] else f"{name} is damaged (its hash differs)"
-
-
-def open_inside(folder: Path, name: str) -> int:
-    """Descriptor of a regular file inside `folder`; no `..`, no absolute name, no link on the way, no device or pipe.
-
-    Raises IntegrityError for such names, OSError where the file cannot be opened.
-    """
-    parts = PurePosixPath(name).parts
-    if not parts or name != "/".join(parts) or "\0" in name or name.startswith("/") or ".." in parts:
-        raise IntegrityError(f"{name!r} is not a name inside the checkpoint")
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for i, part in enumerate(parts):
-            mode = os.stat(part, dir_fd=place, follow_symlinks=False).st_mode
-            last = i == len(parts) - 1
-            if not (stat.S_ISREG(mode) if last else stat.S_ISDIR(mode)):
-                raise IntegrityError(f"{name} is not a regular file")
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            inner = os.open(part, flags if last else flags | os.O_DIRECTORY, dir_fd=place)
-            os.close(place)
-            place = inner
-    except BaseException:
-        os.close(place)
-        raise
-    return place
-
-
-def _measure(folder: Path, name: str, *, sync: bool = False) -> tuple[int, str]:
-    """Size and XXH3-128 of a file, after its bytes are on disk if `sync`."""
-    hasher, size = xxhash.xxh3_128(), 0
-    file = open_inside(folder, name)
-    try:
-        if sync:
-            sync_file(file)
-        buffer = bytearray(_CHUNK)
-        while count := os.readv(file, [buffer]):
-            hasher.update(memoryview(buffer)[:count])
-            size += count
-    finally:
-        os.close(file)
-    return size, hasher.hexdigest()
 
 
 def _read_small(folder: Path, name: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.storage.safetensors_folder import read_header
+from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import create_operated, fill_operated
 from hornbook.run.state import MOMENTS, ModelSpec, State

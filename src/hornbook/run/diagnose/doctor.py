@@ -243,7 +243,7 @@ def check_text() -> list[Check]:
         "names": sys.getfilesystemencoding(),
         "terminal": getattr(sys.stdout, "encoding", None) or "utf-8",
     }
-    other = [f"{what} {encoding}" for what, encoding in found.items() if _plain(encoding) != "utf8"]
+    other = [f"{what} {encoding}" for what, encoding in found.items() if re.sub("[-_]", "", encoding.lower()) != "utf8"]
     if other:
         remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1): text would be misread"
         return [Check("text", "warn", ", ".join(other), remedy)]
@@ -285,7 +285,3 @@ def _needed(package: str) -> str | None:
 def _numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` -> (2, 13, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0])[:3])
-
-
-def _plain(encoding: str) -> str:
-    return encoding.lower().replace("-", "").replace("_", "")

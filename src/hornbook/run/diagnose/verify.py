@@ -18,9 +18,10 @@ from hornbook.files.filesystem import exists, is_file
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs
+from hornbook.files.safetensors import Entry
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
-from hornbook.run.checkpoints.tensor_headers import TensorPlace, compare_bytes, list_tensors, read_bytes
+from hornbook.run.checkpoints.tensor_headers import list_tensors, read_bytes, same_bytes
 from hornbook.run.ledger import Monotone, check_ledger, read_past, remedy
 from hornbook.run.start.bound import (
     describe_edits,
@@ -113,11 +114,11 @@ def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
     left, right = list_tensors(a, prefix), list_tensors(b, prefix)
     if alone := sorted(left.keys() ^ right.keys()):
         return f"{len(alone)} tensors are in one only, {alone[0]} first"
-    differing = [name for name in left if not compare_bytes(a, b, left[name], right[name])]
+    differing = [name for name in left if not same_bytes(left[name], right[name])]
     if not differing:
         return ""
     first = differing[0]
-    return f"{len(differing)} of {len(left)} tensors, {first} first{_distance(a, b, left[first], right[first])}"
+    return f"{len(differing)} of {len(left)} tensors, {first} first{_distance(left[first], right[first])}"
 
 
 def _compare(name: str, steps: Iterable[int], differ: Callable[[int], str]) -> Part:
@@ -148,10 +149,10 @@ def _clocks(a: Path, b: Path) -> str:
     return ", ".join(f"{key} {left.get(key)} and {right.get(key)}" for key in keys)
 
 
-def _distance(a: Path, b: Path, x: TensorPlace, y: TensorPlace) -> str:
+def _distance(x: Entry, y: Entry) -> str:
     if (x.dtype, x.shape) != (y.dtype, y.shape):
         return f" ({x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)})"
-    left, right = _values(a, x), _values(b, y)
+    left, right = _values(x), _values(y)
     if left is None or right is None:
         return ""
     with np.errstate(invalid="ignore"):
@@ -161,12 +162,12 @@ def _distance(a: Path, b: Path, x: TensorPlace, y: TensorPlace) -> str:
     return f" (at most {apart.max():.3g} apart in {int((apart > 0).sum()):,} of {apart.size:,} places)"
 
 
-def _values(folder: Path, place: TensorPlace) -> np.ndarray | None:
+def _values(entry: Entry) -> np.ndarray | None:
     """The numbers of a tensor as float64, None for types that are not floating point."""
-    raw = read_bytes(folder, place)
-    if place.dtype == "BF16":  # the upper half of a float32
+    raw = read_bytes(entry)
+    if entry.dtype == "BF16":  # the upper half of a float32
         return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
-    return np.frombuffer(raw, _NUMPY[place.dtype]).astype(np.float64) if place.dtype in _NUMPY else None
+    return np.frombuffer(raw, _NUMPY[entry.dtype]).astype(np.float64) if entry.dtype in _NUMPY else None
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ import torch
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import UsageError
+from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.filesystem import walk_files
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.run.launch.rendezvous import LINGER_SECONDS, needs_rank0, wait_until
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.schema import dotted, leaves
+from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
-from hornbook.text.store import digest_file, digest_of
+from hornbook.settings.toml import dotted
 
 _MAY_DIFFER = ("name", "data.path", "train.device")
 """Settings that may differ; the content of the data folder and the kind of device are facts of their own."""
@@ -91,7 +92,7 @@ def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
     ranks = range(rank_info.size)
     if store.add(f"came/{rank_info.rank}", 1) > 1:
         raise UsageError(
-            f"rank {rank_info.rank} is here already: two jobs meet at the same MASTER_ADDR and MASTER_PORT, or two "
+            f"rank {rank_info.rank} is here already: two jobs use the same MASTER_ADDR and MASTER_PORT, or two "
             "processes have the same RANK; give each job a port of its own"
         )
     store.set(f"text/{rank_info.rank}", text)

@@ -7,7 +7,6 @@ one rank of the run, and goes on with `run/launch/rendezvous.py`.
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hornbook.errors import UsageError
 from hornbook.parallel.world import RankInfo
@@ -19,35 +18,23 @@ _NAME = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+(?=,|$)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
 
-@dataclass(frozen=True)
-class LauncherTask:
-    """The rank that a launcher gave this process."""
-
-    rank: int
-    size: int
-    local_rank: int
-    address: Address
-
-
 def launcher_rank(environ: Mapping[str, str], size: int) -> RankInfo | None:
     """The rank that a launcher gave this process; None without a launcher and in a world of one.
 
     size: parallel.data. Raises UsageError: a variable is missing or invalid, or the sizes differ.
     """
     if _under_torchrun(environ):
-        task, source, remedy = _torchrun_task(environ), "torchrun (WORLD_SIZE)", "with --nproc-per-node"
+        info, source, remedy = _torchrun_rank(environ), "torchrun (WORLD_SIZE)", "with --nproc-per-node"
     elif _in_slurm_step(environ):
-        task, source, remedy = _slurm_task(environ), "Slurm (SLURM_NTASKS)", "with --ntasks"
+        info, source, remedy = _slurm_rank(environ), "Slurm (SLURM_NTASKS)", "with --ntasks"
     else:
         return None
-    if task is None:
-        return None
-    if task.size != size:
+    if info is not None and info.size != size:
         raise UsageError(
-            f"{source} started {task.size} ranks, and parallel.data is {size}: give --parallel.data {task.size}, "
+            f"{source} started {info.size} ranks, and parallel.data is {size}: give --parallel.data {info.size}, "
             f"or start {size} {remedy}"
         )
-    return RankInfo(task.rank, size, task.local_rank, functools.cache(functools.partial(open_store, task.address)))
+    return info
 
 
 def _under_torchrun(environ: Mapping[str, str]) -> bool:
@@ -60,17 +47,17 @@ def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
 
 
-def _torchrun_task(environ: Mapping[str, str]) -> LauncherTask | None:
+def _torchrun_rank(environ: Mapping[str, str]) -> RankInfo | None:
     size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0, size - 1)
     if size == 1:
         return None
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address = Address(_text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT", 1, 65535), rank == 0, agent)
-    return LauncherTask(rank, size, _number(environ, "LOCAL_RANK", 0), address)
+    return _rank_info(rank, size, _number(environ, "LOCAL_RANK", 0), address)
 
 
-def _slurm_task(environ: Mapping[str, str]) -> LauncherTask | None:
+def _slurm_rank(environ: Mapping[str, str]) -> RankInfo | None:
     size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS", 1)
     rank = _number(environ, "SLURM_PROCID", 0, size - 1)
     if size == 1:
@@ -81,7 +68,11 @@ def _slurm_task(environ: Mapping[str, str]) -> LauncherTask | None:
     else:
         step = _number(environ, "SLURM_STEP_ID", 0) if "SLURM_STEP_ID" in environ else 0
         port = 65536 - _PORTS + (_number(environ, "SLURM_JOB_ID", 0) + step) % _PORTS
-    return LauncherTask(rank, size, _number(environ, "SLURM_LOCALID", 0), Address(host, port, rank == 0))
+    return _rank_info(rank, size, _number(environ, "SLURM_LOCALID", 0), Address(host, port, rank == 0))
+
+
+def _rank_info(rank: int, size: int, local_rank: int, address: Address) -> RankInfo:
+    return RankInfo(rank, size, local_rank, functools.cache(functools.partial(open_store, address)))
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -266,13 +266,9 @@ class Console:
             lines += self._metric_lines(self._last)
         return Group(*lines, self._now)
 
-    def _compared(self) -> str:
-        """The scored part of the validation text, and the best loss on it."""
-        best = "" if self._best is None else f", best {self._best:.4f}"
-        return f"({self._coverage}{best})"
-
     def _metric_lines(self, step: Step) -> list[Text]:
-        bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} {self._compared()}"
+        best = "" if self._best is None else f", best {self._best:.4f}"
+        bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} ({self._coverage}{best})"
         rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s"
         return [
             _coloured(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"),

@@ -11,7 +11,7 @@ from typing import Any, Self
 from hornbook.errors import HornbookError, UsageError
 from hornbook.extras import install_command
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import evaluations, figures_of, steps_that_count
+from hornbook.files.run_status import evaluations, metrics_of, steps_that_count
 from hornbook.run.config import LogConfig
 from hornbook.run.step_report import Step
 
@@ -123,8 +123,8 @@ def _of_step(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _of_evaluation(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Metrics over all sources, then by source; those over all rows in a group of their own."""
     for scored, group in ((record, "validation"), (record.get("whole") or {}, "validation_all_rows")):
-        for name, value in figures_of(scored.get("all", {})).items():
+        for name, value in metrics_of(scored.get("all", {})).items():
             yield f"{group}/{name}", value
         for source, score in scored.get("sources", {}).items():
-            for name, value in figures_of(score).items():
+            for name, value in metrics_of(score).items():
                 yield f"{group}/{name}/{source}", value

@@ -4,12 +4,11 @@ Checkpoints hold the adapter alone, and the run no longer needs the checkpoint i
 """
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file
+from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.model.build import build_model
 from hornbook.model.hf.hf import read_hf, write_hf
@@ -43,10 +42,7 @@ def keep_base(job: Job, state: State, init_from: InitFrom | None) -> None:
 
 
 def _publish_base(job: Job, init_from: InitFrom | None, base: Path) -> None:
-    stage = base.with_name(f"{TEMPORARY}base-{os.getpid()}")
-    try:
-        for litter in list_folder(base.parent, f"{TEMPORARY}{base.name}-*"):  # left by a start that was killed
-            shutil.rmtree(litter, ignore_errors=True)
+    with storage_errors(base), writing_folder(base) as stage:
         if init_from is None:
             _write_initial(job, stage)
         elif init_from.new_head:  # the head that the adapters belong to is not in the checkpoint
@@ -55,16 +51,9 @@ def _publish_base(job: Job, init_from: InitFrom | None, base: Path) -> None:
             write_hf(stage, values, model, vocab, job.inputs.corpus.root / "tokenizer")
         else:
             source = base_of(init_from.checkpoint) if is_adapter(init_from.checkpoint) else init_from.checkpoint
-            stage.mkdir()
             for path in sorted({path for pattern in KEPT for path in list_folder(source, pattern)}):
                 if is_file(path) and path.name != "MANIFEST.json":
                     shutil.copyfile(path, stage / path.name)
-        _sync(stage)
-        os.rename(stage, base)
-        sync_directory(base.parent)
-    except OSError as error:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise storage_error(error, base) from error
 
 
 def _write_initial(job: Job, stage: Path) -> None:
@@ -75,10 +64,3 @@ def _write_initial(job: Job, stage: Path) -> None:
     values = initial_values(plain, inputs.recipe.model, inputs.recipe.seed)
     tokenizer, start = inputs.corpus.root / "tokenizer", inputs.decoder_start
     write_hf(stage, values, inputs.recipe.model, inputs.vocab, tokenizer, decoder_start=start)
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            sync_file(file.fileno())
-    sync_directory(folder)

@@ -29,7 +29,7 @@ from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
 from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
-from hornbook.settings.schema import dotted
+from hornbook.settings.toml import dotted
 
 
 def initialize_or_restore(
@@ -125,7 +125,7 @@ def _lines(
     if not loader.corpus.validation:
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
-        yield f"warning: every label of the training data is {label!r}: a model learns to say nothing else"
+        yield f"warning: every label of the training data is {label!r}: a model learns nothing else"
     if slow := slow_precision(job.recipe.train.precision, state.engine.world.device):
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.index.notes)
@@ -143,17 +143,10 @@ def _environment(job: Job, world: World) -> dict[str, Any]:
     """Write env.json at the first start; returns `bits_depend_on`, and under `changed` the differences since then."""
     environment = describe_environment(world, job.recipe.seed, list(job.start.argv))
     now = bits_depend_on(environment)
-    first = _read(job.run.env)
-    if first is None:
+    try:
+        before = bits_depend_on(json.loads(job.run.env.read_bytes()))
+    except (OSError, ValueError):
         job.output.write(job.run.env, json.dumps(environment, indent=2) + "\n")
         return now
-    before = bits_depend_on(first)
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
     return now | ({"changed": changed} if changed else {})
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_errors
 from hornbook.files.filesystem import is_file
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
@@ -76,10 +76,8 @@ def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
 
 def write_lineage(out: Path, verb: str, source: Path) -> None:
     """Write into a model folder that `verb` made it from `source`. Raises StorageError."""
-    try:
+    with storage_errors(out / FILE):
         write_json(out / FILE, {"made_by": verb, "from": describe_source(source)})
-    except OSError as error:
-        raise storage_error(error, out / FILE) from error
 
 
 def lineage_of(run: RunDir, known: Sequence[RunDir] = ()) -> Lineage:

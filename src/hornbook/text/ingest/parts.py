@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from hornbook.files.artifact import digest_of, read_json
 from hornbook.files.durable import write_atomic
 from hornbook.text.ingest.charsets import is_wide, plain_text
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE
 from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
-from hornbook.text.store import digest_of, read_json
 
 LINES = ("jsonl", "tsv")
 """Formats in which every line is a row. Cells of csv may hold line ends, so its rows are known only from the start."""

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import IntegrityError
+from hornbook.files.artifact import digest_file, digest_of, once
 from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.splits import SUBSETS, Split, Subset
-from hornbook.text.store import batched, digest_file, digest_of, read_json, read_rows, write_json
+from hornbook.text.store import batched, read_rows
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.label_tokens import LabelledTokens, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
@@ -95,13 +96,8 @@ def _load(path: Path, digest: str) -> Tokenizer:
 
 def encode(task: EncodeTask) -> Encoded:
     """Write the token shards of the task unless they are there and whole."""
-    done = read_json(task.manifest)
-    if isinstance(done, dict) and done.get("key") == task.key() and _intact(task, done["parts"]):
-        subsets, unknown = done["parts"], done["unknown"]
-    else:
-        subsets, unknown = _encode(task)
-        write_json(task.manifest, {"key": task.key(), "parts": subsets, "unknown": unknown})
-    return Encoded([describe_shard(task.data, *task.destination(subset)) for subset in subsets], unknown)
+    done = once(task, lambda: _encode(task), lambda done: _intact(task, done["parts"]))
+    return Encoded([describe_shard(task.data, *task.destination(subset)) for subset in done["parts"]], done["unknown"])
 
 
 def _intact(task: EncodeTask, subsets: list[Subset]) -> bool:
@@ -119,7 +115,7 @@ def check_documents(path: Path, digest: str) -> None:
         raise IntegrityError(f"{path} is not what prepare wrote; restore it, or prepare again with --overwrite")
 
 
-def _encode(task: EncodeTask) -> tuple[list[Subset], int]:
+def _encode(task: EncodeTask) -> dict[str, Any]:
     path = task.data / task.documents
     check_documents(path, task.digest)
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
@@ -135,7 +131,7 @@ def _encode(task: EncodeTask) -> tuple[list[Subset], int]:
                 writers[subset].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
                     unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
-    return [subset for subset in SUBSETS if subset in writers], unknown
+    return {"parts": [subset for subset in SUBSETS if subset in writers], "unknown": unknown}
 
 
 def _writing(task: EncodeTask, subset: Subset) -> AbstractContextManager[ShardWriter]:

@@ -2,14 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hornbook.errors import IntegrityError
 from hornbook.files.durable import write_atomic
-from hornbook.files.strict_json import parse_json
-
-if TYPE_CHECKING:
-    from hornbook.text.tokenizer.tokenizer import Tokenizer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -18,18 +14,7 @@ _SETTINGS = {
 }
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
-    try:
-        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"{folder / 'tokenizer_config.json'} cannot be read: {error}") from error
-    return settings if isinstance(settings, dict) else {}
-
-
-def save_tokenizer(tokenizer: "Tokenizer", folder: Path, settings: dict[str, Any] | None = None) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any] | None = None) -> None:
     """Write tokenizer.json, and the two files by which transformers' AutoTokenizer knows its special tokens.
 
     `settings`: the tokenizer_config.json it came with; its delimiters are set to those in use.
@@ -45,7 +30,7 @@ def save_tokenizer(tokenizer: "Tokenizer", folder: Path, settings: dict[str, Any
     write_atomic(folder / "tokenizer.json", tokenizer.definition)
 
 
-def name_special_tokens(tokenizer: "Tokenizer") -> dict[str, Any]:
+def name_special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
     """What tokenizer_config.json calls the special tokens, the delimiters aside: each role that there is."""
     special = tokenizer.special
     roles = {

@@ -16,8 +16,10 @@ import xxhash
 from jaxtyping import Float32
 
 from hornbook.errors import IntegrityError
+from hornbook.files.artifact import digest_file, write_json
+from hornbook.files.durable import writing
 from hornbook.files.file_records import FileRecord, Size, read_record
-from hornbook.text.store import TableWriter, digest_file, write_json, writing
+from hornbook.text.store import TableWriter
 
 BLOCK_BYTES = 1 << 20
 """Bytes of .bin per checksum."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hornbook.errors import IntegrityError
+from hornbook.files.strict_json import parse_json
 from hornbook.text.config.text import Trained
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -106,6 +108,17 @@ def find_special_tokens(
     ids = {role: known.get(name) if name else None for role, name in names.items()}
     modes = {mode: number for mode in _MODES if (number := ids.pop(mode)) is not None}
     return SpecialTokens(**ids, modes=modes, sentinels=_find_sentinels(known))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a folder; empty where there is none. Raises IntegrityError where it is damaged."""
+    try:
+        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{folder / 'tokenizer_config.json'} cannot be read: {error}") from error
+    return settings if isinstance(settings, dict) else {}
 
 
 def find_delimiters(data: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str | None, str | None]:

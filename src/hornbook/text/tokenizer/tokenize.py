@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.files.artifact import digest_of, finish, finished, read_json, write_json
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.progress import Progress, silent
@@ -17,13 +18,12 @@ from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, T
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
 from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
-from hornbook.text.store import digest_of, read_json, write_json
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.tokenizer.files import read_settings, save_tokenizer
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
-from hornbook.text.tokenizer.special_tokens import spell_special_tokens
+from hornbook.text.tokenizer.special_tokens import read_settings, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
@@ -232,7 +232,7 @@ def _make_tokenizer(
     settings = config.tokenizer
     if (folder / "tokenizer.json").is_file():
         left = Tokenizer.load(folder)
-        if read_json(done) == {"key": key, "tokenizer": left.digest}:
+        if finished(done, key) == {"tokenizer": left.digest}:
             return left
     if settings.kind == "bpe":
         compile_for(_size_of_documents(data))
@@ -253,7 +253,7 @@ def _make_tokenizer(
             compile_for(_size_of_documents(data))
         save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
     made = Tokenizer.load(folder)
-    write_json(done, {"key": key, "tokenizer": made.digest})
+    finish(done, key, {"tokenizer": made.digest})
     return made
 
 

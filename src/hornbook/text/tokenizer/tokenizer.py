@@ -22,12 +22,12 @@ import xxhash
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.strict_json import parse_json
 from hornbook.text.tokenizer.bpe.tables import Merges, find_merges
-from hornbook.text.tokenizer.files import read_settings
 from hornbook.text.tokenizer.pieces import Cutter, can_cut
 from hornbook.text.tokenizer.special_tokens import (
     UNSPELLABLE,
     find_delimiters,
     find_special_tokens,
+    read_settings,
     require_form,
     without_special_tokens,
 )

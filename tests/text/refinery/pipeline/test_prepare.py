@@ -22,7 +22,7 @@ from hornbook.text.config.bias import MentionsConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline import prepare as room
-from hornbook.text.refinery.pipeline.folder import read_text_config
+from hornbook.text.refinery.pipeline.folder import clear, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.plan import list_all, plan
 from hornbook.text.refinery.pipeline.prepare import WHOLE, Share, prepare, prepare_share
@@ -155,7 +155,7 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
         (data / f".tmp-litter-{point}").write_text("what a killed writer leaves")
         prepare(corpus, data, workers=1)
         assert read_tree(data) == expected, f"killed at rename {point}"
-        room.clear(data)
+        clear(data)
 
 
 @pytest.mark.usefixtures("many_tasks")

@@ -95,7 +95,7 @@ def replaced(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
 
 def test_words_are_counted_as_the_regex_finds_them_and_tables_grow():
     texts = ["".join(words(200, "ab\u00e9 1-\n\t'", seed)) for seed in range(20)] + ["x" * 5000, "", "y"]
-    counts = WordCounts(STYLES[PATTERN], room=2)
+    counts = WordCounts(STYLES[PATTERN], capacity=2)
     for text in texts:
         counts.add([text, text])
     data, starts = counts.words

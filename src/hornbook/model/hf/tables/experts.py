@@ -131,7 +131,7 @@ DEEPSEEK_V3 = Architecture(
         Key("attention_bias", ("attention.bias",), False),
         Key("q_lora_rank", ("attention.query_rank",), 1536, off=True),
         Key("kv_lora_rank", ("attention.kv_rank",), 512),
-        Key("qk_nope_head_dim", ("attention.plain_dim",), 128),
+        Key("qk_nope_head_dim", ("attention.nope_dim",), 128),
         Key("qk_rope_head_dim", ("attention.rope_dim",), 64),
         Key("v_head_dim", ("attention.value_dim",), 128),
         Key("moe_intermediate_size", ("mlp.hidden",), 2048),

@@ -5,7 +5,6 @@ under our names. The safetensors' metadata holds the steps and a digest of the b
 """
 
 import json
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_errors
+from hornbook.files.safetensors import read_header, read_metadata
 from hornbook.model.config import surgery
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import lay_out
 from hornbook.model.hf.tokenizer import copy_tokenizer
-from hornbook.model.storage.safetensors_folder import read_header, read_json, write_json
+from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, whole
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
@@ -170,10 +170,7 @@ class StoredMeta:
 def read_meta(folder: Path) -> StoredMeta:
     """Our part of the metadata of an adapter folder. IntegrityError if it is damaged."""
     path = folder / WEIGHTS
-    read_header(path)
-    with path.open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    text = header.get("__metadata__", {}).get(OWN)
+    text = read_metadata(path).get(OWN)
     if text is None:
         return StoredMeta(None, None)
     try:
@@ -220,9 +217,7 @@ def check_base(folder: Path, expected: str | None, found: str, base: Path) -> No
 
 def write_adapter(folder: Path, spec: AdapterSpec, added: Mapping[str, Tensor], tokenizer: Path | None = None) -> None:
     """Write an adapter folder; `added` are its tensors by our names. Raises StorageError."""
-    try:
+    with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         create_adapter(folder, spec, tokenizer)
         fill_adapter(folder, spec, {name: whole(tensor.detach()) for name, tensor in added.items()})
-    except OSError as error:
-        raise storage_error(error, folder) from error

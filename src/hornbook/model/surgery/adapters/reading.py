@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.safetensors import Entry, read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import lay_out
-from hornbook.model.storage.safetensors_folder import Entry, Reader, named, read_header, read_json
+from hornbook.model.storage.safetensors_folder import Reader, named, read_json
 from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
 from hornbook.model.surgery.adapters.lora_layout import PREFIX, Place, head_places, layer_of, lora_places, their_module
 

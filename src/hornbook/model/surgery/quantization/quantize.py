@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.safetensors import read_header
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Grid, Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
-from hornbook.model.storage.safetensors_folder import Reader, named, read_header, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader, named, read_json, write_json
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.fake_quant import drop_weight, put_code
 from hornbook.model.surgery.quantization.integers import IntegerCode, quantize

@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import http.client
 import json
-import os
 import re
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import IO, Any
 import fsspec
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import TEMPORARY, storage_error, sync_directory, sync_file, write_atomic
+from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
 from hornbook.text.ingest.corpora.remote import (
@@ -154,10 +153,8 @@ def fetch(
     """
     done = 0
     total = sum(remote.size or 0 for remote in remotes)
-    try:
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, folder) from error
     record = _read_record(folder)
     paths = []
     for remote in remotes:
@@ -193,12 +190,9 @@ def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Ca
         raise IntegrityError(
             f"{remote.url}: its {algorithm} is {digests[algorithm]}, published is {remote.digest}; fetch it again"
         )
-    try:
-        os.replace(partial, path)
-        sync_directory(path.parent)
+    with storage_errors(path):
+        publish_file(partial, path)
         tag.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(error, path) from error
     return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
 
 
@@ -219,7 +213,7 @@ def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], No
 
 def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
     """Append the rest of a file to its partial file; returns the size so far. Raises TransferError, StorageError."""
-    try:
+    with storage_errors(partial):
         tag.write_text(body.tag)
         with partial.open("r+b" if body.start else "wb") as file:
             file.truncate(body.start)
@@ -230,9 +224,7 @@ def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], Non
                 show(size)
             file.flush()
             sync_file(file.fileno())
-    except OSError as error:
-        raise storage_error(error, partial) from error
-    return size
+        return size
 
 
 def _read(body: IO[bytes]) -> bytes:

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
+from hornbook.files.artifact import digest_file, digest_of, once
+from hornbook.files.durable import writing
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import names_of
@@ -16,16 +19,7 @@ from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
 from hornbook.text.refinery.pipeline.measured import FIELDS, MeasureTask, schema_of
 from hornbook.text.refinery.steps.basics import is_visible
-from hornbook.text.store import (
-    TableWriter,
-    digest_array,
-    digest_file,
-    digest_of,
-    read_batches,
-    read_json,
-    write_json,
-    writing,
-)
+from hornbook.text.store import TableWriter, read_batches
 
 DOCUMENTS = pa.schema(
     [
@@ -82,7 +76,7 @@ class ApplyTask:
 
     def key(self) -> str:
         """Changes when the result would."""
-        arrays = [digest_array(each) for each in (self.verdict.reasons, self.verdict.cuts)]
+        arrays = [xxhash.xxh3_128_hexdigest(each.tobytes()) for each in (self.verdict.reasons, self.verdict.cuts)]
         return digest_of([self.measured.key(), self.names, arrays, list(self.verdict.samples.items())])
 
 
@@ -90,7 +84,6 @@ class ApplyTask:
 class Applied:
     """What a task's manifest says."""
 
-    key: str
     outputs: dict[str, str]
     """Relative path -> digest."""
     reasons: dict[str, list[int]]
@@ -107,16 +100,16 @@ class Applied:
 
 def apply(task: ApplyTask) -> Applied:
     """Write both tables and the examples, unless an earlier run did."""
-    done = read_json(task.manifest)
-    whole = isinstance(done, dict) and done.get("key") == task.key() and "labels" in done
-    if whole and _intact(task.out, done["outputs"]):
-        return Applied(**done)
-    task.manifest.unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
+    return Applied(
+        **once(task, lambda: _apply(task), lambda done: "labels" in done and _intact(task.out, done["outputs"]))
+    )
+
+
+def _apply(task: ApplyTask) -> dict[str, Any]:
     with writing(task.samples) as samples, writing(task.documents) as documents, writing(task.signals) as signals:
         found = _write(task, documents, signals, samples)
     found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
-    write_json(task.manifest, {name: getattr(found, name) for name in Applied.__slots__})
-    return found
+    return asdict(found)
 
 
 def _intact(out: Path, outputs: dict[str, str]) -> bool:
@@ -127,7 +120,7 @@ def _write(task: ApplyTask, documents: Any, signals: Any, samples: Any) -> Appli
     steps = build(task.measured.steps)
     schema = _signal_schema(steps)
     counters = [f"{edit.name}.{counter}" for edit in steps.edits for counter in edit.counters]
-    found = Applied(task.key(), {}, {}, 0, [0, 0], {name: [0, 0] for name in counters}, {})
+    found = Applied({}, {}, 0, [0, 0], {name: [0, 0] for name in counters}, {})
     with TableWriter(documents, DOCUMENTS) as kept, TableWriter(signals, schema) as measured:
         for first, table in _tables(task.measured.table):
             part = _judged(task, first, table)

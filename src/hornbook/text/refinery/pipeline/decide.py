@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hornbook.files.artifact import finish, finished
+from hornbook.files.durable import writing
 from hornbook.text.refinery.build import Steps
 from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
 from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, SketchingStep
-from hornbook.text.store import read_json, write_json, writing
 
 KEPT, NOTHING_LEFT = "kept", "nothing left"
 _NAMES = "verdicts.json"
@@ -185,13 +186,13 @@ def write_verdicts(work: Path, key: str, names: Sequence[str], verdicts: Sequenc
             with writing(_path(work, number, name)) as file:
                 np.save(file, array)
     samples = [sorted(verdict.samples.items()) for verdict in verdicts]
-    write_json(work / _NAMES, {"key": key, "names": list(names), "samples": samples})
+    finish(work / _NAMES, key, {"names": list(names), "samples": samples})
 
 
 def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | None:
     """The names and verdicts that `write_verdicts` wrote under this key, else None."""
-    found = read_json(work / _NAMES)
-    if not _is_about(found, key):
+    found = finished(work / _NAMES, key)
+    if found is None:
         return None
     verdicts = [
         Verdict(np.load(_path(work, number, "reasons")), np.load(_path(work, number, "cuts")), dict(samples))
@@ -202,11 +203,7 @@ def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | Non
 
 def decided_before(work: Path, key: str) -> bool:
     """Whether `read_verdicts` would find them."""
-    return _is_about(read_json(work / _NAMES), key)
-
-
-def _is_about(found: Any, key: str) -> bool:
-    return isinstance(found, dict) and found.get("key") == key
+    return finished(work / _NAMES, key) is not None
 
 
 def _path(work: Path, number: int, name: str) -> Path:

@@ -9,7 +9,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.durable import TEMPORARY, create_atomic, storage_error, write_atomic
+from hornbook.files.artifact import digest_file, digest_of, read_json, write_json
+from hornbook.files.durable import TEMPORARY, create_atomic, storage_errors, write_atomic, writing
 from hornbook.files.file_records import first_problem
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
@@ -19,7 +20,6 @@ from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
 from hornbook.text.refinery.pipeline.plan import read_code
 from hornbook.text.refinery.report.reviews import REVIEWS, SAMPLES
-from hornbook.text.store import digest_file, digest_of, read_json, write_json, writing
 
 MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
 TEXT_TOML, UNFINISHED = "text.toml", "unfinished.json"
@@ -38,13 +38,11 @@ OURS = (
 
 def make_folder(out: Path) -> None:
     """Create the folder. Raises UsageError where it holds other files, StorageError where it cannot be written."""
-    try:
+    with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
         foreign = bool(names - {*OURS, "run.lock", REVIEWS})
         known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
-    except OSError as error:
-        raise storage_error(error, out) from error
     if foreign and not known:
         raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
 

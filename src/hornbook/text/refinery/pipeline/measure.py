@@ -9,16 +9,18 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from hornbook.errors import IntegrityError
+from hornbook.files.artifact import once
+from hornbook.files.durable import writing
 from hornbook.text.ingest.document import Document, Rejected
 from hornbook.text.ingest.labels.labelling import edited
 from hornbook.text.ingest.labels.readers import read_labelled
 from hornbook.text.ingest.parts import numbered
 from hornbook.text.ingest.readers import read_file
 from hornbook.text.refinery.build import Steps, build
-from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, finished, schema_of
+from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, schema_of
 from hornbook.text.refinery.step import Edit
 from hornbook.text.refinery.steps.basics import content_hash
-from hornbook.text.store import ArrayWriter, TableWriter, write_json, writing
+from hornbook.text.store import ArrayWriter, TableWriter
 
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 1024
 """Size of the batches in which documents are measured; no result depends on it."""
@@ -42,9 +44,7 @@ class Edited:
 
 def measure(task: MeasureTask) -> Measured:
     """Run the task unless an earlier run did. Raises IntegrityError at the first damaged row if `strict`."""
-    result = finished(task)
-    if result is None:
-        result = _measure(task)
+    result = Measured(**once(task, lambda: asdict(_measure(task)), lambda _: task.table.exists()))
     if task.strict and result.damage:
         raise _strict_error(result.damage)
     return result
@@ -55,8 +55,7 @@ def _strict_error(damage: str) -> IntegrityError:
 
 
 def _measure(task: MeasureTask) -> Measured:
-    result, steps = Measured(task.key()), build(task.steps)
-    task.manifest.unlink(missing_ok=True)  # of an earlier plan: it must not vouch for files of this one
+    result, steps = Measured(), build(task.steps)
     with ExitStack() as stack:
         quarantine = stack.enter_context(writing(task.quarantine))
         file = stack.enter_context(writing(task.table))
@@ -68,7 +67,6 @@ def _measure(task: MeasureTask) -> Measured:
             for sketch, step in zip(sketches, steps.sketched, strict=True):
                 sketch.add(step.sketch(documents, result.documents))
             result.documents += len(batch)
-    write_json(task.manifest, asdict(result))
     return result
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hornbook.files.artifact import digest_of, finished
 from hornbook.text.config.step import StepConfig
 from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.store import digest_of, read_json
 
 VERSION = 4
 """Part of every key: raise it when the same input gives other files."""
@@ -92,6 +92,10 @@ class MeasureTask:
         """Sketches of all documents for a step over all documents."""
         return self._path(f".{step}.npy")
 
+    def is_measured(self) -> bool:
+        """Whether the task is finished."""
+        return finished(self.manifest, self.key()) is not None and self.table.exists()
+
     def key(self) -> str:
         """Changes when the result would."""
         files = [[file.path, file.stamp, file.problem, file.part] for file in self.files]
@@ -104,7 +108,6 @@ class MeasureTask:
 class Measured:
     """What a task's manifest says."""
 
-    key: str
     rows: int = 0
     documents: int = 0
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -114,14 +117,6 @@ class Measured:
     quarantined: dict[str, list[int]] = field(default_factory=dict)
     damage: str = ""
     """The first damaged row, for `strict`."""
-
-
-def finished(task: MeasureTask) -> Measured | None:
-    """The manifest of a task that is done, else None."""
-    data = read_json(task.manifest)
-    if not isinstance(data, dict) or data.get("key") != task.key() or not task.table.exists():
-        return None
-    return Measured(**data)
 
 
 def read_columns(task: MeasureTask, names: Iterable[str]) -> dict[str, np.ndarray]:

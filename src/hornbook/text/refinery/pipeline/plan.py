@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hornbook.errors import UsageError
+from hornbook.files.artifact import digest_file, digest_of
 from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.document import ReadOptions
@@ -13,7 +14,6 @@ from hornbook.text.ingest.inputs import InputFile, list_inputs
 from hornbook.text.ingest.parts import cut
 from hornbook.text.pool import choose_workers
 from hornbook.text.refinery.pipeline.measured import MeasureTask
-from hornbook.text.store import digest_file, digest_of
 
 _MIN_TASK_BYTES = 2 * 2**20
 _SMALL_BYTES = 8 * 2**20

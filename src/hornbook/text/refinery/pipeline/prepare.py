@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from hornbook.errors import UsageError
+from hornbook.files.artifact import digest_of
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.progress import Progress, silent
@@ -26,9 +27,7 @@ from hornbook.text.refinery.pipeline.decide import KEPT, decide, decided_before,
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 from hornbook.text.refinery.pipeline.measure import measure
 from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
-from hornbook.text.refinery.pipeline.measured import finished as measured_before
 from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
-from hornbook.text.store import digest_of
 
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
@@ -140,7 +139,7 @@ class _Job:
 
     def require_measured(self) -> None:
         """Raises UsageError where a task of phase 1 is not done."""
-        missing = [task.ordinal for task in self.tasks if measured_before(task) is None]
+        missing = [task.ordinal for task in self.tasks if not task.is_measured()]
         if missing:
             raise UsageError(
                 f"{len(missing)} of {len(self.tasks)} tasks are not measured (the first is {missing[0]}): "

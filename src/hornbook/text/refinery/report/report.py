@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hornbook.errors import IntegrityError
+from hornbook.files.artifact import read_json
 from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.bias.bias import MentionReport, read_bias
 from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
@@ -17,7 +18,6 @@ from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.refinery.pipeline.measured import FIELDS
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
-from hornbook.text.store import read_json
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }

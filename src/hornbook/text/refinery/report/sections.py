@@ -77,7 +77,7 @@ def _curves(data: Path, configs: Sequence[StepConfig], step: Decision) -> Iterat
     for key, now in known.items():
         points = curve(step, signals, key, list(dict.fromkeys(around(now))))
         header, *rows = curve_table(points, now)
-        shown = table(header, (map(escape, row) for row in rows), "curve")
+        shown = table(header, (tuple(map(escape, row)) for row in rows), "curve")
         yield f"<details><summary>{escape(step.name)}.{key} = {now:g}</summary>{shown}</details>"
 
 

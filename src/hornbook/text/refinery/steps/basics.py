@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -52,8 +53,11 @@ class DropEmpty(Decision):
     """Documents without a visible character."""
 
     reasons = ("empty",)
-    measurers = (Sizes(),)
-    needs = ("text.visible",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.measurers = (Sizes(),)
+        self.needs = ("text.visible",)
 
     def decide(self, columns: Columns) -> np.ndarray:
         """1 where no character is visible."""

@@ -73,11 +73,11 @@ class Code(Decision):
     """Drops generated and minified files, and files by licence."""
 
     reasons = ("long lines", "few letters", "generated", "licence")
-    measurers = (CodeMeasurer(),)
-    needs = tuple(f"code.{column}" for column in CodeMeasurer.columns)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        self.measurers = (CodeMeasurer(),)
+        self.needs = tuple(f"code.{column}" for column in CodeMeasurer.columns)
         self._licences = {each.lower() for each in config.licences}
 
     def decide(self, columns: Columns) -> np.ndarray:
