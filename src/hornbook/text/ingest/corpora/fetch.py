@@ -18,6 +18,7 @@ from typing import IO, Any
 import fsspec
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.artifact import read_json
 from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
@@ -31,7 +32,6 @@ from hornbook.text.ingest.corpora.remote import (
     open_remote,
     retry,
 )
-from hornbook.text.store import read_json
 
 RECORD = "fetched.json"
 _CHUNK = 2**20
