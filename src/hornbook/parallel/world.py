@@ -198,7 +198,7 @@ def axis_sizes(parallel: ParallelConfig) -> dict[Axis, int]:
 
 def open_meshes(device: torch.device, sizes: Mapping[Axis, int]) -> tuple[DeviceMesh, DeviceMesh | None]:
     """`World.mesh` and `World.data_mesh`, with their process groups."""
-    names = tuple(axis for axis in AXES if axis in DATA or sizes.get(axis, 1) > 1)
+    names: tuple[Axis, ...] = tuple(axis for axis in AXES if axis in DATA or sizes.get(axis, 1) > 1)
     shape = tuple(sizes.get(axis, 1) for axis in names)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     return mesh, None if names == DATA else mesh[DATA]._flatten("data")
