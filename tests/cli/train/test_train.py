@@ -55,7 +55,7 @@ def test_a_dry_run_of_several_ranks_is_answered_by_rank_0(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As torchrun starts it: every rank runs the same command line."""
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     command = ["train", "--data", str(tiny_corpus), "--out", str(tmp_path / "run"), "-n", "--json", *words]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
