@@ -61,7 +61,7 @@ COMMANDS = {
     "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Inspect"),
     "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Inspect"),
     "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Inspect"),
-    "recipes": Command("settings.recipes", "app", "List, show and copy the recipes that hornbook brings", "Inspect"),
+    "recipes": Command("settings.recipes", "app", "List, show and copy the shipped recipes", "Inspect"),
     "config": Command("settings.config", "app", "Show, explain and check settings", "Inspect"),
 }
 """Every command, in the order of `--help`."""

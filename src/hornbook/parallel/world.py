@@ -228,8 +228,10 @@ def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
         ) from error
 
 
-def choose_device(name: str, local_rank: int = 0, same_devices: bool = False) -> torch.device:
-    """The device `name` (`train.device`) of a rank; `auto` takes CUDA, else MPS, else the CPU.
+def choose_device(
+    name: str, local_rank: int = 0, same_devices: bool = False, *, option: str = "train.device"
+) -> torch.device:
+    """The device `name`, given by `option`, of a rank; `auto` takes CUDA, else MPS, else the CPU.
 
     Of several CUDA devices a rank takes the one of its number, unless the name gives one. Where a rank sees one device
     alone, a launcher may have shown it one of several, unless all ranks see the same (`same_devices`). UsageError
@@ -242,9 +244,9 @@ def choose_device(name: str, local_rank: int = 0, same_devices: bool = False) ->
         name = next(kind for kind, there in available.items() if there)
     kind, _, index = name.partition(":")
     if kind not in available:
-        raise UsageError(f"train.device is {name!r}: write auto, cpu, cuda, cuda:N or mps")
+        raise UsageError(f"{option} is {name!r}: write auto, cpu, cuda, cuda:N or mps")
     if not available[kind]:
-        raise UsageError(f"train.device is {name!r}, but this torch sees no {kind} device: use --train.device cpu")
+        raise UsageError(f"{option} is {name!r}, but this torch sees no {kind} device: use --{option} cpu")
     if kind != "cuda":
         return torch.device(name)
     count = torch.cuda.device_count()

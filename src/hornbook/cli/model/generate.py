@@ -79,7 +79,7 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     from hornbook.parallel.world import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if loaded.tokenizer is None:
         raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read or write text")
     if isinstance(loaded.config.head, LabelHeadConfig):

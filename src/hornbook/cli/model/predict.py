@@ -69,7 +69,7 @@ def _load(target: Path, device: str) -> "Loaded":
     from hornbook.parallel.world import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    loaded = load_model(checkpoint_path(target), device=choose_device(device))
+    loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if not isinstance(loaded.config.head, LabelHeadConfig):
         raise UsageError(
             f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts tokens, not labels: use `hornbook "

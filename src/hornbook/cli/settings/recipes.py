@@ -1,4 +1,4 @@
-"""`hornbook recipes ls | show | copy`: the recipes that hornbook brings."""
+"""`hornbook recipes ls | show | copy`: the shipped recipes."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
     from hornbook.run.config import TrainConfig
 
-app = CommandGroup(help="List, show and copy recipes.", no_args_is_help=True, add_completion=False)
+app = CommandGroup(help="List, show and copy the shipped recipes.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `hornbook recipes ls`.")]
 

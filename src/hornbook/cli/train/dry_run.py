@@ -115,12 +115,13 @@ def _estimate_lines(summary: dict[str, Any]) -> list[str]:
     verdict = f"of {free} free" if found["fits"] else f"and {free} are free: it does not fit"
     rate = f"{found['tokens_per_second']:,.0f} tokens/s"
     how = f"{rate} in {known} computed here" if known else f"{rate} at half the rate of matrix products here"
-    times = f"time         about {time_text(found['seconds'])}: {how}"
+    about = "about " if found["seconds"] >= 1 else ""
+    times = f"time         {about}{time_text(found['seconds'])}: {how}"
     return [f"memory       {need} {verdict}", times, *lines]
 
 
 def time_text(seconds: float) -> str:
-    """Seconds for people: 12 minutes."""
+    """Seconds for people: about 12 minutes."""
     if seconds < 1:
         return "under a second"
     for unit, size, most in (("seconds", 1, 100), ("minutes", 60, 100), ("hours", 3600, 48), ("days", 86400, 800)):
