@@ -159,7 +159,7 @@ class UL2(Objective):
 
 def _mixable(value: Config) -> Objective:
     objective = checked_objective(value)
-    if type(objective).build is not Objective.build:  # pyright: ignore
+    if type(objective).build is not Objective.build:
         raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
     return objective
 
