@@ -1,4 +1,4 @@
-"""Records that leave the data room: microbatches, global batches, and the documents behind a sample.
+"""Records that leave the data room: microbatches, global batches, references to documents.
 
 A global batch is what one optimizer step learns from. It is cut into microbatches on a grid that depends
 on nothing but `micro_batch`, so that any number of processes computes the same microbatches.
@@ -37,7 +37,7 @@ class Batch:
     """1 where the prediction counts; 0 at padding, and where the objective predicts nothing.
 
     Causal: 0 after a document whose stored end is its last token. Prefix: 0 where the target is in the prefix.
-    Masked: 1 at the chosen tokens only, whose targets are the tokens that stood there. Labels: 1 at tokens that carry
+    Masked: 1 at the chosen tokens only, whose targets are the original tokens. Labels: 1 at tokens that carry
     one; where the answer is a span of the text, at the first token of the document.
     """
     positions: Int64[Tensor, "rows sequence"]

@@ -16,7 +16,7 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 
 
 def load_vocabulary(corpus: Corpus) -> "Vocabulary":
-    """The vocabulary of a corpus, kept for the evaluations that ask for it again and again.
+    """The vocabulary of a corpus, cached for repeated evaluations.
 
     Raises UsageError or IntegrityError where the tokenizer is not there, damaged, or another one.
     """
@@ -73,7 +73,7 @@ class Vocabulary:
 
     @cached_property
     def is_special(self) -> Bool[np.ndarray, " vocab"]:
-        """Ids that stand for no text; they are never masked."""
+        """True for ids without text; they are never masked."""
         marked = {token["id"] for token in self._data.get("added_tokens") or [] if token["special"]}
         table = np.zeros(self.size, np.bool_)
         table[[*(marked | self.special.ids | {self.end_id, self.delimiter_id})]] = True
@@ -81,7 +81,7 @@ class Vocabulary:
 
     @cached_property
     def ordinary(self) -> Int32[np.ndarray, " ids"]:
-        """Ids that stand for text, ascending: what a random token is drawn from."""
+        """Ids with text, ascending: random tokens are drawn from them."""
         known = np.zeros(self.size, np.bool_)
         known[list(self.spellings.values())] = True
         return np.flatnonzero(known & ~self.is_special).astype(np.int32)

@@ -108,7 +108,7 @@ class Evaluator:
         """
         done, total = 0, sum(len(part.rows) for part in rows.values())
 
-        def counted(part: HeldOut) -> Iterator[Batch]:
+        def with_progress(part: HeldOut) -> Iterator[Batch]:
             nonlocal done
             batches = part.batches(self._recipe.train.micro_batch)
             for batch in itertools.takewhile(lambda _: proceed(), batches):
@@ -118,7 +118,7 @@ class Evaluator:
 
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
-            scores[source] = self._task(source, part, counted(part)).score(engine, engine.world)
+            scores[source] = self._task(source, part, with_progress(part)).score(engine, engine.world)
         tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
         return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
 

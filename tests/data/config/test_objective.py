@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.validation import held_out
@@ -26,6 +28,7 @@ OTHERS = """
 from typing import Literal
 
 from hornbook.data.config.objective import Objective
+from hornbook.data.config.objectives import ObjectiveConfig
 from hornbook.data.config.objectives import Causal
 from hornbook.settings.fields import Config
 
@@ -99,7 +102,7 @@ def test_it_changes_rows_of_training_and_of_evaluation(tiny_corpus: Path) -> Non
         assert torch.equal(batch.tokens, plain.tokens)
         assert torch.equal(batch.weights, torch.where(plain.positions < 4, 0.0, plain.weights))
     assert skipping.total_weight == sum(float(batch.weights.sum()) for batch in skipping.batches)
-    objective = DataConfig(objective=SKIPPING).objective  # pyright: ignore[reportArgumentType]
+    objective = TypeAdapter(ObjectiveConfig).validate_python(SKIPPING)
     rows = held_out(Corpus.open(tiny_corpus), "prose", sequence=32, document_mask=True, objective=objective)
     assert all(not batch.weights[batch.positions < 4].any() for batch in rows.batches(8))
 
@@ -122,5 +125,6 @@ def test_a_part_that_is_no_objective_is_refused() -> None:
 
 
 def test_an_objective_by_itself_is_causal() -> None:
-    assert Objective().transform(None, "data.objective") is None  # pyright: ignore[reportArgumentType]
+    (component,) = Objective().components()
+    assert (component.family, component.noise) == ("decoder", None)
     assert Objective().decoder_start is None

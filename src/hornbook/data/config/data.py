@@ -37,4 +37,4 @@ class DataConfig(Config):
     document_mask: bool = True
     """Attention stays inside a document and positions restart with each."""
     objective: ObjectiveConfig = Causal()
-    """What the model is asked to predict."""
+    """The objective: targets that the model learns to predict."""

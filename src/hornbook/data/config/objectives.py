@@ -36,7 +36,7 @@ class Prefix(Objective):
 class FillInTheMiddle(Objective):
     """Causal on documents of which some have their middle moved to the end (Bavarian et al. 2022, arXiv 2207.14255).
 
-    The cuts are made once per seed, at characters, and kept beside the shards; evaluation is on text as it is.
+    The cuts are made once per seed, at characters, and kept beside the shards; evaluation is on unchanged text.
     """
 
     kind: Literal["fim"] = "fim"
@@ -53,7 +53,7 @@ class FillInTheMiddle(Objective):
 
     @property
     def evaluation_key(self) -> str:
-        """That of a causal objective: evaluation is on text as it is."""
+        """That of a causal objective: evaluation is on unchanged text."""
         return Causal().model_dump_json()
 
 
@@ -90,7 +90,7 @@ class Span(Objective):
     density: Number = Field(default=0.15, gt=0, lt=1)
     """Share of tokens that is taken out."""
     mean_span: Number = Field(default=3.0, ge=1)
-    """Mean length of what is taken out at one place, in tokens."""
+    """Mean length of a span, in tokens."""
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
 
@@ -159,7 +159,7 @@ class UL2(Objective):
 
 def _mixable(value: Config) -> Objective:
     objective = checked_objective(value)
-    if type(objective).build is not Objective.build:  # pyright: ignore
+    if type(objective).build is not Objective.build:
         raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
     return objective
 
@@ -172,7 +172,7 @@ class MixturePart(Config):
     objective: Annotated[
         Causal | Prefix | Masked | Span | Infill | UL2, Field(discriminator="kind"), *OPEN, AfterValidator(_mixable)
     ]
-    """What its rows ask; fill-in-the-middle acts on whole documents, before there are rows, and has a rate instead."""
+    """Objective of its rows; not fill-in-the-middle, which acts on whole documents before rows are cut."""
 
 
 class Mixture(Objective):
@@ -200,7 +200,7 @@ class Labels(Objective):
     token: Literal["first", "last"] = "first"
     """Which token of a text carries its label: the first (encoders), or the last, which alone has seen all (decoders).
 
-    Tags and answers that are places stand at their own tokens.
+    Tags and answer spans have labels at their own tokens.
     """
     balance: bool = False
     """Texts of rarer labels come as often as those of the commonest, in each pass."""
@@ -213,7 +213,7 @@ class Labels(Objective):
 
 
 class Answer(Objective):
-    """Causal on prompts and answers (`text.labels` of the kind `answer`): only what is answered counts."""
+    """Causal on prompts and answers (`text.labels` of the kind `answer`): only answers are predicted."""
 
     kind: Literal["answer"] = "answer"
 

@@ -175,7 +175,7 @@ class LabelledRows:
         places = self._tokens(pieces)
         ends = (arrays.tokens.reshape(-1)[places] == self._end) & (pieces.steps > 0)
         before = np.cumsum(ends) - ends
-        behind = before - pieces.spread(before[np.cumsum(pieces.sizes) - pieces.sizes]) >= self._ends_between
+        is_second = before - pieces.spread(before[np.cumsum(pieces.sizes) - pieces.sizes]) >= self._ends_between
         types = np.zeros_like(arrays.tokens)
-        types.reshape(-1)[places] = behind
+        types.reshape(-1)[places] = is_second
         return types

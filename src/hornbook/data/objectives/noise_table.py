@@ -89,7 +89,7 @@ def check_spans(
     *,
     document_mask: bool,
 ) -> None:
-    """Raise UsageError where spans are meant to be longer than the longest piece of text there is."""
+    """Raise UsageError where the mean span is longer than the longest piece of text."""
     longest = max(stream.tokens for stream in streams)
     if document_mask:
         ends = [np.diff(stream_ends(stream), prepend=0) for stream in streams]

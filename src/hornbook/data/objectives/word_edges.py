@@ -4,8 +4,8 @@ Words are runs of letters and digits. Chinese, Japanese, Thai, Lao, Burmese and 
 there each character is one, as in BERT's tokenizer for Chinese. Punctuation and symbols are no letters in any script.
 
 Tokens of bytes may begin or end inside a character. The parts of a character belong together, and its lead byte tells
-the script; where that lies in the token before, letters that follow are taken for the same word. A token that ends one
-character and begins another, which is a word by itself, begins a word: else such tokens would chain words together.
+the script; where that byte is in the token before, following letters count as the same word. A token that ends one
+character and starts another, which is a word by itself, starts a word: else such tokens would chain words together.
 """
 
 import re
@@ -42,7 +42,7 @@ class Edges(NamedTuple):
     begins_inside: bool
     """It continues the word before it, if that may go on."""
     ends_inside: bool
-    """The word may go on behind it."""
+    """The word may go on after it."""
 
 
 def edges_of_text(token: str) -> Edges:
@@ -53,29 +53,29 @@ def edges_of_text(token: str) -> Edges:
 
 
 def edges_of_alphabet(token: str) -> Edges:
-    """Of a token of a byte-level tokenizer, in GPT-2's alphabet of bytes; other characters stand for themselves."""
-    table = _bytes_by_letter()
+    """Of a token of a byte-level tokenizer, in GPT-2's alphabet of bytes; other characters are kept."""
+    table = _bytes_by_character()
     return edges_of_bytes(b"".join(table.get(letter, letter.encode()) for letter in token))
 
 
 def edges_of_bytes(data: bytes) -> Edges:
-    """Of a token that stands for `data`, not empty: UTF-8, perhaps cut at both ends."""
+    """Of a token whose bytes are `data`, not empty: UTF-8, perhaps cut at both ends."""
     leads = [place for place, byte in enumerate(data) if not 0x80 <= byte < _LEAST_LEAD]
     if not leads:
         return Edges(True, True)
     first, last = data[leads[0] : leads[1] if len(leads) > 1 else len(data)], data[leads[-1] :]
-    return Edges(_goes_on(last if leads[0] > 0 else first), _goes_on_behind(last))
+    return Edges(_goes_on(last if leads[0] > 0 else first), _goes_on_after(last))
 
 
-def goes_on(letter: str) -> bool:
+def goes_on(character: str) -> bool:
     """Whether a character is part of a word that other characters are part of too."""
-    point = ord(letter)
+    point = ord(character)
     if any(first <= point <= last for first, last in ALONE):
         return False
-    return letter.isalnum() or unicodedata.category(letter).startswith("M")
+    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
-def _goes_on_behind(character: bytes) -> bool:
+def _goes_on_after(character: bytes) -> bool:
     """The same for the last character of a token: of one that is cut the rest must follow."""
     return len(character) < _length(character[0]) or _goes_on(character)
 
@@ -94,5 +94,5 @@ def _length(lead: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _bytes_by_letter() -> dict[str, bytes]:
+def _bytes_by_character() -> dict[str, bytes]:
     return {letter: bytes([byte]) for byte, letter in enumerate(byte_characters())}

@@ -91,7 +91,7 @@ class Stage:
 def cap_epochs(stages: Sequence[Stage], rows: Sequence[int], epochs: float) -> tuple[list[Stage], int | None]:
     """The stages with no source drawn from more than `epochs` times its rows.
 
-    A stage begins wherever a source is used up; there the others share what it had, by their weights. Also gives the
+    A stage starts wherever a source is used up; from there the others share its draws by weight. Also returns the
     position at which all sources of a stage are used up, from which on stages are unchanged; None if there is none.
     """
     limits = np.ceil(np.round(np.array(rows) * epochs, 6)).astype(np.int64)

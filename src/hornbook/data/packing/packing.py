@@ -82,7 +82,7 @@ def best_fit(ends: Int64[np.ndarray, " documents"], sequence: int) -> Int64[np.n
     """Pack a stream's documents (END offsets, ascending) into rows of `sequence` tokens.
 
     Returns one column per piece: row, first token in the stream, length. Rows are numbered by their first piece,
-    and the pieces of a row stand in stream order.
+    and the pieces of a row are in stream order.
     """
     nothing = np.empty(0, np.int64)
     count = _cut(ends, sequence, nothing, nothing)

@@ -147,7 +147,7 @@ def _pad(rules, out, row, column, used):
 
 @compiled
 def _fill(table, rules, out, streams, segments):
-    """Write all rows; returns the total weight, or -1 where `out.damage` says what is wrong."""
+    """Write all rows; returns the total weight, or -1 for damage, which `out.damage` describes."""
     offsets, begins, sizes = segments
     total, used, sequence = np.int64(0), np.int64(0), out.tokens.shape[1]
     for row in range(streams.size):
@@ -177,7 +177,7 @@ class Rows:
     document_lengths: list[tuple[int, ...]]
     total_weight: int
     ids: np.ndarray
-    """The inputs once more, int32 [rows, sequence]."""
+    """A copy of the inputs, which is hashed: int32 [rows, sequence]."""
     pieces: np.ndarray
     """`document_lengths` of all rows one after the other, int32."""
     bounds: np.ndarray
@@ -196,7 +196,7 @@ class RowArrays(NamedTuple):
     targets: np.ndarray
     weights: np.ndarray  # float32 [rows, sequence]
     positions: np.ndarray
-    ids: np.ndarray  # int32 [rows, sequence]: the tokens once more, which are hashed
+    ids: np.ndarray  # int32 [rows, sequence]: a copy of the tokens, which is hashed
     pieces: np.ndarray  # int32: lengths of the pieces of all rows, padding among them
     bounds: np.ndarray  # int64 [rows + 1]: where those of each row begin
     used: np.ndarray  # int64 [rows]: tokens of each row, padding not counted

@@ -18,7 +18,7 @@ Prefixes = list[tuple[int, ...]]
 
 
 class ObjectiveTransform:
-    """Base of what changes causal rows of text in place."""
+    """Base of objectives' transforms: a transform changes causal rows of text in place."""
 
     dynamic: bool = True
     """Draws anew in each epoch."""

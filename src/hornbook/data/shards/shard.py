@@ -131,7 +131,7 @@ class Shard:
         self.sound[block] = 1
 
     def check_sizes(self) -> None:
-        """IntegrityError where a mapped file is shorter by now: whoever reads on is killed (SIGBUS)."""
+        """IntegrityError where a mapped file has become shorter: reading on would kill the process (SIGBUS)."""
         maps = {".bin": self.mapped, ".idx": self.mapped_ends} | (
             {} if self._labels is None else {LABELS: self._labels}
         )
