@@ -27,7 +27,8 @@ from benchmarks import report
 from hornbook.files.durable import TEMPORARY
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.diagnose.verify import check_run, compare_runs
+from hornbook.run.diagnose.compare import compare_runs
+from hornbook.run.diagnose.verify import check_run
 
 KINDS = ("time", "save", "step")
 STEPS, EVERY, BATCH = 60, 6, 512

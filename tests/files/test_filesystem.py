@@ -21,7 +21,8 @@ from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_point
 from hornbook.run.checkpoints.manifest import verify_folder, write_manifest
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.control import refuse_if_held
-from hornbook.run.diagnose.verify import check_run, differing_tensors
+from hornbook.run.diagnose.compare import differing_tensors
+from hornbook.run.diagnose.verify import check_run
 from hornbook.run.launch.launch import is_empty
 
 Failing = Callable[..., None]

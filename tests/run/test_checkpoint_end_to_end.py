@@ -16,7 +16,8 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.diagnose.verify import check_run, compare_runs
+from hornbook.run.diagnose.compare import compare_runs
+from hornbook.run.diagnose.verify import check_run
 from tests.processes import wait_until
 
 NEWEST = "step-00000012"

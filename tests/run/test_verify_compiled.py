@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.files.run_directory import RunDir
-from hornbook.run.diagnose.verify import compare_runs
+from hornbook.run.diagnose.compare import compare_runs
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.diagnose.verify import Comparison, check_run, compare_runs, differing_tensors
+from hornbook.run.diagnose.compare import Comparison, compare_runs, differing_tensors
+from hornbook.run.diagnose.verify import check_run
 
 STEPS = 6
 

@@ -9,7 +9,8 @@ from hornbook.cli.result import Result
 from hornbook.errors import Exit
 
 if TYPE_CHECKING:
-    from hornbook.run.diagnose.verify import Checkup, Comparison
+    from hornbook.run.diagnose.compare import Comparison
+    from hornbook.run.diagnose.verify import Checkup
 
 
 def verify(
@@ -24,7 +25,8 @@ def verify(
     With one run, check its ledger, checkpoints and data for damage. Exit code 0 if whole, 3 if damaged.
     """
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.diagnose.verify import check_run, compare_runs
+    from hornbook.run.diagnose.compare import compare_runs
+    from hornbook.run.diagnose.verify import check_run
 
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)

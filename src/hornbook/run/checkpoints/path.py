@@ -7,9 +7,9 @@ from pathlib import Path
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder
 from hornbook.files.run_directory import RunDir
+from hornbook.files.safetensors import PICKLE_SUFFIXES, read_header_inside
 from hornbook.run.checkpoints.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
 from hornbook.run.checkpoints.manifest import MANIFEST, Manifest, verify_folder
-from hornbook.run.checkpoints.tensor_headers import check_weights
 from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import why_foreign
 
@@ -87,6 +87,22 @@ def checkpoint_path(target: str | Path, step: int | None = None) -> Path:
         verify_folder(path)
     check_weights(path)
     return path
+
+
+def check_weights(folder: Path) -> None:
+    """IntegrityError unless the folder's weights are safetensors files; a pickle is never opened."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    if not tensors and pickles:
+        raise IntegrityError(
+            f"{folder}: the weights are in a pickle ({pickles[0]}), which can run any code when it is read; "
+            "hornbook reads safetensors only: convert the file where that is safe"
+        )
+    if not tensors:
+        raise IntegrityError(f"{folder}: there are no weights (*.safetensors) in it")
+    for name in tensors:
+        read_header_inside(folder, name)
 
 
 def _choose_checkpoint(directory: Path, step: int | None) -> Path:
