@@ -100,7 +100,9 @@ def test_what_cannot_be_decided_is_counted_and_named_and_stays(tmp_path: Path, w
 
 def test_strict_names_file_and_line(tmp_path: Path, write_rows: Write):
     data = make(tmp_path, write_rows, {"news": dated(a="2024", b="first of May")})
-    with pytest.raises(IntegrityError, match=r"source 'news': 1 documents .*news\.jsonl:2, 'first of May' is no date"):
+    with pytest.raises(
+        IntegrityError, match=r"source 'news': 1 documents .*news\.jsonl:2, 'first of May' is not a date"
+    ):
         split(data, strict=True, news=Since(date="2024"))
     split(data, strict=True)
 
@@ -207,7 +209,7 @@ def test_dates_of_toml_and_what_a_setting_may_be():
     assert Since.model_validate({"date": 2024}).date == "2024"
     moment = datetime(2024, 7, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     assert Since.model_validate({"date": moment}).date == "2024-07-01T12:00:00+02:00"
-    with pytest.raises(ValidationError, match="'soon' is no date: ISO 8601 is read"):
+    with pytest.raises(ValidationError, match="'soon' is not a date: ISO 8601 is read"):
         Since(date="soon")
     with pytest.raises(ValidationError, match="leave out `split`, or `later`"):
         SourceConfig(paths=["a"], split="train", later=Newest(share=0.1))

@@ -129,7 +129,7 @@ def test_probabilities_that_leave_no_word(probability: float):
 
 
 def test_labels_are_refused():
-    with pytest.raises(ValidationError, match=r"with text\.labels, no bpe_dropout"):
+    with pytest.raises(ValidationError, match=r"with text\.labels, leave out bpe_dropout"):
         TextConfig(labels=ClassLabels(labels=["no", "yes"]), bpe_dropout=0.1)
 
 

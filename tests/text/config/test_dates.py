@@ -57,5 +57,5 @@ def test_one_moment_in_any_zone(text: str):
     ],
 )
 def test_anything_else_is_an_error_that_shows_it(text: str):
-    with pytest.raises(ValueError, match="is no date"):
+    with pytest.raises(ValueError, match="is not a date"):
         interval(text)

@@ -63,7 +63,7 @@ OWN = PythonStepConfig(call="tests.text.refinery.test_engine:own_step")
 
 
 def test_edits_come_first_and_names_are_unique():
-    with pytest.raises(ValidationError, match="step 'normalize' stands too late"):
+    with pytest.raises(ValidationError, match="step 'normalize' comes too late"):
         TextConfig(steps=[DropEmptyConfig(), NormalizeConfig()])
     with pytest.raises(ValidationError, match="two steps are named 'python'"):
         TextConfig(steps=[OWN, OWN])
@@ -167,7 +167,7 @@ def test_the_code_of_a_package_is_read_where_it_is_imported_from(tmp_path: Path,
 
 def test_a_name_that_another_measurement_has_is_refused():
     steps = [DropEmptyConfig(), LanguageConfig(name="text", detector="script")]
-    with pytest.raises(UsageError, match="step 'text': 'text' is what another step measures"):
+    with pytest.raises(UsageError, match="step 'text': 'text' is measured by another step"):
         build(steps)
 
 
@@ -227,7 +227,7 @@ def test_more_reasons_than_a_byte_can_name():
     reasons, _ = judge(steps, texts)
     names = [f"{prefix}reason {number}" for prefix in ("", "b: ", "c: ") for number in range(200)]
     assert reasons == [*names, *["kept"] * 10]
-    with pytest.raises(UsageError, match="step 'many' has 256 reasons to drop documents: 255 is most"):
+    with pytest.raises(UsageError, match="step 'many' has 256 reasons to drop documents, more than 255"):
         build([ManyReasonsConfig(count=256)])
     with pytest.raises(ValidationError, match="at most 255 items"):
         TextConfig(steps=[DropEmptyConfig(name=f"n{number}") for number in range(256)])

@@ -17,9 +17,9 @@ _TIME = re.compile(r"(?:\d{4}-\d{2}-\d{2}|\d{8})[Tt ]\d{2}.*", re.ASCII)
 
 
 def interval(text: str) -> tuple[int, int]:
-    """[begin, end) of the time that a date means, in microseconds from 1970 in UTC; a time of day is one microsecond.
+    """[begin, end) of a date, in microseconds from 1970 in UTC; a time of day is one microsecond.
 
-    YYYY, YYYY-MM, YYYY-MM-DD, YYYYMMDD, and days with a time behind `T` or a blank. Raises ValueError.
+    YYYY, YYYY-MM, YYYY-MM-DD, YYYYMMDD, and days with a time after `T` or a space. Raises ValueError.
     """
     text = text.strip()
     try:
@@ -31,12 +31,12 @@ def interval(text: str) -> tuple[int, int]:
             begin = _microseconds(datetime.fromisoformat(text))
             return begin, begin + 1
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{_short(text)} is no date: {error}") from None
-    raise ValueError(f"{_short(text)} is no date: ISO 8601 is read, such as 2024, 2024-07-01, 2024-07-01T12:00Z")
+        raise ValueError(f"{_short(text)} is not a date: {error}") from None
+    raise ValueError(f"{_short(text)} is not a date: ISO 8601 is read, such as 2024, 2024-07-01, 2024-07-01T12:00Z")
 
 
 def spell(moment: int) -> str:
-    """A moment as people read it, in UTC."""
+    """A moment in ISO 8601, in UTC."""
     return (_EPOCH + moment * _MICROSECOND).replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -63,7 +63,7 @@ def _short(text: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """TOML knows dates, and a year is a number."""
+    """Dates of TOML, and years as numbers."""
     if isinstance(value, date):
         return value.isoformat()
     return str(value) if type(value) is int else value
@@ -75,7 +75,7 @@ def _checked(value: str) -> str:
 
 
 Date = Annotated[str, BeforeValidator(_as_text), AfterValidator(_checked)]
-"""As ISO 8601 writes it: a year, a month, a day, or a time; without a zone it is meant in UTC."""
+"""A year, a month, a day or a time in ISO 8601; without a zone in UTC."""
 
 
 class Since(Config):
@@ -83,11 +83,11 @@ class Since(Config):
 
     kind: Literal["since"] = "since"
     date: Date
-    """2024, 2024-07, 2024-07-01 or 2024-07-01T12:00+02:00; what was written in that very moment is held out."""
+    """2024, 2024-07, 2024-07-01 or 2024-07-01T12:00+02:00; documents of that moment are held out."""
 
 
 class Newest(Config):
-    """The newest documents; those of one moment stay together, so there may be fewer."""
+    """The newest documents; those of one moment are not separated, so there may be fewer."""
 
     kind: Literal["newest"] = "newest"
     share: float = Field(gt=0, lt=1)

@@ -1,4 +1,4 @@
-"""Configuration of labelled sets: which fields of a row hold text, and which what is to be learned from it.
+"""Configuration of labelled sets: the fields of a row with text, and those with its labels.
 
 One data folder has labels of one kind. Kinds of labels have the names of the heads that learn them
 (`model.head.kind`); `answer` is for language models.
@@ -18,9 +18,9 @@ def _distinct(names: list[str]) -> None:
 
 
 MOST_NAMES = 10_000
-"""Labels that a data folder may have; numbers and texts have more."""
+"""Most names of labels in a data folder."""
 CANDIDATES = ("copa", "multirc", "record")
-"""Layouts whose rows are questions with candidates, each of which becomes a pair that is right (1) or wrong (0)."""
+"""Layouts whose rows are questions with candidates, each of which gives a pair, right (1) or wrong (0)."""
 
 
 class ClassLabels(Config):
@@ -37,7 +37,7 @@ class ClassLabels(Config):
     layout: Literal["rows", "copa", "wic", "multirc", "record"] = Field(
         default="rows", exclude_if=lambda layout: layout == "rows"
     )
-    """Of which fields pairs are made: the three below, or those of a set of SuperGLUE, with two labels."""
+    """Fields of the pairs: the three below, or those of a set of SuperGLUE, with two labels."""
     text: str = "text"
     """Column or key of the text."""
     pair: str | None = None
@@ -57,7 +57,7 @@ class ClassLabels(Config):
         if self.layout != "rows" and (len(self.labels) != 2 or self.multiple):
             raise ValueError(f"layout {self.layout!r} has two labels, wrong and right: for example ['no', 'yes']")
         if self.layout != "rows" and (self.text, self.pair, self.label) != ("text", None, "label"):
-            raise ValueError(f"layout {self.layout!r} knows its fields: leave out text, pair and label")
+            raise ValueError(f"layout {self.layout!r} has fields of its own: leave out text, pair and label")
         return self
 
 
@@ -113,16 +113,16 @@ class AnswerLabels(Config):
 
     kind: Literal["answer"] = "answer"
     prompt: str = "prompt"
-    """Column or key of what is given."""
+    """Column or key of the prompt."""
     answer: str = "answer"
-    """Column or key of what is to be written."""
+    """Column or key of the answer."""
     template: str = "{prompt}"
-    """What a model reads: `{prompt}` stands for the prompt, for example "Translate to German: {prompt}"."""
+    """The model's input, with `{prompt}` for the prompt, for example "Translate to German: {prompt}"."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.template.count("{prompt}") != 1:
-            raise ValueError("a template has `{prompt}` exactly once")
+            raise ValueError("a template needs `{prompt}` exactly once")
         return self
 
 
@@ -132,7 +132,7 @@ LabelsConfig = Annotated[
 
 
 def has_answers(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> bool:
-    """Whether more is stored of each document: the text that holds the answer or offers one, and all right answers."""
+    """Whether a document also stores the text with the answer or the candidate, and all right answers."""
     return isinstance(config, SpanLabels) or (isinstance(config, ClassLabels) and config.layout in CANDIDATES)
 
 

@@ -21,10 +21,10 @@ Number = Annotated[Count, Field(ge=0)]
 
 
 class CountsWords(DecisionConfig):
-    """What decisions that count words have."""
+    """Settings of decisions that count words."""
 
     words: Words = "whitespace"
-    """What a word is: what stands between blanks; or runs of letters and digits; or these, and each ideograph alone."""
+    """Definition of a word: runs without whitespace; runs of letters and digits; these, with each ideograph alone."""
 
 
 class GopherQualityConfig(CountsWords):
@@ -33,29 +33,29 @@ class GopherQualityConfig(CountsWords):
     kind: Literal["gopher_quality"] = "gopher_quality"
     step = "quality.rules:Rules"
     min_words: Number | None = 50
-    """Least words that are more than symbols."""
+    """Least number of words that are more than symbols."""
     max_words: Number | None = 100_000
-    """Most of them."""
+    """Most of these words."""
     min_word_length: Share | None = 3.0
-    """Least characters of a word in the mean, symbols left out."""
+    """Least mean length of these words, in characters."""
     max_word_length: Share | None = 10.0
-    """Most of them."""
+    """Greatest mean length."""
     max_hashes: Share | None = 0.1
-    """Most hash signs for each word."""
+    """Most hash signs per word."""
     max_ellipses: Share | None = 0.1
-    """Most ellipses for each word."""
+    """Most ellipses per word."""
     max_bullet_lines: Share | None = 0.9
-    """Most of the lines that begin with a bullet or hyphen."""
+    """Largest share of lines that begin with a bullet or hyphen."""
     max_ellipsis_lines: Share | None = 0.3
-    """Most of the lines that end in an ellipsis."""
+    """Largest share of lines that end in an ellipsis."""
     min_alphabetic_words: Share | None = 0.8
-    """Least of the words that have a letter."""
+    """Least share of words with a letter."""
     min_stop_words: Number | None = 2
-    """Least different stop words of one language."""
+    """Least number of different stop words of one language."""
     stop_words: dict[str, list[str]] = Field(
         default_factory=lambda: {"en": list(STOP_WORDS)}, min_length=1, max_length=64
     )
-    """Language -> its stop words, as they are written; name every language that is to stay."""
+    """Language -> its stop words, in the case they are written in; name every language to keep."""
 
 
 class GopherRepetitionConfig(CountsWords):
@@ -64,21 +64,21 @@ class GopherRepetitionConfig(CountsWords):
     kind: Literal["gopher_repetition"] = "gopher_repetition"
     step = "quality.rules:Rules"
     max_duplicate_paragraphs: Share | None = 0.3
-    """Most of the paragraphs (between empty lines) that were there before."""
+    """Largest share of paragraphs (between empty lines) that are repeated."""
     max_duplicate_paragraph_characters: Share | None = 0.2
-    """Most of the characters in such."""
+    """Largest share of characters in repeated paragraphs."""
     max_duplicate_lines: Share | None = 0.3
-    """Most of the lines that were there before."""
+    """Largest share of lines that are repeated."""
     max_duplicate_line_characters: Share | None = 0.2
-    """Most of the characters in such."""
+    """Largest share of characters in repeated lines."""
     max_top_2_gram: Share | None = 0.2
-    """Most of the characters in the most frequent pair of words."""
+    """Largest share of characters in the most frequent pair of words."""
     max_top_3_gram: Share | None = 0.18
     """In the most frequent 3 words."""
     max_top_4_gram: Share | None = 0.16
     """In the most frequent 4 words."""
     max_duplicate_5_grams: Share | None = 0.15
-    """Most of the characters in 5 words in a row that were there before."""
+    """Largest share of characters in repeated runs of 5 words."""
     max_duplicate_6_grams: Share | None = 0.14
     """In 6 words."""
     max_duplicate_7_grams: Share | None = 0.13
@@ -92,25 +92,25 @@ class GopherRepetitionConfig(CountsWords):
 
 
 class C4LinesConfig(EditConfig):
-    """Edit: C4's rules for lines. What stays is trimmed and joined; `c4` judges it.
+    """Edit: C4's rules for lines. The other lines are trimmed and joined; `c4` decides about the document.
 
-    Lines with `lorem ipsum` or a curly bracket stay where those make `c4` drop the document: they are its evidence.
+    Lines with `lorem ipsum` or a curly bracket are kept, because `c4` drops documents for them.
     """
 
     kind: Literal["c4_lines"] = "c4_lines"
     step = "quality.c4:C4Lines"
     max_word_length: Number | None = 1000
-    """Lines with a longer word go."""
+    """Lines with a longer word are removed."""
     citations: bool = True
     """Remove `[1]`, `[edit]` and `[citation needed]` from lines."""
     endings: str = ".?!\"'"
-    """Lines that do not end in one of these go, and those that end in `...`; "" keeps all."""
+    """Lines that end in none of these, or in `...`, are removed; "" keeps all."""
     min_words: Number = 3
-    """Lines with fewer words between blanks go."""
+    """Lines with fewer words between whitespace are removed."""
     javascript: bool = True
-    """Lines that name JavaScript go."""
+    """Remove lines that mention JavaScript."""
     policies: list[str] = Field(default_factory=lambda: list(POLICY))
-    """Lines with one of these phrases (in lower case) go."""
+    """Lines with one of these phrases (in lower case) are removed."""
 
 
 class C4Config(DecisionConfig):
@@ -123,7 +123,7 @@ class C4Config(DecisionConfig):
     curly_bracket: bool = True
     """Drop documents with `{`, which is code more often than prose."""
     min_sentences: Number | None = 5
-    """Least sentences: a line is at least one, if it has a word."""
+    """Least number of sentences; a line with a word is at least one."""
     terminals: str = ""
     """Characters that end a sentence; by default those of all scripts."""
 
@@ -134,23 +134,23 @@ class MC4Config(DecisionConfig):
     kind: Literal["mc4"] = "mc4"
     step = "quality.rules:Rules"
     min_line_length: Number | None = 200
-    """Three lines must have so many characters."""
+    """Three lines must have at least this many characters."""
 
 
 class FineWebConfig(CountsWords):
-    """Decision: what FineWeb added, in the order of these keys; lines are those with a character to see."""
+    """Decision: FineWeb's additional rules, in the order of these keys; empty lines are ignored."""
 
     kind: Literal["fineweb"] = "fineweb"
     step = "quality.rules:Rules"
     min_terminal_lines: Share | None = 0.12
-    """Least of the lines that end in a terminal mark."""
+    """Least share of lines that end in a terminal mark."""
     max_short_lines: Share | None = 0.67
-    """Most of the lines that are short."""
+    """Largest share of short lines."""
     max_duplicate_characters: Share | None = 0.01
-    """Most of the characters in lines that were there before."""
+    """Largest share of characters in repeated lines."""
     max_newlines: Share | None = 0.3
-    """Most newlines for each word."""
+    """Most newlines per word."""
     terminals: str = ""
     """Terminal marks; by default those of all scripts."""
     short_line: Number = 30
-    """Characters of the longest short line."""
+    """Most characters of a short line."""

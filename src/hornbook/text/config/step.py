@@ -1,4 +1,4 @@
-"""What the configurations of all steps of the refinery share. A step is an edit, a decision or a cut."""
+"""The base of all configurations of steps of the refinery. A step is an edit, a decision or a cut."""
 
 import importlib
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,7 @@ from hornbook.text.config.modules import code_of
 NAME = r"^[a-z][a-z0-9_]*$"
 
 Words = Literal["whitespace", "unicode", "cjk"]
-"""What a word is: what stands between whitespace; runs of letters and digits; these, and each ideograph alone."""
+"""Definitions of a word: a run without whitespace; a run of letters and digits; these, with each ideograph alone."""
 
 
 class StepConfig(Config):

@@ -18,27 +18,27 @@ class SourceConfig(Config):
     paths: list[str] = Field(min_length=1)
     """Files, folders, globs or fsspec URLs, `hf://datasets/...` too; docs/sources.md lists what is read."""
     layout: Literal["auto", "arxiv", "gutenberg"] = "auto"
-    """What an ending does not tell: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
+    """Formats that endings do not show: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
     reader: str | None = Field(default=None, pattern=IMPORT_PATH, exclude_if=lambda reader: reader is None)
     """`package.module:function` that reads the files, whatever their endings (docs/sources.md)."""
     text_field: str = "text"
     """Column or key that holds the text (jsonl, json, csv, parquet, arrow); `a.b` is key b within a."""
     id_field: str = "id"
-    """Column or key that names the document; where a row lacks it, path and row number do."""
+    """Column or key of the document's id; by default path and row number."""
     licence_field: str = "license"
-    """Column or key that says under which licence the document is."""
+    """Column or key of the document's licence."""
     url_field: str = "url"
-    """Column or key that says where the document comes from."""
+    """Column or key of the URL that the document comes from."""
     date_field: str = "date"
-    """Column or key that says when the document was written or fetched."""
+    """Column or key of the date on which the document was written or fetched."""
     licence: str = ""
-    """Licence of documents that do not say their own."""
+    """Licence of documents without one."""
     date: str = ""
-    """Date of documents that do not say their own."""
+    """Date of documents without one."""
     split: Literal["train", "validation"] | None = Field(default=None, exclude_if=lambda split: split is None)
-    """All documents go there, as labelled sets are published; without it `text.validation` decides."""
+    """Split of all documents, for sets published with splits; by default `text.validation` decides."""
     later: Later | None = Field(default=None, exclude_if=lambda later: later is None)
-    """Documents that are held out by their dates, as the source NAME@later; of the others `text.validation` decides."""
+    """Documents held out by their dates, as the source NAME@later; `text.validation` decides about the others."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -54,7 +54,7 @@ class SourceConfig(Config):
 
 
 class NormalizeConfig(EditConfig):
-    """Edit: Unicode normalisation, line ends to LF, control characters (NUL too) removed."""
+    """Edit: normalise Unicode, set line ends to LF, remove control characters (NUL too)."""
 
     kind: Literal["normalize"] = "normalize"
     step = "steps.basics:Normalize"
@@ -70,14 +70,14 @@ class DropEmptyConfig(DecisionConfig):
 
 
 class ExactDedupConfig(DecisionConfig):
-    """Decision over all documents: keep the first of each group with the same 128-bit hash of the edited text."""
+    """Decision over all documents: keep the first of those with the same 128-bit hash of the edited text."""
 
     kind: Literal["exact_dedup"] = "exact_dedup"
     step = "steps.basics:ExactDedup"
 
 
 class ExcludeConfig(DecisionConfig):
-    """Decision: drop documents by name. `text.exclude` makes one, behind all others: duplicates of its own are gone."""
+    """Decision: drop documents by name. `text.exclude` adds one after all others, so that duplicates are gone too."""
 
     kind: Literal["exclude"] = "exclude"
     step = "steps.basics:Exclude"
@@ -86,15 +86,15 @@ class ExcludeConfig(DecisionConfig):
 
 
 class PythonStepConfig(EditConfig):
-    """Edit: a function of your own. It gets a `Document` and gives one, or its new text, or None to drop it."""
+    """Edit: a function of your own. It takes a `Document` and returns one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
     step = "steps.python_step:PythonStep"
     call: str = Field(pattern=IMPORT_PATH)
-    """`package.module:function`, imported in every worker; same document, same answer, or runs cannot be repeated."""
+    """`package.module:function`, imported in every worker; its result must depend on the document alone."""
 
     def reads(self) -> list[str]:
-        """The files of the module and of its own imports, where they can be found: other code makes another corpus."""
+        """The files of the module and of what it imports from its place: other code gives another corpus."""
         return [str(path) for path in code_of(self.call.partition(":")[0])]
 
 
@@ -103,7 +103,7 @@ ORDER = (EditConfig, DecisionConfig, CutConfig)
 
 
 def _is_step(step: Any) -> Any:
-    """A class from outside the package is checked when it is used."""
+    """Checks a class from outside the package."""
     if not isinstance(step, ORDER):
         raise ValueError(f"{type(step).__name__} is no step: it must be an EditConfig, a DecisionConfig or a CutConfig")
     return step
@@ -165,22 +165,22 @@ Kind = TypeVar("Kind", bound=str)
 
 
 class Trained(Config, Generic[Kind]):
-    """What all tokenizers that are trained have."""
+    """Settings of all tokenizers that are trained."""
 
     kind: Kind
     vocab: Count = Field(default=16384, ge=257, le=2**31 - 1)
-    """Size of the vocabulary, special tokens included; a little less where there is too little text."""
+    """Size of the vocabulary, with special tokens; a little smaller where there is too little text."""
     train_bytes: Count = Field(default=256_000_000, gt=0)
-    """How much text the trainer reads at most; documents are taken evenly over the corpus."""
+    """Most text that the trainer reads; documents are sampled evenly over the corpus."""
     objectives: list[Objective] = Field(default_factory=lambda: ["causal"])
-    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
+    """Training objectives of models with this tokenizer: the vocabulary has their special tokens."""
     sentinels: Count = Field(default=100, ge=1, le=10_000)
-    """How many sentinels there are for `span` and `ul2`: at least as many as a sample has spans."""
+    """Number of sentinels for `span` and `ul2`: at least the number of spans in a sample."""
 
     always: ClassVar[tuple[str, ...]]
     """Roles that this kind has for any objective, in the order of their ids."""
     basis: ClassVar[int] = 256
-    """How many other tokens are there for any text: the bytes."""
+    """Number of other tokens that any text may need: the bytes."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class Trained(Config, Generic[Kind]):
 
     @property
     def special_count(self) -> int:
-        """How many ids are special."""
+        """Number of special ids."""
         return len(self.roles) + ("sentinels" in self.roles) * (self.sentinels - 1)
 
     @model_validator(mode="after")
@@ -211,27 +211,27 @@ class BPE(Trained[Literal["bpe"]]):
 
 
 class WordPiece(Trained[Literal["wordpiece"]]):
-    """Train a WordPiece tokenizer as BERT's: it keeps words, not blanks or (uncased) capitals and accents."""
+    """Train a WordPiece tokenizer as BERT's: it keeps words, but not whitespace, nor (uncased) capitals and accents."""
 
     kind: Literal["wordpiece"] = "wordpiece"
     always = ("pad", "unk", "cls", "sep")
     basis = 0
     objectives: list[Objective] = Field(default_factory=lambda: ["masked"])
-    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
+    """Training objectives of models with this tokenizer: the vocabulary has their special tokens."""
     lowercase: bool = True
     """Fold capitals and strip accents (BERT uncased)."""
 
 
 class Unigram(Trained[Literal["unigram"]]):
-    """Train a unigram tokenizer as T5's that loses nothing: blanks stay, rare letters are spelled in bytes."""
+    """Train a unigram tokenizer as T5's, but lossless: whitespace stays, rare characters are spelled in bytes."""
 
     kind: Literal["unigram"] = "unigram"
     always = ("pad", "end", "unk")
     basis = 276
     train_bytes: Count = Field(default=32_000_000, gt=0)
-    """How much text the trainer reads at most; it takes some seconds per MB (more where words have no blanks)."""
+    """Most text that the trainer reads; it takes some seconds per MB (more in scripts without spaces)."""
     objectives: list[Objective] = Field(default_factory=lambda: ["span"])
-    """What models with this tokenizer will be trained on: the vocabulary holds the special tokens for it."""
+    """Training objectives of models with this tokenizer: the vocabulary has their special tokens."""
 
 
 class TokenizerFile(Config):
@@ -239,7 +239,7 @@ class TokenizerFile(Config):
 
     kind: Literal["file"] = "file"
     path: str
-    """A `tokenizer.json`, or a folder that holds one."""
+    """A `tokenizer.json`, or a folder with one."""
     end_of_text: str | None = None
     """The token that delimits documents; by default the file's `<|endoftext|>`, `</s>`, `<eos>` or the like."""
 
@@ -253,13 +253,13 @@ class TextConfig(Config):
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
     """Named sources; `hornbook prepare PATH...` makes one per path."""
     labels: LabelsConfig | None = Field(default=None, exclude_if=lambda labels: labels is None)
-    """What is to be learned from the rows of a labelled set, and which fields hold it; by default rows are text."""
+    """Labels of a labelled set, and the fields that hold them; by default rows are text."""
     steps: list[AnyStep] = Field(
         default_factory=lambda: [NormalizeConfig(), DropEmptyConfig(), ExactDedupConfig()], max_length=255
     )
-    """Steps of cleaning, in this order: edits of the text first, then decisions on what to drop, then cuts."""
+    """Steps of the refinery, in order: edits of the text first, then decisions about documents, then cuts."""
     exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
-    """Ids or origins (`path:row`) of documents to leave out, with all that fall to them as duplicates."""
+    """Ids or origins (`path:row`) of documents to leave out, with their duplicates."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
     max_document_bytes: Count = Field(default=16 * 2**20, ge=1024)
@@ -267,7 +267,7 @@ class TextConfig(Config):
     shard_bytes: Count = Field(default=256 * 2**20, gt=0)
     """Text per document shard; a shard is the unit of work and of resuming."""
     tokenizer: TokenizerConfig = BPE()
-    """How text becomes tokens."""
+    """The tokenizer."""
     validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1, exclude_if=lambda probability: not probability)
@@ -277,7 +277,7 @@ class TextConfig(Config):
 
     @property
     def all_steps(self) -> list[StepConfig]:
-        """The steps, and behind the last decision the one that leaves out what `exclude` names."""
+        """The steps, with one after the last decision that drops the documents in `exclude`."""
         cuts = [step for step in self.steps if isinstance(step, CutConfig)]
         others = [step for step in self.steps if not isinstance(step, CutConfig)]
         return [*others, *([ExcludeConfig(documents=self.exclude)] if self.exclude else []), *cuts]
@@ -288,7 +288,9 @@ class TextConfig(Config):
             kind = self.tokenizer.kind
             raise ValueError(f"bpe_dropout leaves out merges, and a {kind} tokenizer has none: leave out bpe_dropout")
         if self.bpe_dropout and self.labels is not None:
-            raise ValueError("labels stand at tokens as the tokenizer makes them: with text.labels, no bpe_dropout")
+            raise ValueError(
+                "labels belong to tokens as the tokenizer makes them: with text.labels, leave out bpe_dropout"
+            )
         return self
 
     @model_validator(mode="after")
@@ -299,7 +301,7 @@ class TextConfig(Config):
             if not isinstance(step, NormalizeConfig | DropEmptyConfig | ExactDedupConfig)
         ]
         if self.labels is not None and odd:
-            raise ValueError(f"step {odd[0]!r} may move or cut what labels stand at: with text.labels, leave it out")
+            raise ValueError(f"step {odd[0]!r} may move or cut labelled text: with text.labels, leave it out")
         named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
         if self.labels is not None and named:
             raise ValueError(
@@ -312,10 +314,10 @@ class TextConfig(Config):
         ranks = [next(rank for rank, kind in enumerate(ORDER) if isinstance(step, kind)) for step in self.steps]
         for before, after, step in zip(ranks, ranks[1:], self.steps[1:], strict=False):
             if after < before:
-                raise ValueError(f"step {step.label!r} stands too late: edits come first, then decisions, then cuts")
+                raise ValueError(f"step {step.label!r} comes too late: edits come first, then decisions, then cuts")
         labels = [step.label for step in self.steps]
         if "kept" in labels:
-            raise ValueError("no step can be named 'kept': so are the documents that none drops")
+            raise ValueError("no step can be named 'kept': that is the reason of documents that no step drops")
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice:
             raise ValueError(f"two steps are named {twice!r}: give one of them a `name` of its own")

@@ -70,7 +70,7 @@ def _check_reasons(steps: Sequence[Step]) -> None:
     owners: dict[str, str] = {}
     for step in steps:
         if (count := len(step.reasons)) > MOST_REASONS:
-            raise UsageError(f"step {step.name!r} has {count} reasons to drop documents: {MOST_REASONS} is most")
+            raise UsageError(f"step {step.name!r} has {count} reasons to drop documents, more than {MOST_REASONS}")
         for reason in step.reasons:
             if owners.setdefault(reason, step.name) != step.name:
                 raise UsageError(
@@ -84,7 +84,5 @@ def _measurers(steps: Sequence[MeasuringStep]) -> list[Measurer]:
     for step in steps:
         for each in step.measurers:
             if type(found.setdefault(each.name, each)) is not type(each):
-                raise UsageError(
-                    f"step {step.name!r}: {each.name!r} is what another step measures: give it another name"
-                )
+                raise UsageError(f"step {step.name!r}: {each.name!r} is measured by another step: give it another name")
     return list(found.values())

@@ -115,7 +115,10 @@ WRONG = [
     ({"groups": GROUPS}, "attributes: Field required"),
     ({"groups": [], "attributes": {}}, "groups: Input should be a valid dictionary"),
     ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "atributes: Extra inputs are not permitted"),
-    ({"groups": GROUPS, "attributes": {f"n{n}": [f"z{n}"] for n in range(250)}}, "are 502 counts a document: 500 is"),
+    (
+        {"groups": GROUPS, "attributes": {f"n{n}": [f"z{n}"] for n in range(250)}},
+        "are 502 counts per document, more than 500",
+    ),
     ([], "Input should be a valid dictionary"),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.text.config.duplicates import DecontaminateConfig
 from hornbook.text.refinery.dedup.decontaminate import Decontaminate
+from hornbook.text.refinery.scores.curve import thresholds
 from tests.text.refinery.duplicates import documents_of
 from tests.text.refinery.running import least_seconds
 
@@ -63,7 +64,7 @@ def step_of(*paths: Path, **settings: Any) -> Decontaminate:
 
 
 def measured(step: Decontaminate, texts: list[str]) -> dict[str, np.ndarray]:
-    return {f"{step.name}.{name}": column for name, column in step.measurers[0].measure(documents_of(texts)).items()}
+    return {f"{step.name}.{name}": column for name, column in step.measure(documents_of(texts)).items()}
 
 
 def made_corpus(seed: int) -> tuple[list[str], list[str]]:
@@ -105,6 +106,11 @@ def test_whole_items_are_found_and_named_in_every_language(tmp_path: Path) -> No
     assert columns["decontaminate.item"].tolist() == [f"{file}:{number + 1}" for number in range(len(items))]
     clean = [sentence(rng, stock, 300) for stock in STOCKS.values()]
     assert not step.decide(measured(step, clean)).any()
+
+
+def test_only_what_is_compared_with_columns_is_a_threshold(tmp_path: Path) -> None:
+    step = step_of(write_items(tmp_path / "test.jsonl", [{"text": "word " * 8}]))
+    assert thresholds(step) == {"max_hits": 0, "max_share": 0.3}
 
 
 def test_templates_do_not_count(tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ def kept_texts(data: Path, source: str) -> list[str]:
     return [text for path in paths for text in pq.read_table(path)["text"].to_pylist()]
 
 
+def killed_before_decide(monkeypatch: pytest.MonkeyPatch, config: TextConfig, data: Path) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "decide", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            prepare(config, data, workers=1)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path, write_rows: Write, make_texts: Make) -> TextConfig:
     """Two sources in three formats; duplicates within and across them, damage, blank lines."""
@@ -160,10 +167,7 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
 
 @pytest.mark.usefixtures("many_tasks")
 def test_finished_tasks_are_not_done_again(tmp_path: Path, corpus: TextConfig, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(room, "decide", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            prepare(corpus, tmp_path / "data", workers=1)
+    killed_before_decide(monkeypatch, corpus, tmp_path / "data")
     work = tmp_path / "data" / "work"
     before = {path.name: path.stat().st_mtime_ns for path in work.glob("measured-*.parquet")}
     after: dict[str, int] = {}
@@ -181,10 +185,7 @@ def test_finished_tasks_are_not_done_again(tmp_path: Path, corpus: TextConfig, m
 def test_an_input_that_changed_while_stopped_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with monkeypatch.context() as patched:
-        patched.setattr(room, "decide", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            prepare(config_of(s=path), tmp_path / "data")
+    killed_before_decide(monkeypatch, config_of(s=path), tmp_path / "data")
     path.write_text("newer")
     prepare(config_of(s=path), tmp_path / "data")
     assert kept_texts(tmp_path / "data", "s") == ["newer"]
@@ -349,10 +350,7 @@ def test_strict_stops_at_the_first_damaged_row(tmp_path: Path, corpus: TextConfi
 def test_strict_sees_what_an_earlier_run_had_measured(
     tmp_path: Path, corpus: TextConfig, monkeypatch: pytest.MonkeyPatch
 ):
-    with monkeypatch.context() as patched:
-        patched.setattr(room, "decide", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            prepare(corpus, tmp_path / "data")
+    killed_before_decide(monkeypatch, corpus, tmp_path / "data")
     with pytest.raises(IntegrityError, match=r"a\.jsonl:63"):
         prepare(corpus.model_copy(update={"strict": True}), tmp_path / "data")
 
@@ -447,7 +445,7 @@ def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfi
         prepare_share(corpus, data, "decide")
     for share in shares:
         prepare_share(corpus, data, "measure", share)
-    with pytest.raises(UsageError, match="let `--phase decide` end first"):
+    with pytest.raises(UsageError, match="run `--phase decide` first"):
         prepare_share(corpus, data, "write", shares[0])  # jobs that all decide would share one scratch folder
     for phase in ("measure", "decide", "write"):
         for share in reversed(shares) if phase != "decide" else [WHOLE]:

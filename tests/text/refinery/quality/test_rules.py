@@ -17,9 +17,9 @@ from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.words import characters
 from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds
 from tests.text.refinery import plain_rules as plain
-from tests.text.refinery.running import least_seconds
+from tests.text.refinery.running import columns_of, least_seconds
 
-SYMBOLS, TERMINALS = characters._SYMBOLS, characters.sentence_terminals()
+SYMBOLS, TERMINALS = characters._RANGES["symbols"], characters.sentence_terminals()
 SHORT = """the be of and a aa ab b und die -- - . .. ... # 1 12 x. y! z? % "q" javascript { [1] [edit] \u2026 \u2022
 [\u0663] \u0130 e\u0301 \u65e5\u672c \u304b \U0001f600 \u3002 \uff1f \u06d4 \u061d \u200b \0"""
 LONG = ("lorem ipsum", "Lorem Ipsum", "cookie policy", "coo\u212aie policy", "w" * 31, "v" * 1001)
@@ -53,10 +53,7 @@ def make_texts(seed: int, count: int) -> list[str]:
 
 
 def decide(step: Rules, texts: list[str]) -> np.ndarray:
-    documents = [Document(text, str(number), "s") for number, text in enumerate(texts)]
-    (measurer,) = step.measurers
-    columns = measurer.measure(documents)
-    return step.decide({f"{measurer.name}.{name}": values for name, values in columns.items()})
+    return step.decide(columns_of(step.config, texts))
 
 
 def keys_of(step: Rules, texts: list[str]) -> list[str]:

@@ -56,8 +56,8 @@ def read_terms(path: Path) -> MentionTerms:
     groups, attributes = len(terms.groups), len(terms.attributes)
     if (count := groups * (1 + attributes)) > MOST_COLUMNS:
         raise UsageError(
-            f"{path}: {groups} groups with {attributes} attributes are {count} counts a document: "
-            f"{MOST_COLUMNS} is most, so divide them among files, for steps with names of their own"
+            f"{path}: {groups} groups with {attributes} attributes are {count} counts per document, "
+            f"more than {MOST_COLUMNS}: divide them among files, for steps with names of their own"
         )
     return terms
 

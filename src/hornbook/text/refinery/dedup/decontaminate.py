@@ -38,6 +38,7 @@ class Decontaminate(Decision):
 
     reasons = ("test item", "altered test item")
     columns = {"hits": "int64", "share": "float64", "item": "str"}  # noqa: RUF012 - read only
+    fixed = ("ngram", "fuzzy_ngram", "min_words")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -89,7 +90,7 @@ def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndar
             items.setdefault(words.tobytes(), name)
     if not items:
         raise UsageError(
-            f"decontaminate: {', '.join(step.paths)} hold no item of {step.min_words} words or more; "
+            f"decontaminate: {', '.join(step.paths)} have no item of {step.min_words} words or more; "
             "see its fields and min_words"
         )
     return list(items.values()), [np.frombuffer(words, np.uint64) for words in items]

@@ -116,23 +116,23 @@ class _Runs:
     def merged(self, budget: int) -> Iterator[np.ndarray]:
         """All records, in chunks. A block of each run is in memory: a fifth of the budget, as sorting takes copies."""
         rows = max(budget // (5 * 8 * self._width * len(self.sizes)), 16)
-        runs = [
-            self._blocks(end - size, end, rows) for end, size in zip(accumulate(self.sizes), self.sizes, strict=True)
-        ]
-        nothing = np.empty((0, self._width), np.uint64)
+        ends = list(accumulate(self.sizes))
+        runs = [self._blocks(end - size, end, rows) for end, size in zip(ends, self.sizes, strict=True)]
+        nothing = np.empty(0, np.uint64), np.empty((0, self._width), np.uint64)
         blocks = [next(run, nothing) for run in runs]
-        while any(map(len, blocks)):
+        while any(len(keys) for keys, _ in blocks):
             # Unread records come after the last record of their run's block: all up to the least of these is complete.
-            key, least = min((block[-1, 0], run) for run, block in enumerate(blocks) if len(block))
+            last, least = min((keys[-1], run) for run, (keys, _) in enumerate(blocks) if len(keys))
             found = []
-            for run, block in enumerate(blocks):
-                end = np.searchsorted(block[:, 0], key, "right" if run <= least else "left")
-                found.append(block[:end])
-                blocks[run] = block[end:] if end < len(block) else next(runs[run], nothing)
+            for run, (keys, records) in enumerate(blocks):
+                end = keys.searchsorted(last, "right" if run <= least else "left")
+                found.append(records[:end])
+                blocks[run] = (keys[end:], records[end:]) if end < len(keys) else next(runs[run], nothing)
             yield _sort(found)
 
-    def _blocks(self, first: int, end: int, rows: int) -> Iterator[np.ndarray]:
-        """The records `first` to `end` of the file, at most `rows` at a time."""
+    def _blocks(self, first: int, end: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keys, records) of the file from record `first` to `end`, at most `rows` at a time."""
         for start in range(first, end, rows):
-            count = min(rows, end - start) * self._width
-            yield np.fromfile(self.path, np.uint64, count, offset=start * 8 * self._width).reshape(-1, self._width)
+            count, offset = min(rows, end - start) * self._width, start * 8 * self._width
+            records = np.fromfile(self.path, np.uint64, count, offset=offset).reshape(-1, self._width)
+            yield records[:, 0].copy(), records

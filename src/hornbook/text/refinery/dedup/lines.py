@@ -1,7 +1,6 @@
 """Repeated lines and paragraphs: all but the first of each in the corpus are cut."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,23 +36,10 @@ def _write(units, count, data, text, row, span, least):
 
 
 @compiled
-def _find_lines(data, bounds, first, least, units):
-    data, units, count = borrowed(data), borrowed(units), 0
-    for document in range(len(bounds) - 1):
-        begin, stop = bounds[document], bounds[document + 1] - 1
-        row = np.uint64(first + document) << _ROW
-        place = begin
-        while place < stop:
-            end = find_newline(data, place, stop)
-            after = min(end + 1, stop)
-            text = _trimmed(data, place, end)
-            count = _write(units, count, data, text, row, (place - begin, after - begin), least)
-            place = after
-    return count
-
-
-@compiled
-def _find_paragraphs(data, bounds, first, least, units):
+def _find_units(data, bounds, first, least, by_line, units):
+    """Write the lines or paragraphs of packed documents; returns their number. The span of a unit ends where the next
+    begins, so a paragraph's has the empty lines after it.
+    """
     data, units, count = borrowed(data), borrowed(units), 0
     for document in range(len(bounds) - 1):
         begin, stop = bounds[document], bounds[document + 1] - 1
@@ -63,12 +49,11 @@ def _find_paragraphs(data, bounds, first, least, units):
         while place < stop:
             end = find_newline(data, place, stop)
             left, right = _trimmed(data, place, end)
-            if left < right:
-                if ended:
-                    count = _write(
-                        units, count, data, (text_start, text_end), row, (start - begin, place - begin), least
-                    )
-                    start, text_start = place, left
+            if by_line or (ended and left < right):
+                text, span = (text_start, text_end), (start - begin, place - begin)
+                count = _write(units, count, data, text, row, span, least)
+                start, text_start, text_end = place, left, right
+            elif left < right:
                 text_end = right
             ended = left == right
             place = min(end + 1, stop)
@@ -79,16 +64,16 @@ def _find_paragraphs(data, bounds, first, least, units):
 class LineDedup(Copies):
     """Cuts lines with their line feeds; whitespace at their ends makes no difference."""
 
-    find: ClassVar[Callable[..., int]] = staticmethod(_find_lines)
+    by_line = True
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [units, 3], as `spans` describes."""
         data, bounds = pack(document.text for document in documents)
         units = np.empty((np.count_nonzero(data == 10), 3), np.uint64)
-        return units[: self.find(data, bounds, first, self.config.min_bytes, units)]
+        return units[: _find_units(data, bounds, first, self.config.min_bytes, self.by_line, units)]
 
 
 class ParagraphDedup(LineDedup):
     """Cuts paragraphs (lines between empty ones) with the empty lines after them."""
 
-    find: ClassVar[Callable[..., int]] = staticmethod(_find_paragraphs)
+    by_line = False

@@ -143,7 +143,7 @@ class _Job:
         if missing:
             raise UsageError(
                 f"{len(missing)} of {len(self.tasks)} tasks are not measured (the first is {missing[0]}): "
-                "let all shards of `--phase measure` end first"
+                "finish all shards of `--phase measure` first"
             )
 
     def _key(self) -> str:
@@ -152,7 +152,7 @@ class _Job:
     def require_decided(self) -> None:
         """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it."""
         if not decided_before(self.out / folder.WORK, self._key()):
-            raise UsageError("nothing is decided about these inputs yet: let `--phase decide` end first")
+            raise UsageError("nothing is decided about these inputs yet: run `--phase decide` first")
 
     def decide(self) -> list[ApplyTask]:
         """Phase 2, unless an earlier run did it."""

@@ -4,12 +4,10 @@ An anchor is an `@` between the letters of an address, a run of digits of some l
 digits, an assignment to a name such as `password`, or letters that only keys begin with.
 """
 
-import tomllib
-from pathlib import Path
-
 import numpy as np
 
 from hornbook.kernels.compiled import compiled, inlined
+from hornbook.text.refinery.privacy.check_digits import WORDS
 
 AT, NUMBER, LETTERS, COLON, KEY, ASSIGNED, HOUSE = range(7)
 """Kinds of anchors: the second column."""
@@ -26,7 +24,6 @@ GH, HF, NPM, WHSEC, GITHUB_PAT = (_as_number(each) for each in (b"gh", b"hf", b"
 SK, RK, PK, GLPAT, XOX = (_as_number(each) for each in (b"sk", b"rk", b"pk", b"glpat", b"xox"))
 
 _BEFORE, _AFTER = np.uint8(1), np.uint8(2)
-WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
 def _triple(a, b, c):

@@ -6,13 +6,11 @@ Every matcher takes (text in UTF-8, position of the anchor, least start) and ret
 import ipaddress
 import math
 import re
-from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.anchors import ASSIGNED, AT, COLON, HOUSE, KEY, LETTERS, NUMBER, WORDS
-from hornbook.text.refinery.privacy.streets import street
+from hornbook.text.refinery.privacy.check_digits import WORDS
 
 Found = tuple[int, int, str] | None
 
@@ -260,15 +258,3 @@ def assigned(data: bytes, place: int, least: int) -> Found:
         return None
     bits = -sum(n / len(value) * math.log2(n / len(value)) for n in (value.count(each) for each in set(value)))
     return (found.start(2), found.end(2), "key") if bits >= _LEAST_BITS else None
-
-
-MATCHERS: dict[int, Callable[[bytes, int, int], Found]] = {
-    AT: email,
-    NUMBER: number,
-    LETTERS: lettered,
-    COLON: ipv6,
-    KEY: key,
-    ASSIGNED: assigned,
-    HOUSE: street,
-}
-"""Kind of anchor -> matcher."""

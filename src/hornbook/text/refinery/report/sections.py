@@ -46,7 +46,7 @@ _BARS = (
 )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], css: str = "") -> str:
+def table(header: Sequence[str], rows: Iterable[Iterable[str]], css: str = "") -> str:
     """A table in HTML; cells are HTML already."""
     cells = ["".join(f"<th>{name}</th>" for name in header)]
     cells += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
