@@ -66,8 +66,8 @@ class LatentAttention(nn.Module):
         low = self.cfg.query_rank is not None
         fused = self.query_up(self.query_norm(self.query_down(x))) if low else self.query(x)
         heads = fused.shape[-1] // (self.cfg.nope_dim + self.cfg.rope_dim)
-        plain, turning = split_heads(fused, (heads, 0), None)[0].split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
-        return torch.cat([plain, self._rotated(turning, rotation)], -1)
+        nope, rotary = split_heads(fused, (heads, 0), None)[0].split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
+        return torch.cat([nope, self._rotated(rotary, rotation)], -1)
 
     def _compressed(self, x: Tensor, rotation: Rotation | None) -> Float[Tensor, "batch 1 time held"]:
         """The normalised latent, and the key that all heads share: what a cache has to hold."""
@@ -81,8 +81,8 @@ class LatentAttention(nn.Module):
         """Keys and values of every head."""
         latent, shared = held.split([self.cfg.kv_rank, self.cfg.rope_dim], -1)
         up = self.kv_up(latent[:, 0]).unflatten(-1, (-1, self.cfg.nope_dim + self.cfg.value_dim)).transpose(1, 2)
-        plain, value = up.split([self.cfg.nope_dim, self.cfg.value_dim], -1)
-        return torch.cat([plain, shared.expand(-1, plain.shape[1], -1, -1)], -1), value
+        nope, value = up.split([self.cfg.nope_dim, self.cfg.value_dim], -1)
+        return torch.cat([nope, shared.expand(-1, nope.shape[1], -1, -1)], -1), value
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
         drop = dropped(context, self.layer, SITE, self.cfg.dropout)
@@ -92,8 +92,8 @@ class LatentAttention(nn.Module):
         """The same result; products with the projections up stand on the side of the few queries."""
         up = self.kv_up.matrix(query.dtype).unflatten(0, (-1, self.cfg.nope_dim + self.cfg.value_dim))
         up_key, up_value = up.split([self.cfg.nope_dim, self.cfg.value_dim], 1)
-        plain, turning = query.split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
-        query = torch.cat([matmul(plain, up_key[None]), turning], -1)
+        nope, rotary = query.split([self.cfg.nope_dim, self.cfg.rope_dim], -1)
+        query = torch.cat([matmul(nope, up_key[None]), rotary], -1)
         found = self._attend(query, held, held[..., : self.cfg.kv_rank], context)
         return matmul(found, up_value.transpose(-1, -2)[None])
 
