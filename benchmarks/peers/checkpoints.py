@@ -25,7 +25,6 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
@@ -90,8 +89,8 @@ class TorchDistributed:
 
     def _tensors(self) -> dict[str, Any]:
         parameters = dict(self._state.engine.model.named_parameters())
-        moments = read_moments(self._state.optimizer).items()
-        return parameters | {name: _as(parameters[name.rpartition(".")[0]], moment) for name, moment in moments}
+        moments = self._state.moments().items()
+        return parameters | {name: _as(parameters[name.rpartition(".")[0]], each.tensor) for name, each in moments}
 
     def save(self, folder: Path) -> Pending | None:
         if self.background:
@@ -113,7 +112,7 @@ class TorchSave:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         weights = {name: shard.tensor.detach() for name, shard in self._state.engine.shards.items()}
-        return weights | read_moments(self._state.optimizer)
+        return weights | {name: each.tensor for name, each in self._state.moments().items()}
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

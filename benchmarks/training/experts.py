@@ -52,10 +52,10 @@ def by_loop(experts: Experts, x: Tensor) -> Tensor:
     chosen, weights = routing.experts.flatten(0, 1), routing.weights.flatten(0, 1)
     y = torch.zeros_like(flat)
     for e, (gate, up, down) in enumerate(zip(*matrices(experts), strict=True)):
-        tokens, place = torch.where(chosen == e)
+        tokens, slot = torch.where(chosen == e)
         rows = flat.index_select(0, tokens)
         served = F.linear(F.silu(F.linear(rows, gate)) * F.linear(rows, up), down)
-        y.index_add_(0, tokens, (served * weights[tokens, place, None]).to(y.dtype))
+        y.index_add_(0, tokens, (served * weights[tokens, slot, None]).to(y.dtype))
     return y.view_as(x)
 
 
@@ -65,10 +65,10 @@ def by_torch_grouped_mm(experts: Experts, x: Tensor) -> Tensor:
     plan = make_plan(routing.experts.flatten(0, 1), len(experts.gate))
     ends = plan.counts.cumsum(0).to(torch.int32)
     gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices(experts))
-    rows = flat[plan.order // plan.places.shape[1]]
+    rows = flat[plan.order // plan.slots.shape[1]]
     hidden = F.silu(F.grouped_mm(rows, gate, offs=ends)) * F.grouped_mm(rows, up, offs=ends)
     served = F.grouped_mm(hidden, down, offs=ends) * routing.weights.flatten()[plan.order][:, None].to(x.dtype)
-    return served[plan.places].sum(1).view_as(x)
+    return served[plan.slots].sum(1).view_as(x)
 
 
 def by_products_alone(experts: Experts, x: Tensor) -> Tensor:

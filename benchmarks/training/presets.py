@@ -56,7 +56,7 @@ def facts(name: str) -> dict[str, Any]:
     operations = operations_per_token(recipe.model, vocab, recipe.train.sequence)
     return {
         "parameters": count,
-        "state_bytes": sum(state_bytes(count, recipe.parallel).values()),
+        "state_bytes": sum(state_bytes(count, recipe.parallel, recipe.optim).values()),
         "operations": sum(each.total for each in operations.values()),
         "sequence": recipe.train.sequence,
         "micro_batch": recipe.train.micro_batch,

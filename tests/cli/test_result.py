@@ -14,12 +14,13 @@ import pytest
 import typer
 from rich.table import Table
 
-from hornbook.cli.main import build_command, main
+from hornbook.cli.main import COMMANDS, build_command, load_command, main
 from hornbook.cli.result import Command, CommandGroup, Json, Result, Results, columns, show
 from hornbook.errors import Exit
 from hornbook.model.generate import generate as generating
 from hornbook.run.observe.console import Console, Header
 
+CLI = Path(__file__).parents[2] / "src" / "hornbook" / "cli"
 FOUND = {"a": "\u2603", "b": [1, math.nan], "c": Path("d")}
 
 
@@ -37,6 +38,20 @@ def test_a_result_is_text_or_one_json_object(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert json.loads(out) == {"name": "x", "a": "\u2603", "b": [1, None], "c": "d"}
     assert out.count("\n") == 1
+
+
+def test_every_command_has_an_option_for_json() -> None:
+    for name in COMMANDS:
+        command = load_command(name)
+        for each in getattr(command, "commands", {"": command}).values():
+            assert "--json" in {option for param in each.params for option in param.opts}, (name, each.name)
+
+
+def test_answers_are_written_in_one_place() -> None:
+    """Every other module returns results; `write` shows pieces of generated text."""
+    by_hand = re.compile(r"(?<![\w.])print\(|stdout\.write|typer\.echo")
+    found = {path.name for path in CLI.rglob("*.py") if by_hand.search(path.read_text(encoding="utf-8"))}
+    assert found == {"result.py", "main.py"}  # main prints its help and version
 
 
 def test_help_breaks_lines_only_between_paragraphs() -> None:

@@ -241,7 +241,7 @@ def test_the_objective_is_part_of_the_fingerprint_and_cannot_change_on_resume(ra
     prints = {name: loader(raw, name).index.fingerprint for name in OBJECTIVES}
     plain = build_loader(DataConfig(), raw.path, sequence=SEQUENCE, micro_batch=4, seed=1).index.fingerprint
     assert len({*prints.values(), plain}) == len(OBJECTIVES) + 1
-    assert "(masked)" in loader(raw, "masked").describe()
+    assert "(masked)" in loader(raw, "masked").index.describe()
     old = Recipe(data=DataConfig(objective=objective("span")))
     new = Recipe(data=DataConfig(objective=objective("masked")))
     with pytest.raises(UsageError, match=r"data.objective.kind \"span\" -> \"masked\" cannot change on resume"):

@@ -1,7 +1,8 @@
-"""Scores of labels over batches: the same figures as a slow reading of what the model says, for any ranks' turns."""
+"""Scores of labels over batches: as a slow reading of the outputs of the model gives them, for any ranks' turns."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.config.objectives import Labels
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
-from hornbook.evals.labels import LabelScore, evaluate_labels
+from hornbook.evals.labels import LabelScores, LabelTask
 from hornbook.parallel.world import World
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
@@ -24,7 +25,7 @@ class Oracle:
     """Says what is right, but takes label 1 for label 0."""
 
     def __init__(self, labels: int) -> None:
-        self.world, self._labels = World(torch.device("cpu")), labels
+        self._labels = labels
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         losses = torch.zeros(batch.tokens.shape)
@@ -64,21 +65,21 @@ def held_out(folder: Path, labels: LabelsConfig, rows: list[dict[str, object]]) 
     return Corpus.open(folder / "data")
 
 
-def score(corpus: Corpus, engine: Oracle) -> LabelScore:
+def score(corpus: Corpus, engine: Oracle) -> LabelScores:
     objective = Labels()
     rows = validation_rows(corpus, "dev", sequence=32, document_mask=True, objective=objective)
-    return evaluate_labels(engine, rows.batches(2), corpus, "dev", rows.plan)
+    return LabelTask("dev", rows.batches(2), corpus, rows.plan).score(engine, World(torch.device("cpu")))
 
 
 def test_classes(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"text": f"{n} cats", "label": n % 3} for n in range(30)]
     corpus = held_out(tmp_path, ClassLabels(labels=["a", "b", "c"]), rows)
-    figures = score(corpus, Oracle(3)).figures  # 1 is taken for 0
-    assert figures["accuracy"] == pytest.approx(2 / 3)
-    assert figures["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
-    assert "f1" not in figures
+    found = score(corpus, Oracle(3)).metrics  # 1 is taken for 0
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert "f1" not in found
     both = score(corpus, Oracle(3)) + score(corpus, Oracle(3))
-    assert both.figures == pytest.approx(figures)
+    assert both.metrics == pytest.approx(found)
     assert both.as_dict()["labels"] == 60
 
 
@@ -93,19 +94,19 @@ def test_entities_end_with_their_sentence(tmp_path: Path) -> None:
         {"tokens": [str(n), "cat"], "tags": ["O", "B-X"] if n % 2 else ["I-X", "O"]} for n in range(10)
     ]
     corpus = held_out(tmp_path, TagLabels(labels=["O", "I-X", "B-X"]), rows)
-    figures = score(corpus, Oracle(3)).figures  # I-X is taken for O
-    assert figures["accuracy"] == pytest.approx(15 / 20)
-    assert (figures["precision"], figures["recall"]) == (1, 0.5)
+    found = score(corpus, Oracle(3)).metrics  # I-X is taken for O
+    assert found["accuracy"] == pytest.approx(15 / 20)
+    assert (found["precision"], found["recall"]) == (1, 0.5)
 
 
 def test_numbers_and_several_labels(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"text": f"{n} cats", "label": n / 3} for n in range(10)]
-    assert score(held_out(tmp_path / "n", NumberLabels(), rows), Oracle(1)).figures == pytest.approx(
+    assert score(held_out(tmp_path / "n", NumberLabels(), rows), Oracle(1)).metrics == pytest.approx(
         {"pearson": 1, "spearman": 1}
     )
     rows = [{"text": f"{n} cats", "label": [n % 2]} for n in range(10)]
     corpus = held_out(tmp_path / "m", ClassLabels(labels=["a", "b"], multiple=True), rows)
-    assert score(corpus, Oracle(2)).figures == {"accuracy": 1, "f1": 1}
+    assert score(corpus, Oracle(2)).metrics == {"accuracy": 1, "f1": 1}
 
 
 def test_answers_are_words_of_the_text_as_it_was_written(tmp_path: Path) -> None:
@@ -115,6 +116,68 @@ def test_answers_are_words_of_the_text_as_it_was_written(tmp_path: Path) -> None
         answer = {"text": ["U.S. cat", "cat"], "answer_start": [4, 9]}
         rows.append({"question": f"{n} who", "context": context, "answers": answer if n % 3 else []})
     corpus = held_out(tmp_path, SpanLabels(), rows)
-    assert score(corpus, Pointer(2)).figures == {"exact_match": 1, "f1": 1}
+    assert score(corpus, Pointer(2)).metrics == {"exact_match": 1, "f1": 1}
     assert np.isfinite(score(corpus, Pointer(2)).loss)
-    assert score(corpus, Torn(2)).figures == {"exact_match": 1, "f1": 1}
+    assert score(corpus, Torn(2)).metrics == {"exact_match": 1, "f1": 1}
+
+
+class Table:
+    """Says of each text what a table says: its tokens are its key."""
+
+    def __init__(self, scores: dict[tuple[int, ...], float]) -> None:
+        self._scores = scores
+
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        outputs = torch.zeros(*batch.tokens.shape, 2)
+        for row, lengths in enumerate(batch.document_lengths):
+            for part in np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]):
+                key = tuple(batch.tokens[row, part].tolist())
+                outputs[row, part[0], 1] = self._scores.get(key, 0.0)
+        return torch.zeros(batch.tokens.shape), outputs
+
+
+def candidate_corpus(folder: Path, layout: Any, rows: list[dict[str, Any]]) -> Corpus:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = [str(folder / "rows.jsonl")]
+    splits: tuple[Any, ...] = ("train", "validation")
+    sources = {split: SourceConfig(paths=paths, split=split) for split in splits}
+    labels = ClassLabels(labels=["no", "yes"], layout=layout)
+    config = TextConfig(sources=sources, labels=labels, steps=[], tokenizer=WordPiece(vocab=300))
+    prepare(config, folder / "data", workers=1)
+    tokenize(folder / "data", config, workers=1)
+    return Corpus.open(folder / "data")
+
+
+def candidate_scores(corpus: Corpus, scores: dict[int, float]) -> dict[str, float]:
+    """Metrics where document n of the shard has the score that is given, else 0."""
+    (shard,) = corpus.validation["validation"].shards
+    documents = np.split(shard.data, shard.ends[:-1].astype(int))
+    engine = Table({tuple(documents[number].tolist()): value for number, value in scores.items()})
+    rows = validation_rows(corpus, "validation", sequence=48, document_mask=True, objective=Labels())
+    task = LabelTask("validation", rows.batches(1), corpus, rows.plan)
+    return task.score(engine, World(torch.device("cpu"))).metrics
+
+
+def test_candidates_of_a_question_meet_across_batches(tmp_path: Path):
+    def question(number: int) -> dict[str, Any]:
+        answers = [{"text": f"{number} {word}", "label": int(word != "no")} for word in ("yes", "no", "so")]
+        return {"question": f"what of {number}?", "answers": answers}
+
+    rows = [
+        {"passage": {"text": f"text {row} " * 6, "questions": [question(row), question(row + 9)]}} for row in (0, 1)
+    ]
+    corpus = candidate_corpus(tmp_path, "multirc", rows)
+    right = {number: 1.0 for number in range(12) if number % 3 != 1}
+    assert candidate_scores(corpus, right) == {"f1a": 1, "exact_match": 1}
+    assert candidate_scores(corpus, right | {0: -1.0}) == {"f1a": pytest.approx(14 / 15), "exact_match": 3 / 4}
+    assert candidate_scores(corpus, right | {4: 1.0, 5: -1.0}) == {"f1a": pytest.approx(7 / 8), "exact_match": 3 / 4}
+
+
+def test_names_are_scored_as_answers_are(tmp_path: Path):
+    text = "Ada Li met Bo"
+    entities = [{"start": 0, "end": 5}, {"start": 0, "end": 2}, {"start": 11, "end": 12}]
+    query = {"query": "who met Bo: @placeholder", "answers": [{"text": "Ada Li"}]}
+    corpus = candidate_corpus(tmp_path, "record", [{"passage": {"text": text, "entities": entities}, "qas": [query]}])
+    assert candidate_scores(corpus, {0: 2.0, 1: 1.0}) == {"exact_match": 1, "f1": 1}
+    assert candidate_scores(corpus, {0: 1.0, 1: 2.0}) == {"exact_match": 0, "f1": pytest.approx(2 / 3)}
+    assert candidate_scores(corpus, {2: 1.0}) == {"exact_match": 0, "f1": 0}

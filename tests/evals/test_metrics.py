@@ -1,7 +1,8 @@
-"""Figures of labelled sets against slow readings of their definitions and against values worked out by hand."""
+"""Metrics of labelled sets against slow readings of their definitions and against values worked out by hand."""
 
 import itertools
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -108,3 +109,48 @@ def test_entities_by_label_and_extent() -> None:
 )
 def test_answers_as_squad_compares_them(said: str, answers: list[str], wanted: tuple[float, float]) -> None:
     assert metrics.answer_scores(said, answers) == pytest.approx(wanted)
+
+
+CANDIDATES = np.random.default_rng(8)
+
+
+def slow_candidate_metrics(layout: str, questions: list[int], rows: list[list[float]]) -> dict[str, float]:
+    """Question by question, as the benchmark's own scripts go through a file of answers."""
+    by_question: dict[int, list[list[float]]] = defaultdict(list)
+    for question, row in zip(questions, rows, strict=True):
+        by_question[question].append(row)
+    if layout == "multirc":
+        hits = sum(right == 1 and score > 0 for right, score, _, _ in rows)
+        said, there = sum(score > 0 for _, score, _, _ in rows), sum(right == 1 for right, _, _, _ in rows)
+        precision, recall = hits / said, hits / there
+        whole = [all((score > 0) == (right == 1) for right, score, _, _ in each) for each in by_question.values()]
+        return {"f1a": 2 * precision * recall / (precision + recall), "exact_match": sum(whole) / len(whole)}
+    chosen = [max(each, key=lambda row: row[1]) for each in by_question.values()]
+    if layout == "copa":
+        return {"accuracy": sum(row[0] for row in chosen) / len(chosen)}
+    return {
+        "exact_match": sum(row[2] for row in chosen) / len(chosen),
+        "f1": sum(row[3] for row in chosen) / len(chosen),
+    }
+
+
+@pytest.mark.parametrize("layout", ["copa", "multirc", "record"])
+def test_candidates_as_a_slow_reading_of_the_definitions(layout: str):
+    for _ in range(20):
+        questions = CANDIDATES.integers(0, 40, 150)
+        right = CANDIDATES.integers(0, 2, 150)
+        scores = CANDIDATES.integers(-2, 3, 150) + right  # with ties
+        rows = np.column_stack([right, scores, right, CANDIDATES.uniform(size=150)]).astype(float)
+        expected = slow_candidate_metrics(layout, questions.tolist(), rows.tolist())
+        assert metrics.candidate_metrics(layout, questions, rows) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_first_of_equals_is_chosen():
+    assert metrics.best_of(np.array([3, 1, 3, 1, 1]), np.array([2.0, 0.0, 2.0, 5.0, 5.0])).tolist() == [3, 0]
+
+
+def test_questions_have_numbers_that_a_float_holds():
+    numbers = {metrics.question_of(f"a/b#c.jsonl:{row}-{question}#0") for row in range(50) for question in range(50)}
+    assert len(numbers) == 2500
+    assert all(int(float(number)) == number for number in numbers)
+    assert metrics.question_of("x#1") == metrics.question_of("x#22") != metrics.question_of("y#1")

@@ -188,10 +188,10 @@ def test_cross_entropy(dtype: torch.dtype, vocab: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_equals_its_mask(dtype: torch.dtype) -> None:
-    places, threshold = mix(torch.arange(3)), round(0.7 * 2**24)
+    hashes, threshold = mix(torch.arange(3)), round(0.7 * 2**24)
     x = torch.randn(3, 20, 31).to(dtype)
-    keep = keep_mask(places, threshold, range(20), range(31), 31)
-    check(lambda x: DropoutFunction.apply(x, places, threshold, 1 / 0.7), lambda x: x * keep / 0.7, x)
+    keep = keep_mask(hashes, threshold, range(20), range(31), 31)
+    check(lambda x: DropoutFunction.apply(x, hashes, threshold, 1 / 0.7), lambda x: x * keep / 0.7, x)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -13,8 +13,9 @@ from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.optim.build import build_optimizer, decays, parameter_groups, set_learning_rate
-from hornbook.optim.config.optim import AdamW, Factors
+from hornbook.optim.build import build_optimizer, decays, parameter_groups
+from hornbook.optim.config.optim import AdamW
+from hornbook.optim.config.optimizer import Factors
 
 GPT2_LIKE = ModelConfig(
     layers=2,
@@ -73,7 +74,7 @@ def test_first_step_is_the_closed_form() -> None:
     matrix, bias = Parameter(torch.randn(5, 7)), Parameter(torch.randn(7))
     start = {"w": matrix.detach().double(), "b": bias.detach().double()}
     optimizer = build_optimizer({"w": matrix, "b": bias}, {"w": "matrix", "b": "vector"}, config)
-    set_learning_rate(optimizer, 0.02)
+    optimizer.set_learning_rate(0.02)
     matrix.grad, bias.grad = torch.randn(5, 7), torch.randn(7)
     optimizer.step()
     for name, parameter, decay in (("w", matrix, 0.5), ("b", bias, 0.0)):
@@ -90,8 +91,8 @@ def test_factors_multiply_learning_rate_eps_and_decay_of_what_they_name() -> Non
     named = {name: Parameter(torch.randn(5, 7)) for name in ("v", "w")}
     start = {name: parameter.detach().double() for name, parameter in named.items()}
     optimizer = build_optimizer(named, {"v": "matrix", "w": "matrix"}, config, factors)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0025]
-    set_learning_rate(optimizer, 0.02)
+    assert [group["lr"] for group in optimizer.update.param_groups] == [0.01, 0.0025]
+    optimizer.set_learning_rate(0.02)
     for parameter in named.values():
         parameter.grad = torch.randn(5, 7) * 1e-2
     optimizer.step()
@@ -144,6 +145,6 @@ def test_twenty_steps_equal_the_reference() -> None:
 def test_moments_exist_before_the_first_step() -> None:
     parameter = Parameter(torch.randn(4, 3))
     optimizer = build_optimizer({"w": parameter}, {"w": "matrix"}, AdamW())
-    state = optimizer.state[parameter]
+    state = optimizer.update.state[parameter]
     assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
     assert not any(bool(tensor.any()) for tensor in state.values())

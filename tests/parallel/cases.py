@@ -103,7 +103,7 @@ def sum_leaves(rank_info: RankInfo, counts: list[int], seed: int) -> list[list[l
 
 def _sum_over_ranks(world: World, drawn: list[list[Tensor]]) -> list[Tensor]:
     tree, rounds = TreeSum(), -(-len(drawn) // world.size)
-    share = list(rank_share(len(drawn), world.rank, world.size))
+    share = list(rank_share(len(drawn), world.data_rank, world.data_size))
     for number in range(rounds):
         mine = [tensor.clone() for tensor in drawn[share[number] if number < len(share) else 0]]
         if number >= len(share):
@@ -121,7 +121,7 @@ def as_hex(tensor: Tensor) -> list[str]:
 
 def fsdp_gradients(rank_info: RankInfo, count: int, replicas: int) -> dict[str, list[str]]:
     """This rank's part of the gradients of a matrix and a bias over `count` microbatches, summed inside fully_shard."""
-    with distributed(parallel(rank_info, replicas=replicas), CPU, rank_info) as world:
+    with distributed(parallel(rank_info, replicas=replicas, shard="everything"), CPU, rank_info) as world:
         torch.manual_seed(1)
         model = nn.Linear(6, 8)
         inputs = torch.randn(count, 6) * 2.0 ** torch.randint(-12, 12, (count, 1))
@@ -131,7 +131,7 @@ def fsdp_gradients(rank_info: RankInfo, count: int, replicas: int) -> dict[str, 
             model.set_gradient_divide_factor(1.0)
             model.set_force_sum_reduction_for_comms(True)
             model.set_custom_reduce_scatter(comm)
-        tree, share = TreeSum(), list(rank_share(count, world.rank, world.size))
+        tree, share = TreeSum(), list(rank_share(count, world.data_rank, world.data_size))
         for number in range(-(-count // world.size)):
             comm.is_empty = number >= len(share)
             model(inputs[share[number] if number < len(share) else 0][None]).square().sum().backward()
@@ -146,7 +146,7 @@ def fsdp_gradients(rank_info: RankInfo, count: int, replicas: int) -> dict[str, 
 
 def norm(rank_info: RankInfo, shapes: list[list[int]], replicas: int, seed: int) -> str:
     """The exact norm of gradients cut by rows over the ranks of each replica."""
-    with distributed(parallel(rank_info, replicas=replicas), CPU, rank_info) as world:
+    with distributed(parallel(rank_info, replicas=replicas, shard="everything"), CPU, rank_info) as world:
         return float(exact_norm(cut(world, shapes, replicas, seed), world)).hex()
 
 

@@ -13,7 +13,7 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.moments import read_moments
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -136,18 +136,16 @@ def test_clipping_is_by_the_global_norm(limit: float) -> None:
         assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(engine).items())
 
 
-def snapshot(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def snapshot(engine: Engine, optimizer: Optimizer) -> dict[str, Tensor]:
     weights = {name: parameter.detach().clone() for name, parameter in engine.named_parameters.items()}
-    return weights | {name: tensor.clone() for name, tensor in read_moments(optimizer).items()}
+    return weights | {f"{name}.{each.name}": tensor.clone() for name, each, tensor in optimizer.state()}
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def take_step(
-    engine: Engine, optimizer: torch.optim.Optimizer, batch: Batch, spoil: tuple[str, float] | None = None
-) -> float:
+def take_step(engine: Engine, optimizer: Optimizer, batch: Batch, spoil: tuple[str, float] | None = None) -> float:
     engine.zero_gradients()
     engine.forward_backward([batch], float(batch.weights.sum()))
     if spoil is not None:

@@ -107,6 +107,15 @@ def test_mixtures_of_experts_have_the_same_bits(done: Performer, world: int, lay
         assert moves.any()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("layout", ["none", "everything", "hybrid"])
+def test_an_axis_besides_those_of_data_changes_no_bit(done: Performer, layout: str, exact: bool) -> None:
+    """Each reduction is over the axes it names: losses, gradients, norms, router loads of two ranks count once."""
+    run = Run(4 if layout == "hybrid" else 2, **LAYOUTS[layout], exact=exact, steps=3, microbatches=5, experts=True)
+    found, expected = done(replace(run, copies=2)), done(run)
+    assert same_bits(found, expected), compare(found, expected)
+
+
 def test_mixtures_of_experts_in_float64(done: Performer) -> None:
     run = Run(3, **LAYOUTS["gradients"], precision="fp64", steps=4, experts=True)
     difference = compare(done(run), done(run.alone))

@@ -1,14 +1,15 @@
-"""Devices and threads."""
+"""Axes, devices and threads."""
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.world import choose_device, distributed
+from hornbook.parallel.world import AXES, Axis, World, axis_sizes, choose_device, distributed
 from hornbook.run.config import TrainConfig
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -80,6 +81,33 @@ def test_one_gpu_may_be_one_of_several_only_where_a_launcher_shows_each_rank_its
         return
     with pytest.raises(UsageError, match=r"rank 1 .* would share a GPU with another \(1 on this machine\)"):
         choose_device("auto", local_rank, same_devices)
+
+
+def test_numbers_along_axes_are_those_of_the_grid() -> None:
+    sizes: dict[Axis, int] = {"pipeline": 2, "replica": 3, "shard": 2, "tensor": 2}
+    grid = torch.arange(24).view([sizes.get(axis, 1) for axis in AXES])
+    for rank in range(24):
+        world = World(torch.device("cpu"), rank, sizes)
+        pipeline, replica, shard, _, tensor, _ = ((grid == rank).nonzero()[0]).tolist()
+        assert (world.size, world.data_size, world.data_rank) == (24, 6, 2 * replica + shard)
+        assert world.axis_rank(["tensor", "pipeline"]) == 2 * pipeline + tensor
+        assert (world.axis_size(["context"]), world.axis_rank(["context"]), world.axis_rank(AXES)) == (1, 0, rank)
+    alone = World(torch.device("cpu"))
+    assert (alone.size, alone.data_size, alone.data_rank, alone.is_rank0) == (1, 1, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"data": 6}, {"replica": 6}),
+        ({"data": 6, "shard": "everything"}, {"replica": 1, "shard": 6}),
+        ({"data": 6, "shard": "gradients", "replicas": 2}, {"replica": 2, "shard": 3}),
+    ],
+)
+def test_a_configuration_widens_the_axes_of_data(settings: dict[str, Any], sizes: dict[str, int]) -> None:
+    config = ParallelConfig.model_validate(settings)
+    assert axis_sizes(config) == sizes
+    assert config.world == 6
 
 
 def test_what_rank_0_says_goes_for_all(run_ranks: Callable[..., list[int]]) -> None:

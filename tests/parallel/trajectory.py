@@ -22,6 +22,7 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
+from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -42,7 +43,7 @@ ADDRESS = "tests/parallel/trajectory.py:trajectory"
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `world` is how many ranks it is given."""
+    """One run; `world` is how many ranks share its batches."""
 
     world: int = 1
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
@@ -66,6 +67,8 @@ class Run:
     """A model of `tests.parallel.families` and its batches, instead of the decoder of this file and random ones."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
+    copies: int = 1
+    """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
 
@@ -117,9 +120,9 @@ class Difference:
 def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
-    ranks = run_ranks(ADDRESS, run.world, asdict(run), str(folder), limit=limit)
+    ranks = run_ranks(ADDRESS, run.world * run.copies, asdict(run), str(folder), limit=limit)
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
-    assert told == told[:1] * run.world, "ranks disagree"
+    assert told == told[:1] * len(told), "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     cpu_seconds = [sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks), strict=True)]
     weights = assemble(folder, [rank["shards"] for rank in ranks])
@@ -163,6 +166,9 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
             "recompute": run.recompute,
         }
     )
+    if run.copies > 1:
+        sizes: dict[world_module.Axis, int] = {**world_module.axis_sizes(config), "tensor": run.copies}
+        world_module.axis_sizes = lambda _: sizes
     precision = "fp32" if run.precision == "fp64" else run.precision
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
     with distributed(config, train, rank_info) as world:
@@ -224,8 +230,8 @@ def _grid(run: Run, step: int) -> list[Batch]:
 
 def share(grid: list[Batch], world: World) -> list[Batch]:
     """This rank's microbatches, and one that counts nothing where others have one more."""
-    mine = [grid[number] for number in rank_share(len(grid), world.rank, world.size)]
-    return mine if len(mine) * world.size >= len(grid) else [*mine, empty_microbatch(grid[0])]
+    mine = [grid[number] for number in rank_share(len(grid), world.data_rank, world.data_size)]
+    return mine if len(mine) * world.data_size >= len(grid) else [*mine, empty_microbatch(grid[0])]
 
 
 def microbatches(step: int, count: int, sequence: int) -> list[Batch]:

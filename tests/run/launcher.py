@@ -130,6 +130,7 @@ def start(request: dict[str, Any]) -> int:
             os.dup2(source, target)
         sys.argv = ["hornbook", *request["words"]]
         os.environ |= request["environ"]
+        sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))
         warnings.simplefilter("error")
         strike(request["faults"])
         for name, value in request["constants"].items():

@@ -21,10 +21,8 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.moments import read_moments
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.async_checkpointer import Background
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
@@ -67,16 +65,8 @@ def make_state(world: World, model: str, layout: dict[str, Any]) -> State:
 
 def parts(state: State, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What this rank holds of weights and moments, and what it should be at a step."""
-    held = [(name, shard, shard.tensor.detach()) for name, shard in state.engine.shards.items()]
-    held += [(name, shard_of(state, name), moment) for name, moment in read_moments(state.optimizer).items()]
-    return [
-        (tensor, value(name, shard.shape, step)[shard.slices] if tensor.dim() else value(name, (), step))
-        for name, shard, tensor in held
-    ]
-
-
-def shard_of(state: State, moment: str) -> ParameterShard:
-    return state.engine.shards[moment.rpartition(".")[0]]
+    held = {**state.engine.shards, **state.moments()}
+    return [(shard.tensor.detach(), value(name, shard.shape, step)[shard.slices]) for name, shard in held.items()]
 
 
 def set_to(state: State, step: int) -> None:

@@ -260,7 +260,9 @@ def test_how_long_a_rank_is_waited_for_is_known_after_steps_of_this_attempt(
     """What steps took in an earlier process says nothing; then, before each larger batch."""
     run = stopped_run(tmp_path / "run", launch_run, step, *words)
     seen: list[int] = []
-    monkeypatch.setattr(World, "limit", lambda *_: seen.append(max((r["step"] for r in branch(run.path)), default=0)))
+    monkeypatch.setattr(
+        World, "set_timeout", lambda *_: seen.append(max((r["step"] for r in branch(run.path)), default=0))
+    )
     assert launch_run(run.path, mode="resume") == Exit.DONE
     sizes = [record["step_tokens"] for record in branch(run.path)]
     grown = [number for number, (size, following) in enumerate(itertools.pairwise(sizes), 1) if following > size]

@@ -146,6 +146,7 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         context = getattr(error, "ctx", None)
         hint = f"\nsee `{context.command_path} --help`" if context is not None else ""
         message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+        message = message.replace(": Value error, ", ": ")  # some versions of typer say so
         if not message:  # a group without a command, whose help has been printed
             return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE

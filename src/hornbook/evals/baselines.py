@@ -1,4 +1,4 @@
-"""What a language model must beat: a compressor and a model without context.
+"""Baselines that a language model must beat: a compressor and a model without context.
 
 gzip sees either each document alone or all of them in one stream; the unigram model knows the token
 frequencies of the training text (with one added to each count) and nothing of order.
@@ -6,9 +6,12 @@ frequencies of the training text (with one added to each count) and nothing of o
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+
+from hornbook.data.corpus import Corpus, Stream
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 GZIP_WINDOW_BITS = 31  # zlib's code for the gzip container with the largest window
 
@@ -16,16 +19,16 @@ GZIP_WINDOW_BITS = 31  # zlib's code for the gzip container with the largest win
 def gzip_bits_per_byte(documents: Iterable[bytes]) -> tuple[float, float]:
     """Bits per byte of gzip -9 over UTF-8 documents: (each document alone, all in one stream)."""
     stream = zlib.compressobj(9, zlib.DEFLATED, GZIP_WINDOW_BITS)
-    alone = joined = size = 0
+    alone = concatenated = size = 0
     for document in documents:
         single = zlib.compressobj(9, zlib.DEFLATED, GZIP_WINDOW_BITS)
         alone += len(single.compress(document)) + len(single.flush())
-        joined += len(stream.compress(document))
+        concatenated += len(stream.compress(document))
         size += len(document)
-    joined += len(stream.flush())
+    concatenated += len(stream.flush())
     if size == 0:
         return math.nan, math.nan
-    return 8 * alone / size, 8 * joined / size
+    return 8 * alone / size, 8 * concatenated / size
 
 
 def unigram_bits_per_byte(train_counts: np.ndarray, held_out_counts: np.ndarray, num_bytes: int) -> float:
@@ -36,3 +39,35 @@ def unigram_bits_per_byte(train_counts: np.ndarray, held_out_counts: np.ndarray,
     probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
     bits = -float((held_out_counts * np.log2(probabilities)).sum())
     return bits / num_bytes if num_bytes else math.nan
+
+
+def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
+    """Bits per byte of the validation text under gzip and under the unigram model of the training tokens."""
+    documents = [
+        tokenizer.decode(tokens.tolist()).encode()
+        for stream in corpus.validation.values()
+        for tokens in _documents(stream, {corpus.delimiter_id, corpus.end_id})
+    ]
+    alone, concatenated = gzip_bits_per_byte(documents)
+    unigram = unigram_bits_per_byte(_counts(corpus, "train"), _counts(corpus, "validation"), sum(map(len, documents)))
+    return {"gzip_per_document": alone, "gzip_concatenated": concatenated, "unigram": unigram}
+
+
+def _documents(stream: Stream, special: set[int]) -> Iterator[np.ndarray]:
+    """Token ids of each document, without its delimiter and end."""
+    for shard in stream.shards:
+        start, data = 0, shard.data
+        for end in shard.ends.tolist():
+            tokens = data[start:end]
+            yield tokens[~np.isin(tokens, list(special))]
+            start = end
+
+
+def _counts(corpus: Corpus, split: str) -> np.ndarray:
+    """How often each token occurs in a split: int64 [vocab]."""
+    streams: Mapping[str, Stream] = getattr(corpus, split)
+    counts = np.zeros(corpus.vocab_size, np.int64)
+    for stream in streams.values():
+        for shard in stream.shards:
+            counts += np.bincount(shard.data, minlength=corpus.vocab_size)
+    return counts

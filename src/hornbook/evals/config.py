@@ -1,8 +1,27 @@
-"""Configuration of evaluation during training."""
+"""Configuration of evaluation during training, and the base of evaluation tasks from other packages."""
 
-from pydantic import Field
+from typing import TYPE_CHECKING, Annotated
 
-from hornbook.settings.fields import Config, Count
+from pydantic import AfterValidator, Field
+
+from hornbook.settings.fields import OPEN, Config, Count
+
+if TYPE_CHECKING:
+    from hornbook.evals.task import Task, TaskContext
+
+
+class TaskConfig(Config):
+    """Base of evaluation tasks of other packages (docs/parts.md): settings, and how the task is built."""
+
+    def build(self, context: "TaskContext") -> "Task":
+        """The task, for one evaluation."""
+        raise NotImplementedError
+
+
+def _is_task(value: Config) -> TaskConfig:
+    if not isinstance(value, TaskConfig) or type(value) is TaskConfig:
+        raise ValueError("name a task by the import path of a subclass of hornbook.evals.config.TaskConfig")
+    return value
 
 
 class EvalConfig(Config):
@@ -15,6 +34,8 @@ class EvalConfig(Config):
 
     After the last step all are scored.
     """
+    tasks: list[Annotated[TaskConfig, *OPEN, AfterValidator(_is_task)]] = Field(default_factory=list)
+    """Tasks of other packages that are scored besides, such as `{kind = "package.module:Class"}`."""
     sample_every: Count = Field(default=0, ge=0)
     """Steps between samples of `prompt`; 0 means with each evaluation."""
     prompt: str = "The"

@@ -1,11 +1,10 @@
-"""Scores of labels over held-out texts: the loss, and the figures that the kind of labels is published with."""
+"""Scores of labels over validation texts: the loss, and the metrics that the kind of labels is published with."""
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,41 +15,29 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.packing.plan import Plan
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
-from hornbook.evals import candidates, metrics
+from hornbook.evals import metrics
+from hornbook.evals.task import LabelModel, score_batches
 from hornbook.model.heads.label_answers import best_span
 from hornbook.parallel.world import World
 from hornbook.text.config.labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
 from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
 
-class Answerer(Protocol):
-    """What evaluation of labels asks of an engine."""
-
-    @property
-    def world(self) -> World:
-        """The ranks that evaluate together."""
-        ...
-
-    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(losses [rows, sequence], outputs [rows, sequence, outputs]) of the head."""
-        ...
-
-
 @dataclass(frozen=True)
-class LabelScore:
-    """What was right and what was said, label by label; scores of parts add up to the score of the whole."""
+class LabelScores:
+    """Expected and predicted values, label by label; scores of parts add up to the scores of the whole."""
 
     kind: LabelsConfig
     rows: np.ndarray
-    """float64 [labels, columns]: loss, number of the document, then right and said; of answers exact match and F1.
+    """float64 [labels, columns]: loss, number of the document, then expected and predicted; of answers exact match, F1.
 
-    Of candidates: loss, number of the question, `hornbook.evals.candidates.COLUMNS`.
+    Of candidates: loss, number of the question, `hornbook.evals.metrics.CANDIDATE_COLUMNS`.
     """
 
-    def __add__(self, other: "LabelScore") -> "LabelScore":
+    def __add__(self, other: "LabelScores") -> "LabelScores":
         theirs = other.rows.copy()
         theirs[:, 1] += self.rows[:, 1].max(initial=-1) + 1
-        return LabelScore(self.kind, np.concatenate([self.rows, theirs]))
+        return LabelScores(self.kind, np.concatenate([self.rows, theirs]))
 
     @property
     def loss(self) -> float:
@@ -59,43 +46,47 @@ class LabelScore:
 
     @property
     def summary(self) -> str:
-        """The figures for people."""
-        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.figures.items())
+        """The metrics for people."""
+        return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
 
     def as_dict(self) -> dict[str, float | int]:
-        """Figures as `eval --json` prints them."""
-        return {"loss": self.loss, **self.figures, "labels": len(self.rows)}
+        """Measurements as `eval --json` prints them."""
+        return {"loss": self.loss, **self.metrics, "labels": len(self.rows)}
 
     @functools.cached_property
-    def figures(self) -> dict[str, float]:
-        """Figures by name; empty where there was nothing to score."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name; empty where there was nothing to score."""
         if not len(self.rows):
             return {}
         if isinstance(self.kind, ClassLabels) and self.kind.layout in CANDIDATES:
             questions = self.rows[:, 1].astype(int)
-            return candidates.candidate_figures(self.kind.layout, questions, self.rows[:, 2:])
-        return self._label_figures()
+            return metrics.candidate_metrics(self.kind.layout, questions, self.rows[:, 2:])
+        return self._label_metrics()
 
-    def _label_figures(self) -> dict[str, float]:
-        right, said = np.hsplit(self.rows[:, 2:], 2)
+    def _label_metrics(self) -> dict[str, float]:
+        expected, predicted = np.hsplit(self.rows[:, 2:], 2)
         match self.kind:
             case ClassLabels(multiple=True):
-                return _several(right, said)
+                return _several(expected, predicted)
             case NumberLabels():
-                columns = list(zip(right.T, said.T, strict=True))
+                columns = list(zip(expected.T, predicted.T, strict=True))
                 return {
-                    name: float(np.mean([figure(*column) for column in columns]))
-                    for name, figure in (("pearson", metrics.pearson), ("spearman", metrics.spearman))
+                    name: float(np.mean([metric(*column) for column in columns]))
+                    for name, metric in (("pearson", metrics.pearson), ("spearman", metrics.spearman))
                 }
             case SpanLabels():
-                return {"exact_match": float(right.mean()), "f1": float(said.mean())}
+                return {"exact_match": float(expected.mean()), "f1": float(predicted.mean())}
             case TagLabels(labels=labels) if any(label.startswith("B-") for label in labels):
-                return _accuracy(right, said) | metrics.entity_scores(self._sentences(labels))
+                return _accuracy(expected, predicted) | metrics.entity_scores(self._sentences(labels))
         assert isinstance(self.kind, ClassLabels | TagLabels)
-        table = metrics.confusion(right[:, 0].astype(int), said[:, 0].astype(int), len(self.kind.labels))
+        table = metrics.confusion(expected[:, 0].astype(int), predicted[:, 0].astype(int), len(self.kind.labels))
         by_label = metrics.f1_of_labels(table)
         binary = {"f1": float(by_label[1])} if len(by_label) == 2 else {}
-        return _accuracy(right, said) | binary | {"macro_f1": metrics.macro_f1(table), "mcc": metrics.matthews(table)}
+        return (
+            _accuracy(expected, predicted)
+            | binary
+            | {"macro_f1": metrics.macro_f1(table), "mcc": metrics.matthews(table)}
+        )
 
     def _sentences(self, labels: list[str]) -> Iterator[tuple[list[str], list[str]]]:
         edges = np.flatnonzero(np.diff(self.rows[:, 1])) + 1
@@ -103,37 +94,39 @@ class LabelScore:
             yield [labels[number] for number in part[:, 0]], [labels[number] for number in part[:, 1]]
 
 
-def _accuracy(right: np.ndarray, said: np.ndarray) -> dict[str, float]:
-    return {"accuracy": float((right == said).all(1).mean())}
+def _accuracy(expected: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    return {"accuracy": float((expected == predicted).all(1).mean())}
 
 
-def _several(right: np.ndarray, said: np.ndarray) -> dict[str, float]:
+def _several(expected: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Accuracy of whole sets; F1 over all labels together (micro)."""
-    both = 2 * float((right * said).sum()) / max(float(right.sum() + said.sum()), 1.0)
-    return _accuracy(right, said) | {"f1": both}
+    both = 2 * float((expected * predicted).sum()) / max(float(expected.sum() + predicted.sum()), 1.0)
+    return _accuracy(expected, predicted) | {"f1": both}
 
 
-def evaluate_labels(engine: Answerer, batches: Iterable[Batch], corpus: Corpus, source: str, plan: Plan) -> LabelScore:
-    """Score `batches` of the held-out texts of `source`; `plan` says which documents their rows hold.
+@dataclass(frozen=True)
+class LabelTask:
+    """How well a model predicts the labels of a source."""
 
-    Ranks take turns, go through the model together, and all return the same score.
-    """
-    kind, world, remaining = corpus.labels, engine.world, iter(batches)
-    assert kind is not None
-    reader = _Reader(corpus, source, plan, kind)
-    found, first = [np.empty((0, _columns(kind) + 1))], 0
-    while turn := list(itertools.islice(remaining, world.size)):
-        mine = world.rank < len(turn)
-        rows = reader.rows(turn[world.rank if mine else 0], *engine.outputs(turn[world.rank if mine else 0]))
-        if mine:
-            found.append(np.insert(rows, 0, first + world.rank, axis=1))
-        first += len(turn)
-    rows = _gathered(np.concatenate(found), world)
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    which = [2] if _has_candidates(kind) else [0, 2]  # candidates of a question may lie in several batches
-    _, documents = np.unique(rows[:, which], axis=0, return_inverse=True)
-    rows[:, 2] = documents.reshape(-1)
-    return LabelScore(kind, rows[:, 1:])
+    name: str
+    """The source."""
+    batches: Iterable[Batch]
+    corpus: Corpus
+    plan: Plan
+    """Which documents the rows of the batches hold."""
+
+    def score(self, model: LabelModel, world: World) -> LabelScores:
+        """Each label that has a weight counts once."""
+        kind = self.corpus.labels
+        assert kind is not None
+        reader = _Reader(self.corpus, self.name, self.plan, kind)
+        rows = score_batches(
+            world, self.batches, _columns(kind), lambda batch: reader.rows(batch, *model.outputs(batch))
+        )
+        which = [2] if _has_candidates(kind) else [0, 2]  # candidates of a question may lie in several batches
+        _, documents = np.unique(rows[:, which], axis=0, return_inverse=True)
+        rows[:, 2] = documents.reshape(-1)
+        return LabelScores(kind, rows[:, 1:])
 
 
 def _has_candidates(kind: LabelsConfig) -> bool:
@@ -142,23 +135,14 @@ def _has_candidates(kind: LabelsConfig) -> bool:
 
 def _columns(kind: LabelsConfig) -> int:
     if _has_candidates(kind):
-        return 2 + candidates.COLUMNS
+        return 2 + metrics.CANDIDATE_COLUMNS
     if isinstance(kind, NumberLabels):
         return 2 + 2 * len(kind.values)
     return 2 + 2 * (len(kind.labels) if isinstance(kind, ClassLabels) and kind.multiple else 1)
 
 
-def _gathered(rows: np.ndarray, world: World) -> np.ndarray:
-    """The rows of all ranks, which have any number of them."""
-    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device))]
-    padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
-    padded[: len(rows)] = torch.from_numpy(rows)
-    parts = world.all_gather(padded.to(world.device))
-    return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])
-
-
 class _Reader:
-    """From what a head says about a batch to rows of `LabelScore`."""
+    """Turns the outputs of a head for a batch into rows of `LabelScores`."""
 
     def __init__(self, corpus: Corpus, source: str, plan: Plan, kind: LabelsConfig) -> None:
         self._stream, self._plan, self._kind = corpus.validation[source], plan, kind
@@ -174,14 +158,14 @@ class _Reader:
         counts = batch.weights > 0
         sizes = [size for row in batch.document_lengths for size in row]
         documents = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).view(counts.shape)[counts]
-        said = outputs.cpu()[counts].double()
+        predicted = outputs.cpu()[counts].double()
         if batch.values is not None:
-            right = batch.values[counts].double()
-            said = said if isinstance(self._kind, NumberLabels) else (said > 0).double()
+            expected = batch.values[counts].double()
+            predicted = predicted if isinstance(self._kind, NumberLabels) else (predicted > 0).double()
         else:
-            right, said = batch.targets[counts][:, None].double(), said.argmax(1, keepdim=True).double()
+            expected, predicted = batch.targets[counts][:, None].double(), predicted.argmax(1, keepdim=True).double()
         own = torch.stack([losses.cpu()[counts].double(), documents.double()], 1)
-        return torch.cat([own, right, said], 1).numpy()
+        return torch.cat([own, expected, predicted], 1).numpy()
 
     def _pieces(self, batch: Batch) -> Iterator[tuple[int, int, slice, dict[str, Any]]]:
         """(number, row, columns, facts) of each document in a batch."""
@@ -201,20 +185,20 @@ class _Reader:
                 wrong, right = outputs[row, place].double().tolist()
                 scores = metrics.answer_scores(facts["context"], facts["answers"])
                 label = float(batch.targets[row, place])
-                question = float(candidates.question_of(facts["id"]))
+                question = float(metrics.question_of(facts["id"]))
                 found.append((float(losses[row, place]), question, label, right - wrong, *scores))
-        return np.array(found).reshape(-1, 2 + candidates.COLUMNS)
+        return np.array(found).reshape(-1, 2 + metrics.CANDIDATE_COLUMNS)
 
     def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
         found: list[tuple[float, ...]] = []
         for piece, row, part, facts in self._pieces(batch):
-            said, answers = self._answer(facts, outputs[row, part], batch.targets[row, part])
+            predicted, answers = self._answer(facts, outputs[row, part], batch.targets[row, part])
             loss = float(losses[row, part.start]) if batch.weights[row, part.start] else math.nan
-            found.append((loss, float(piece), *metrics.answer_scores(said, answers)))
+            found.append((loss, float(piece), *metrics.answer_scores(predicted, answers)))
         return np.array(found).reshape(-1, 4)
 
     def _answer(self, facts: dict[str, Any], outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
-        """(text that was chosen, right answers); none where "it is not here", at the first token, scores no less."""
+        """(text of the best span, right answers); no text where "no answer", at the first token, scores no less."""
         choosable = (marks & CHOOSABLE) > 0
         choosable[0] = False
         best = best_span(outputs, choosable)

@@ -24,6 +24,8 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 
 ITEM_BYTES |= {"F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8}
 ITEM_BYTES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 _ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6} | {dtype: 8 * size for dtype, size in ITEM_BYTES.items()}
+WRITTEN_DTYPES = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")
+"""In the order in which the library lays them out."""
 _MOST_DIMS = 64
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -73,13 +75,18 @@ def regular_size(path: Path) -> int:
     return status.st_size
 
 
-def make_header(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> bytes:
-    """The bytes before the data, as the safetensors library writes them: tensors of one dtype in the order of names."""
+def make_header(
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], metadata: Mapping[str, str] | None
+) -> bytes:
+    """The bytes before the data, as the safetensors library writes them: tensors by dtype, then in the order of names.
+
+    dtypes: by name; of those in `WRITTEN_DTYPES`.
+    """
     content: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name in sorted(shapes):
-        begin, end = end, end + prod(shapes[name]) * ITEM_BYTES[dtype]
-        content[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [begin, end]}
+    for name in sorted(shapes, key=lambda name: (WRITTEN_DTYPES.index(dtypes[name]), name)):
+        begin, end = end, end + prod(shapes[name]) * ITEM_BYTES[dtypes[name]]
+        content[name] = {"dtype": dtypes[name], "shape": list(shapes[name]), "data_offsets": [begin, end]}
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

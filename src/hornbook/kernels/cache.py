@@ -2,19 +2,22 @@
 
 numba asks whether a kernel's own file is the same. But what a kernel calls is compiled into it, from other files too,
 and so are the values of constants: after a change there, old machine code would still run.
-So a kernel's name is a digest of all it was made of (`kernels/digest`), for this CPU and these versions.
+So a kernel's name is a digest of all it is made of (code, all that it calls, constants, options, signature), for this
+CPU and these versions.
 """
 
 import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 from hornbook.kernels import folder as kernel_folder
-from hornbook.kernels.digest import digest_of_code, digest_of_signature
 
+_NOT_OURS = ("numba", "numpy", "llvmlite")
 COMPILED: dict[str, float] = {}
 """Names of the kernels that were compiled in this process, and the seconds that each took, what it calls included."""
 listeners: list[Callable[[str], None]] = []
@@ -43,14 +46,15 @@ def kept_callback(function: Callable[..., Any], signature: Any, **options: Any) 
 
 def is_ready(*made: Any) -> bool:
     """Whether kernels (`kept_function`) are compiled, in this process or on disk, for whatever signature."""
-    missing = [each for each in made if not each.signatures]
-    names = kernel_folder.names(_cpu()) if missing else ()
-    return all(any(name.startswith(each._cache.stem) for name in names) for each in missing)
+    return all(each.signatures or _is_stored(each._cache.stem) for each in made)
 
 
 def is_kept(function: Callable[..., Any], options: dict[str, Any]) -> bool:
     """Whether a function is compiled on disk with such options, for whatever signature."""
-    stem = KernelCache(function, options).stem
+    return _is_stored(KernelCache(function, options).stem)
+
+
+def _is_stored(stem: str) -> bool:
     return any(name.startswith(stem) for name in kernel_folder.names(_cpu()))
 
 
@@ -65,7 +69,7 @@ class KernelCache:
     def stem(self) -> str:
         """The common beginning of the names of all its signatures."""
         function = f"{self._function.__module__}.{self._function.__qualname__}".replace("<locals>.", "")
-        return f"{_cpu()}/{function}-{digest_of_code(self._function, self._options)}-"
+        return f"{_cpu()}/{function}-{_digest_of_code(self._function, self._options)}-"
 
     @property
     def cache_path(self) -> str:
@@ -108,7 +112,7 @@ class KernelCache:
         """Nothing: the code under a name never changes."""
 
     def _name(self, signature: Any) -> str:
-        return f"{self.stem}{digest_of_signature(signature)}"
+        return f"{self.stem}{_digest_of_signature(signature)}"
 
 
 def _cpu() -> str:
@@ -126,3 +130,70 @@ def _cpu_folder(target: tuple[str, ...]) -> str:
 
     facts = sys.version, numba.__version__, llvmlite.__version__, *target
     return f"{target[1]}-{hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
+
+
+def _digest_of_code(function: Callable[..., Any], options: dict[str, Any]) -> str:
+    """Of the files of the function and of all that it calls, of the constants in use, and of numba's options.
+
+    Call it when a kernel is first loaded or stored: when it is defined, what it calls may not be defined yet.
+    """
+    files, constants = set[str](), dict[str, str]()
+    _gather(function, set(), files, constants)
+    said = sorted((name, sorted(value) if isinstance(value, set) else value) for name, value in options.items())
+    parts = [*sorted(map(_digest_of_file, files)), *(f"{name}={constants[name]}" for name in sorted(constants))]
+    return _digest("\n".join([*parts, repr(said)]).encode())
+
+
+def _digest_of_signature(signature: Any) -> str:
+    """Of the types of a kernel's arguments: a tuple of numba's types, or numba's signature."""
+    kinds = signature if isinstance(signature, tuple) else (*signature.args, signature.return_type)
+    return _digest("\n".join(map(_spelled, kinds)).encode())
+
+
+def _spelled(kind: Any) -> str:
+    """A type; of a named tuple also the names of its fields, which kernels read."""
+    instance = getattr(kind, "instance_class", None)
+    return str(kind) if instance is None else f"{kind} {instance.__module__}.{instance.__qualname__} {instance._fields}"
+
+
+def _gather(function: Any, seen: set[Any], files: set[str], constants: dict[str, str]) -> None:
+    import numpy as np
+
+    if function in seen or function.__module__.partition(".")[0] in _NOT_OURS:
+        return
+    seen.add(function)
+    files.add(function.__code__.co_filename)
+    for name, value in _named(function):
+        called = getattr(value, "py_func", getattr(value, "_defn", value))  # of a kernel, of an intrinsic
+        qualified = f"{function.__module__}.{function.__qualname__}.{name}"
+        if isinstance(called, FunctionType):
+            constants[qualified] = f"{called.__module__}.{called.__qualname__}"
+            _gather(called, seen, files, constants)
+        elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic):
+            constants[qualified] = repr(value)
+        elif isinstance(value, np.ndarray):
+            constants[qualified] = f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
+
+
+def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Every global and every variable of an enclosing function that a function names."""
+    for name in _names(function.__code__):
+        yield name, function.__globals__.get(name)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
+
+
+@cache
+def _digest_of_file(file: str) -> str:
+    return _digest(Path(file).read_bytes())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

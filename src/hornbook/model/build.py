@@ -72,7 +72,7 @@ def build_part(part: Any, cfg: config.ModelConfig, layer: int) -> Any:
 
 def _norms(cfg: config.ModelConfig, norm: NormConfig) -> Norms:
     assert not isinstance(cfg.block, config.Parallel)
-    return Norms(**{place: norm.build(cfg.width) for place in cfg.block.norms})
+    return Norms(**{site: norm.build(cfg.width) for site in cfg.block.norms})
 
 
 def _residual_add(cfg: config.ModelConfig, rate: float, layer: int, site: int) -> ResidualAdd:

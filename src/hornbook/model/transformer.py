@@ -164,8 +164,8 @@ class Transformer(Stack):
 
     def _encode(self, source: Source, keys: Tensor | None) -> tuple[Memory, Auxiliary]:
         assert self.encoder is not None
-        places = source.positions, source.lengths
-        x, context = self._prepare(self.encoder, source.tokens, *places, keys, token_mask=source.token_mask)
+        placed = source.positions, source.lengths
+        x, context = self._prepare(self.encoder, source.tokens, *placed, keys, token_mask=source.token_mask)
         x, auxiliary = self.encoder.run_blocks(x, context)
         return Memory(x, as_tuples(source.lengths)), auxiliary
 

@@ -19,7 +19,7 @@ from hornbook.model.context import Auxiliary
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, World
 
 
 class Balance:
@@ -58,7 +58,7 @@ class Balance:
         for name, bias in self._biases.items():
             shard = shards[bias]
             loads = self._loads.get(name, torch.zeros(shard.shape, dtype=torch.int64, device=world.device))
-            move = load_direction(world.all_reduce_sum(loads)) * applied * self._rates[name]
+            move = load_direction(world.all_reduce_sum(loads, DATA)) * applied * self._rates[name]
             shard.tensor.add_(move[shard.slices].to(shard.tensor.dtype))
         self._loads = {}
 

@@ -20,3 +20,8 @@ class ParallelConfig(Config):
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
     recompute: Literal["none", "block"] = "none"
     """Keep activations, or only each block's input and compute the rest again in backward."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of a run, over all axes (`hornbook.parallel.world`)."""
+        return self.data

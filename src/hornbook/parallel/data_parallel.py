@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -28,7 +28,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients import global_norm
 from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
-from hornbook.parallel.world import World
+from hornbook.parallel.world import COPIES, DATA, World
 
 
 class SingleProcess:
@@ -74,18 +74,23 @@ class DDP(SingleProcess):
 
     def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
         super().__init__(model)
-        primaries = assign_primaries({name: shard.tensor.numel() for name, shard in self.shards.items()}, world.size)
-        self.shards = {
-            name: whole_shard(shard.tensor, primaries[name] == world.rank) for name, shard in self.shards.items()
-        }
+        self._group = world.group(DATA)
+        sizes = {name: shard.tensor.numel() for name, shard in self.shards.items()}
+        primaries, copy = assign_primaries(sizes, world.axis_size(COPIES)), world.axis_rank(COPIES)
+        self.shards = {name: whole_shard(shard.tensor, primaries[name] == copy) for name, shard in self.shards.items()}
         self._ddp: DistributedDataParallel | None = None
         self._is_empty = False
         if not exact:
             devices = [world.device] if world.device.type == "cuda" else None
             self._ddp = self.module = DistributedDataParallel(
-                model, device_ids=devices, forward_sync_buffers=False, gradient_as_bucket_view=True, init_sync=False
+                model,
+                device_ids=devices,
+                process_group=self._group,
+                forward_sync_buffers=False,
+                gradient_as_bucket_view=True,
+                init_sync=False,
             )
-            self._ddp.register_comm_hook(None, _sum_hook)
+            self._ddp.register_comm_hook(self._group, _sum_hook)
 
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         self._is_empty = is_empty
@@ -95,7 +100,7 @@ class DDP(SingleProcess):
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._is_empty:
             fill_neutral_(gradients)
-        exact_all_reduce_(gradients)
+        exact_all_reduce_(gradients, self._group)
 
 
 class FSDP(SingleProcess):
@@ -104,30 +109,30 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
         assert world.mesh is not None
         self.model = self.module = model
-        self._mesh, self._config = world.mesh, config
+        self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
         if config.exact:
             for module in self._fsdp_modules:
                 module.set_custom_reduce_scatter(self._reduce_scatter)
         self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
-        self.shards = self._local_shards(world)
+        self.shards = self._local_shards()
 
     @property
     def _fsdp_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
-    def _local_shards(self, world: World) -> dict[str, ParameterShard]:
-        sizes = {name: each.numel() for name, each in self._parameters.items()}
-        primaries = assign_primaries(sizes, self._config.replicas)
-        replica, shards = world.rank // self._mesh["shard"].size(), {}
+    def _local_shards(self) -> dict[str, ParameterShard]:
+        sizes, shards = {name: each.numel() for name, each in self._parameters.items()}, {}
+        primaries = assign_primaries(sizes, self._world.axis_size(COPIES))
+        copy = self._world.axis_rank(COPIES)
         for name, parameter in self._parameters.items():
             _, start = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
             # The same storage, without DTensor's dispatch.
             local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=parameter.requires_grad)
-            shards[name] = ParameterShard(local, tuple(parameter.shape), tuple(start), primaries[name] == replica)
+            shards[name] = ParameterShard(local, tuple(parameter.shape), tuple(start), primaries[name] == copy)
         return shards
 
     def zero_gradients(self) -> None:
@@ -150,14 +155,13 @@ class FSDP(SingleProcess):
             self.shards[name].tensor.grad = gradient._local_tensor
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
-        if self._reduce_scatter.is_empty and self._mesh["shard"].size() == 1:
+        if self._reduce_scatter.is_empty and self._world.axis_size(["shard"]) == 1:
             fill_neutral_(gradients)  # torch has no reduce-scatter in a group of one
-        if self._config.replicas > 1:
-            exact_all_reduce_(gradients, self._mesh["replica"].get_group())
+        if self._world.axis_size(["replica"]) > 1:
+            exact_all_reduce_(gradients, self._world.group(["replica"]))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        squares = global_norm(gradients).double().square()
-        dist.all_reduce(squares, group=self._mesh["shard"].get_group())
+        squares = self._world.all_reduce_sum(global_norm(gradients).double().square(), ["shard"])
         return squares.sqrt().to(gradients[0].dtype)
 
     def full_tensor(self, name: str) -> Tensor:
@@ -172,7 +176,7 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
     """Shard every parameter over the mesh's axis `shard` (torch's fully_shard): each block, then the rest."""
     assert world.mesh is not None
     # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
-    mesh = world.mesh if config.replicas > 1 and not config.exact else world.mesh["shard"]
+    mesh = world.mesh[DATA] if config.replicas > 1 and not config.exact else world.mesh["shard"]
     for block in model.all_blocks():
         fully_shard(block, mesh=mesh, reshard_after_forward=config.shard == "everything")
     fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the loss needs the head after the forward pass
@@ -183,9 +187,8 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _sum_hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_hook(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP divides by the number of ranks; this adds."""
-    del state
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])

@@ -15,13 +15,13 @@ from hornbook.data.batch import Batch
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source, Transformer
-from hornbook.optim.moments import check_cover
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, token_masks
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
-from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import World
+from hornbook.parallel.shard import ParameterShard, check_cover
+from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
 
 
@@ -107,14 +107,15 @@ class Engine:
         for terms in found:
             for name, term in terms.items():
                 sums[name] = sums[name] + term if name in sums else term
-        if self.world.size == 1:
+        if self.world.data_size == 1:
             return sums
-        total = self.world.all_reduce_sum(torch.stack([value.double() for value in sums.values()]))
+        total = self.world.all_reduce_sum(torch.stack([value.double() for value in sums.values()]), DATA)
         return dict(zip(sums, total.to(next(iter(sums.values())).dtype), strict=True))
 
     def _sum_exactly(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The same, correctly rounded, so that neither order nor number of ranks matters."""
-        columns = self.world.all_gather(torch.stack([torch.stack(list(terms.values())).double() for terms in found]))
+        mine = torch.stack([torch.stack(list(terms.values())).double() for terms in found])
+        columns = self.world.all_gather(mine, DATA)
         rows = torch.cat(columns).T.tolist()
         device = self.world.device
         return {name: torch.tensor(math.fsum(row), device=device) for name, row in zip(found[0], rows, strict=True)}
@@ -186,8 +187,8 @@ class Engine:
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
 
-        If norm or loss is not finite, `step` will refuse the update in the optimizer's kernel. All ranks see the same
-        norm, so they refuse together.
+        If norm or loss is not finite, `step` will refuse the update. All ranks see the same norm, so they refuse
+        together.
         """
         parameters = list(self.named_parameters.values())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -201,13 +202,10 @@ class Engine:
             clip(parameters, norm, limit)
         return norm
 
-    def step(self, optimizer: torch.optim.Optimizer) -> Tensor:
+    def step(self, optimizer: Optimizer) -> Tensor:
         """Update the weights; returns 1.0 if the step was applied, 0.0 if it was refused and changed no bit."""
         assert self._nonfinite is not None, "clip_gradients comes before step"
-        # torch's fused optimizers read these two attributes; nothing else reaches the kernel.
-        optimizer.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
-        optimizer.found_inf = self._nonfinite  # pyright: ignore[reportAttributeAccessIssue]
-        optimizer.step()
+        optimizer.step(self._nonfinite)
         applied = 1.0 - self._nonfinite
         self._balance.step(self.shards, self.world, applied)
         if self.scaler:

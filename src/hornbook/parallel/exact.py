@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from hornbook.errors import UsageError
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import World
+from hornbook.parallel.world import AXES, World
 
 VECTOR = 16
 """Elements of the widest vectors of a CPU; fused AdamW rounds the elements left over by them differently."""
@@ -156,18 +156,18 @@ def exact_norm(shards: Mapping[str, ParameterShard], world: World) -> Tensor:
     Sums of squares are made row by row (dim 0), since shards divide a parameter between rows. Each row is counted by
     the primary replica of its shard; the others add zeros, which is exact.
     """
-    rows = [_rows_of_shard(shard, world) for shard in shards.values() if shard.tensor.grad is not None]
+    rows = [_rows_of_shard(shard) for shard in shards.values() if shard.tensor.grad is not None]
     assert rows, "there are no gradients: call forward_backward first"
-    total = _fold_(world.all_reduce_sum(torch.cat(rows))[None])[0]
+    total = _fold_(world.all_reduce_sum(torch.cat(rows), AXES)[None])[0]
     return total.sqrt().to(next(iter(shards.values())).tensor.dtype)
 
 
-def _rows_of_shard(shard: ParameterShard, world: World) -> Tensor:
+def _rows_of_shard(shard: ParameterShard) -> Tensor:
     """float64 [rows of the whole parameter]: sums of squares, zero for the rows that other ranks count."""
     gradient = shard.tensor.grad
     assert gradient is not None
     rows = torch.zeros(shard.shape[0] if shard.shape else 1, dtype=torch.float64, device=gradient.device)
-    if gradient.numel() and (shard.is_primary or world.size == 1):
+    if gradient.numel() and shard.is_primary:
         sums = _row_squares(gradient)
         first = shard.start[0] if shard.start else 0
         rows[first : first + len(sums)] = sums

@@ -2,8 +2,8 @@
 
 The norm is the global L2 norm over all parameters (Pascanu et al. 2013, arXiv 1211.5063). A gradient counts as finite
 when its sum of squares is finite in float32; anything else (NaN, infinities, 1e38) must not reach a weight or a
-moment, and multiplying by zero would not help: 0 * NaN is NaN. So `found_nonfinite` goes to the optimizer's kernel as
-`found_inf`, without a host synchronisation.
+moment, and multiplying by zero would not help: 0 * NaN is NaN. So `found_nonfinite` goes to `Optimizer.step`, which
+refuses the update; fused kernels do so without a host synchronisation.
 
 Loss scaling (Micikevicius et al. 2018, arXiv 1710.03740) uses the constants of torch's GradScaler. The loss is
 multiplied by the scale before backward, so that small gradients do not vanish in fp16, and gradients are divided by it

@@ -1,21 +1,24 @@
-"""The ranks of a run and the device of each. One process is a world of one rank: the same code.
+"""The ranks of a run, in named axes, and the device of each. One process is a world of one rank: the same code.
 
-The ranks form a device mesh with two axes: `replica` counts the groups that each hold the whole model, `shard` the
-ranks of a group, which hold it between them. Control values travel on the CPU (gloo), tensors of a CUDA model over
-NCCL.
+The ranks are a grid over `AXES`. Of these, `replica` counts the groups that each hold the whole model, and `shard` the
+ranks of a group, which hold it between them; the others have one rank each until something divides the model along
+them. A reduction of tensors names the axes that it is over; control values (stop, save, timeouts) go to all ranks.
+They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 """
 
 import contextlib
 import datetime
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.errors import UsageError
@@ -23,6 +26,13 @@ from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 
+Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]
+AXES: tuple[Axis, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
+"""Outermost first: ranks that differ in the last axis alone have neighbouring numbers."""
+DATA: tuple[Axis, ...] = ("replica", "shard")
+"""Axes whose ranks have microbatches of their own: losses, router loads and metrics are summed over them."""
+COPIES: tuple[Axis, ...] = ("pipeline", "replica", "context", "tensor", "expert")
+"""Axes whose ranks hold the same parameters; an axis that divides parameters is taken out."""
 SETUP_SECONDS = 30.0
 """Longest wait for another rank before the first step."""
 
@@ -53,16 +63,73 @@ class World:
     device: torch.device
     """Where this rank computes."""
     rank: int = 0
-    size: int = 1
+    sizes: Mapping[Axis, int] = field(default_factory=dict)
+    """Ranks along each axis; one where an axis is left out."""
     mesh: DeviceMesh | None = None
-    """Axes `replica` and `shard`; None in a world of one."""
+    """Axes `replica`, `shard` and all others of more than one rank; None in a world of one."""
+    data_mesh: DeviceMesh | None = None
+    """`replica` and `shard` as one axis; None where they hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.axis_size(AXES)
 
     @property
     def is_rank0(self) -> bool:
         """Whether this rank writes the files that are written once."""
         return self.rank == 0
+
+    @property
+    def data_size(self) -> int:
+        """Ranks that have microbatches of their own."""
+        return self.axis_size(DATA)
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this rank among them."""
+        return self.axis_rank(DATA)
+
+    def axis_size(self, axes: Sequence[Axis]) -> int:
+        """Number of ranks that differ from this one along `axes` alone, this one included."""
+        return prod(self.sizes.get(axis, 1) for axis in axes)
+
+    def axis_rank(self, axes: Sequence[Axis]) -> int:
+        """Number of this rank among those, in the order of ranks."""
+        rest, below, found = self.rank, 1, 0
+        for axis in reversed(AXES):
+            size = self.sizes.get(axis, 1)
+            rest, along = divmod(rest, size)
+            if axis in axes:
+                found, below = found + below * along, below * size
+        return found
+
+    def group(self, axes: Sequence[Axis]) -> ProcessGroup | None:
+        """The process group of the ranks that differ from this one along `axes` alone; None: that of all ranks."""
+        if self.axis_size(axes) == self.size:
+            return None
+        wide = tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1) or tuple(axes[:1])
+        assert len(wide) == 1 or wide == DATA, f"there is no group over {axes}"
+        assert self.mesh is not None
+        mesh = self.mesh[wide] if len(wide) == 1 else self.data_mesh
+        assert mesh is not None
+        return mesh.get_group()
+
+    def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
+        """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
+        if self.axis_size(axes) > 1:
+            dist.all_reduce(tensor, group=self.group(axes))
+        return tensor
+
+    def all_gather(self, tensor: Tensor, axes: Sequence[Axis]) -> list[Tensor]:
+        """One tensor of the same shape from every rank of some axes, in the order of ranks."""
+        if self.axis_size(axes) == 1:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.axis_size(axes))]
+        dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
+        return parts
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks: what any rank wants, all do."""
@@ -71,20 +138,6 @@ class World:
         tensor = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.tolist()
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks, in place; the same bits on each."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """One tensor of the same shape from every rank, in the order of ranks."""
-        if self.size == 1:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous())
-        return parts
 
     def broadcast(self, value: int) -> int:
         """Rank 0's value, on every rank."""
@@ -102,7 +155,7 @@ class World:
         """From now on a collective that waits longer fails."""
         if self.size > 1:
             assert self.mesh is not None
-            for group in (None, *self.mesh.get_all_groups()):
+            for group in (None, self.group(DATA), *self.mesh.get_all_groups()):
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
@@ -110,7 +163,8 @@ class World:
 def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInfo | None = None) -> Iterator[World]:
     """The world of this run; threads and numerics are set while it is open."""
     rank_info = rank_info or RankInfo()
-    assert rank_info.size == parallel.data, (rank_info.size, parallel.data)
+    sizes = axis_sizes(parallel)
+    assert rank_info.size == prod(sizes.values()), (rank_info.size, sizes)
     threads = torch.get_num_threads()
     if train.threads:
         torch.set_num_threads(train.threads)
@@ -125,9 +179,7 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
         store = rank_info.connect()
         join(store, rank_info, device)
         try:
-            shape = (parallel.replicas, parallel.data // parallel.replicas)
-            mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
-            world = World(device, rank_info.rank, rank_info.size, mesh, store)
+            world = World(device, rank_info.rank, sizes, *open_meshes(device, sizes), store)
             world.barrier()  # a rank that went on and left would close connections the others have yet to see open
             yield world
             world.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
@@ -135,6 +187,21 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
             dist.destroy_process_group()
     finally:
         torch.set_num_threads(threads)
+
+
+def axis_sizes(parallel: ParallelConfig) -> dict[Axis, int]:
+    """Ranks along each axis that a configuration can widen."""
+    if parallel.shard == "none":
+        return {"replica": parallel.data}
+    return {"replica": parallel.replicas, "shard": parallel.data // parallel.replicas}
+
+
+def open_meshes(device: torch.device, sizes: Mapping[Axis, int]) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """`World.mesh` and `World.data_mesh`, with their process groups."""
+    names: tuple[Axis, ...] = tuple(axis for axis in AXES if axis in DATA or sizes.get(axis, 1) > 1)
+    shape = tuple(sizes.get(axis, 1) for axis in names)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    return mesh, None if names == DATA else mesh[DATA]._flatten("data")
 
 
 def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:

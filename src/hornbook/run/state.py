@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
@@ -21,15 +20,15 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
-from hornbook.model.storage.safetensors_folder import Reader
+from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import read_added
 from hornbook.model.surgery.values import added_parameters, with_added
-from hornbook.optim.moments import check_cover, load_moments, read_moments
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.shard import Shard, check_cover, state_shards
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -55,9 +54,7 @@ class ModelSpec:
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(
-        self, engine: Engine, optimizer: torch.optim.Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0
-    ) -> None:
+    def __init__(self, engine: Engine, optimizer: Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0) -> None:
         """`seed` keys the initial values of parameters that surgery adds."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
         self.seed = seed
@@ -85,22 +82,9 @@ class State:
         saved = {name: shards[name] for name in names if shards[name].is_primary}
         return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
 
-    def moments(self) -> dict[str, TensorSlice]:
-        """The part of the moments that this rank saves, by their names in `read_moments`; rank 0 saves step counts."""
-        found = {}
-        for name, tensor in read_moments(self.optimizer).items():
-            shard = self._shard(name)
-            if shard.is_primary if tensor.dim() else self.engine.world.is_rank0:
-                found[name] = TensorSlice(tensor, shard.start[: tensor.dim()])
-        return found
-
-    def moment_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the whole moments, by name."""
-        moments = read_moments(self.optimizer).items()
-        return {name: self._shard(name).shape if tensor.dim() else () for name, tensor in moments}
-
-    def _shard(self, moment: str) -> ParameterShard:
-        return self.engine.shards[moment.rpartition(".")[0]]
+    def moments(self) -> dict[str, Shard]:
+        """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
+        return state_shards(self.optimizer, self.engine.shards)
 
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint, which any number of ranks may have written.
@@ -148,11 +132,14 @@ class State:
         self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
 
     def _read_moments(self, path: Path) -> None:
-        entries, reader = read_header(path), Reader()
-        check_cover(self.moment_shapes(), {name: entry.shape for name, entry in entries.items()})
-        views = {name: reader.read(name, entry) for name, entry in entries.items()}
-        parts = {name: view[self._shard(name).slices] if view.dim() else view for name, view in views.items()}
-        load_moments(self.optimizer, parts)
+        entries, reader, moments = read_header(path), Reader(), self.moments()
+        check_cover(
+            {name: each.shape for name, each in moments.items()}, {name: entry.shape for name, entry in entries.items()}
+        )
+        for name, moment in moments.items():
+            if (dtype := CODES[moment.tensor.dtype]) != entries[name].dtype:
+                raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this optimizer keeps it as {dtype}")
+            moment.tensor.copy_(reader.read(name, entries[name])[moment.slices])
 
     def counters(self) -> dict[str, Any]:
         """The content of `trainer/state.json`: everything that is not a tensor."""

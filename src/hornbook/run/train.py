@@ -9,7 +9,7 @@ from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
-from hornbook.optim.build import build_optimizer, set_learning_rate
+from hornbook.optim.build import build_optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -100,11 +100,11 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     job.control.enter("data", state)
     rows = length.rows(state.tokens)
     following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.rank, engine.world.size, following)
+    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
     arrived = time.perf_counter()
     clock = length.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
-    set_learning_rate(state.optimizer, lr)
+    state.optimizer.set_learning_rate(lr)
     engine.zero_gradients()
     job.control.enter("forward_backward", state)
     losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))

@@ -18,7 +18,7 @@ from hornbook.model.config.head import LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
 from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
-from hornbook.optim.config.optim import OptimConfig
+from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
@@ -42,7 +42,7 @@ class Recipe(Config):
     """The Transformer."""
     surgery: Surgery = Field(default_factory=list)
     """Changes to the model before training, in order: adapters, frozen parts, rounded weights."""
-    optim: OptimConfig = OptimConfig()
+    optim: AnyOptimizer = AdamW()
     """Optimizer and schedule."""
     parallel: ParallelConfig = ParallelConfig()
     """Distribution over devices."""
@@ -106,7 +106,7 @@ def _check_labels(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Head and objective are both of labels, or both of text."""
     head, objective, kind = recipe.model.head, recipe.data.objective, recipe.model.kind
     labelled = isinstance(head, LabelHeadConfig)
-    if labelled != (objective.kind == "labels"):
+    if labelled != objective.predicts_labels:
         fitting = 'take "labels"' if labelled else "take one of text, or a head of labels"
         yield "data.objective", f'the head "{head.kind}" does not learn by "{objective.kind}": {fitting}'
     elif objective.kind in ("answer", "seq2seq") and (objective.kind == "seq2seq") != (kind == "encoder_decoder"):
@@ -208,7 +208,7 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
     yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
-    if model.init.kind == "lsuv" and parallel.data > 1:
+    if model.init.kind == "lsuv" and parallel.world > 1:
         text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
         yield "model.init.kind", f"lsuv {text}"
 

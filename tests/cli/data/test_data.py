@@ -195,7 +195,7 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(runs: Path, outpu
         code, text = output(verb, first["id"], "--runs", tmp_path)
         assert code == 3
         assert f"{tmp_path / 'fast'}: " in text
-        assert f"{tmp_path / 'odd'}: not known, it cannot be read: " in text
+        assert f"{tmp_path / 'odd'}: unknown, because it cannot be read: " in text
 
 
 def test_the_former_name_of_affected_says_the_new_one(runs: Path, output: Output, capsys: pytest.CaptureFixture[str]):
@@ -237,7 +237,7 @@ def test_the_advice_of_affected_works(tmp_path: Path, output: Output, tiny_setti
     assert found is not None
     words = [*shlex.split(found[1]), "--data.weights.a", "1", f"data.path={tmp_path / 'first'}"]
     assert main([*train, *words, "--out", str(tmp_path / "third" / "run")]) == 0
-    assert "has learned from b" in output("affected", "b", "--runs", tmp_path / "third")[1]
+    assert "was trained on b" in output("affected", "b", "--runs", tmp_path / "third")[1]
 
 
 def test_a_run_without_a_step_is_answered_with_the_form(runs: Path, capsys: pytest.CaptureFixture[str]):

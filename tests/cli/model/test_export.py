@@ -86,8 +86,8 @@ def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
 
 WRONG = [
     (["nowhere", "--out", "x"], "no such run or checkpoint"),
-    (["CHECKPOINT", "--out", "x", "--to", "onnx"], "choose hf or peft"),
-    (["CHECKPOINT", "--out", "x", "--dtype", "int4"], "choose fp32 or bf16"),
+    (["CHECKPOINT", "--out", "x", "--to", "onnx"], "is not one of 'hf', 'peft'"),
+    (["CHECKPOINT", "--out", "x", "--dtype", "int4"], "is not one of 'fp32', 'bf16'"),
     (["CHECKPOINT", "--out", "CHECKPOINT"], "not empty"),
     (["CHECKPOINT"], "--out"),
 ]

@@ -49,6 +49,6 @@ def test_what_cannot_be_is_refused(checkpoint, tmp_path, capsys):
     assert main(["grow", str(checkpoint), "--out", out]) == Exit.USAGE
     assert "give --layers, --encoder-layers or --experts" in capsys.readouterr().err
     assert main(["grow", str(checkpoint), "--out", out, "--layers", "4", "--order", "mix"]) == Exit.USAGE
-    assert "choose stack or spread" in capsys.readouterr().err
+    assert "'mix' is not one of 'stack', 'spread'" in capsys.readouterr().err
     assert main(["grow", str(checkpoint), "--out", out, "--encoder-layers", "4"]) == Exit.USAGE
     assert "no encoder beside it" in capsys.readouterr().err

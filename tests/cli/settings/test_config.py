@@ -117,7 +117,7 @@ def test_mend_leaves_what_it_cannot_mend(run, tmp_path: Path, text: str) -> None
 def test_mend_is_for_files(run, tmp_path: Path) -> None:
     for target in ("tiny", str(tmp_path)):
         code, _, err = run("check", target, "--mend")
-        assert (code, err) == (Exit.USAGE, f"error --mend rewrites a recipe file of yours, and {target} is none\n")
+        assert (code, err) == (Exit.USAGE, f"error --mend rewrites a recipe file, and {target} is not a file\n")
 
 
 def test_the_environment_is_a_source(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,18 +78,16 @@ SKIPPING = {"kind": "skip_first:SkipFirst", "tokens": 4}
 @pytest.mark.usefixtures("own")
 def test_it_trains_from_a_recipe_and_resumes(tmp_path: Path, launch_run: Callable[..., Exit], branch: Callable) -> None:
     words = ["data.objective=skip_first:SkipFirst", "data.objective.tokens=4"]
-    run, causal, whole = (RunDir(tmp_path / name) for name in ("run", "causal", "whole"))
-    assert launch_run(whole.path, *words) == Exit.DONE
+    run, causal = RunDir(tmp_path / "run"), RunDir(tmp_path / "causal")
     assert launch_run(run.path, *words, "train.tokens=768") == Exit.DONE
     assert launch_run(run.path, "train.tokens=1450", mode="resume") == Exit.DONE
     assert launch_run(causal.path) == Exit.DONE
     assert [step["token_hash"] for step in branch(run.path)] == [step["token_hash"] for step in branch(causal.path)]
-    assert [step["loss"] for step in branch(run.path)][:6] == [step["loss"] for step in branch(whole.path)][:6]
     assert branch(run.path)[0]["loss"] != branch(causal.path)[0]["loss"]
     objective = resolve(str(run.recipe), [], {}).recipe.data.objective
     assert objective.model_dump() == SKIPPING
-    (one, *_), (other, *_) = (json.loads(next(each.evals.iterdir()).read_text())["rows"] for each in (run, causal))
-    assert one != other  # figures of different objectives cannot be compared
+    one, other = (json.loads(next(each.evals.iterdir()).read_text())["rows"] for each in (run, causal))
+    assert one != other  # losses of different objectives cannot be compared
     with pytest.raises(UsageError, match=r"data\.objective\.tokens"):
         launch_run(run.path, "data.objective.tokens=5", mode="resume")
 

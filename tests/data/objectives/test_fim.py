@@ -91,7 +91,7 @@ def test_documents_come_back_byte_by_byte(data: Path) -> None:
             assert restored(after[1:], vocabulary).encode() == vocabulary.tokenizer.decode(before[1:]).encode()
             assert sum(token == vocabulary.special.middle for token in after) == 1
     assert all(kinds[kind] > 40 for kind in (False, 1, 2))
-    refs = [ref for sample in range(20) for ref in fim.documents(sample)]
+    refs = [ref for sample in range(20) for ref in fim.index.documents(sample)]
     assert {ref.shard for ref in refs} == {"tokens/train/a/00000"}
 
 

@@ -21,7 +21,7 @@ from hornbook.data.shards.shard import Shard, _map_error, truncated
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
-from hornbook.evals.corpus import baselines
+from hornbook.evals.baselines import baselines
 from hornbook.files.artifact import digest_file
 from hornbook.text.tokenizer.shards import BLOCK_BYTES
 from hornbook.text.tokenizer.tokenizer import Tokenizer

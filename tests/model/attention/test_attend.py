@@ -290,7 +290,7 @@ def test_dropout_is_a_function_of_where_it_falls() -> None:
     drop = AttentionDropout(torch.tensor([3, 1, 4, 159]), 0.3)
     whole = attend(*parts, AttentionMask(), dropout=drop)
     for rows in (slice(1, 2), slice(2, 4)):
-        own = drop._replace(places=drop.places[rows])
+        own = drop._replace(hashes=drop.hashes[rows])
         part = attend(*each(parts, lambda x, rows=rows: x[rows]), AttentionMask(), dropout=own)
         assert torch.equal(part, whole[rows])
     late = attend(parts[0][:, :, 250:], parts[1], parts[2], AttentionMask(), dropout=drop)

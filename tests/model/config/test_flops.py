@@ -11,6 +11,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import keys_seen
 from hornbook.model.transformer import Source
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.resolve import resolve
 
@@ -110,5 +111,6 @@ def test_delta_attention_does_not_grow_with_the_row() -> None:
 )
 def test_bytes_of_state(shard: str, replicas: int, bytes_each: tuple[int, int, int]) -> None:
     parallel = ParallelConfig.model_validate({"data": 8, "shard": shard, "replicas": replicas})
-    assert tuple(state_bytes(100, parallel).values()) == bytes_each
-    assert list(state_bytes(100, parallel)) == ["weights", "gradients", "moments"]
+    found = state_bytes(100, parallel, AdamW())
+    assert tuple(found.values()) == bytes_each
+    assert list(found) == ["weights", "gradients", "moments"]

@@ -22,7 +22,8 @@ from hornbook.model.config.mup import learning_factors, parametrized, scaled
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AdamW, Factors
+from hornbook.optim.config.optim import AdamW
+from hornbook.optim.config.optimizer import Factors
 
 VOCAB, HEAD_DIM = 4, 32
 FLAT, STEEP = 0.05, 0.3
@@ -54,7 +55,7 @@ def train(cfg: config.ModelConfig, steps: int, lr: float, seed: int) -> Transfor
     optimizer = build_optimizer(dict(model.named_parameters()), roles, settings, learning_factors(roles, cfg))
     tokens = rows()
     for _ in range(steps):
-        optimizer.zero_grad()
+        model.zero_grad()
         hidden, _ = model(tokens[:, :-1])
         assert model.head is not None
         (model.head.loss(hidden, tokens[:, 1:], torch.ones(2, 32)) / 64).backward()

@@ -11,8 +11,8 @@ HALF = 2**23
 def mask(
     seed: int = 1, step: int = 2, samples: tuple[int, ...] = (3, 4), layer: int = 0, site: int = 1
 ) -> torch.Tensor:
-    places = site_keys(row_keys(seed, step, torch.tensor(samples)), layer, site)
-    return keep_mask(places, HALF, range(40), range(100), 100)
+    hashes = site_keys(row_keys(seed, step, torch.tensor(samples)), layer, site)
+    return keep_mask(hashes, HALF, range(40), range(100), 100)
 
 
 def test_mix_is_splitmix64() -> None:
@@ -36,8 +36,8 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 
 
 def test_any_slice_can_be_made_alone() -> None:
-    places = site_keys(row_keys(1, 2, torch.tensor([3])), 0, 1)
-    part = keep_mask(places, HALF, range(10, 25), range(50, 90), 100)
+    hashes = site_keys(row_keys(1, 2, torch.tensor([3])), 0, 1)
+    part = keep_mask(hashes, HALF, range(10, 25), range(50, 90), 100)
     assert torch.equal(part, mask(samples=(3,))[:, 10:25, 50:90])
 
 

@@ -27,7 +27,7 @@ from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf.layout import lay_out, parameter_shapes
-from hornbook.model.storage.safetensors_folder import list_tensors, plan_shards, write_json
+from hornbook.model.storage.safetensors_folder import CODES, list_tensors, plan_shards, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, create_tensors, runs
 from tests.model.likenesses import gpt2_like
 
@@ -182,6 +182,18 @@ def test_a_file_is_byte_for_byte_that_of_the_library(shapes, metadata, tmp_path)
     with Writer() as writer:
         for name, tensor in tensors.items():
             writer.write(entries[name], TensorSlice(tensor, (0,) * tensor.dim()))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_file_of_many_dtypes_is_byte_for_byte_that_of_the_library(tmp_path):
+    tensors = {f"{number}": torch.arange(2 + number).to(dtype) for number, dtype in enumerate(CODES)}
+    save_file(tensors, tmp_path / "theirs")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    create_file(tmp_path / "ours", shapes, {name: CODES[tensor.dtype] for name, tensor in tensors.items()})
+    entries = read_header(tmp_path / "ours")
+    with Writer() as writer:
+        for name, tensor in tensors.items():
+            writer.write(entries[name], TensorSlice(tensor, (0,)))
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 2_000_000
-"""Of each text: enough for figures of three digits."""
+"""Bytes read of each text: enough for three significant digits."""
 _TRAINED = re.compile(r"(bpe|wordpiece|unigram):(.+)")
 
 
 def sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(tokenizers, texts) among free words; a prepared folder that has a tokenizer brings it along.
+    """(tokenizers, texts) among free words; a prepared folder with a tokenizer counts as both.
 
-    A tokenizer is a tokenizer.json, a folder that holds one, or `KIND:SIZE`, one to be trained.
+    A tokenizer is a tokenizer.json, a folder that holds one, or `KIND:SIZE` for one to train.
     """
     tokenizers, texts = [], []
     for word in words:
@@ -56,7 +56,7 @@ def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bo
 
 
 def load_tokenizers(words: Sequence[str], texts: Sequence[str]) -> "dict[str, Tokenizer]":
-    """The tokenizers by name: read, or trained on the one prepared folder among the texts."""
+    """Name -> tokenizer: loaded, or trained on the one prepared folder among the texts."""
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     found: dict[str, Tokenizer] = {}
@@ -71,7 +71,7 @@ def load_tokenizers(words: Sequence[str], texts: Sequence[str]) -> "dict[str, To
 
 
 def _short_name(word: str) -> str:
-    """The last part of a path that tells something."""
+    """The last part of a path, without `tokenizer` and `tokenizer.json`."""
     parts = [part for part in Path(word).resolve().parts if part not in ("tokenizer.json", "tokenizer", "/")]
     return parts[-1].removesuffix(".json") if parts else word
 
@@ -98,7 +98,7 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
 
 
 def figures_table(found: "Sequence[TokenizerMetrics]", tokenizers: "dict[str, Tokenizer]") -> Any:
-    """The comparison for people; on each text, the best compression by a tokenizer that loses nothing is bold."""
+    """The comparison for people; on each text, the best compression of the lossless tokenizers is bold."""
     from rich import box
     from rich.table import Table
 
@@ -136,7 +136,7 @@ def _cells(row: dict[str, Any], vocab: int, best: float | None) -> tuple[str, ..
 
 
 def percent(share: float) -> str:
-    """A share for people, 0 % or 100 % only where it is so exactly."""
+    """A share for people; 0 % and 100 % are exact."""
     if share in (0, 1):
         return f"{share:.0%}"
     return f"{share:.1%}" if 0.001 <= share < 0.9995 else f"{min(max(share, 0.0001), 0.9999):.2%}"

@@ -1,4 +1,4 @@
-"""`hornbook data RUN@STEP | where | affected`: data and training joined, in both directions."""
+"""`hornbook data RUN@STEP | where | affected`: the documents of a step, and the steps of a document."""
 
 import json
 import os
@@ -27,10 +27,10 @@ _LISTED = ("where", "affected")
 
 
 class _ByPlace(TyperGroup):
-    """A first word that is no command of the group, but has an @ in it, is a place in a run."""
+    """Treats a first word with an @ as the argument of `documents`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """`RUN@STEP` stands for `documents RUN@STEP`."""
+        """Read `RUN@STEP` as `documents RUN@STEP`. Raises UsageError for another unknown word."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             if "@" not in args[0]:
                 a_run = (Path(args[0]) / "recipe.toml").is_file()
@@ -116,14 +116,14 @@ def where(
 def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
     held = {document.split for document in each.documents} == {"validation"}
     seen = ["held out for validation"] if held else [f"steps {_ranges(each.steps)}"] if each.steps else []
-    seen += [f"through {origin.run.path}, {_steps(origin.steps)}" for origin in each.origins]
-    words = "; ".join([*(seen or ["not in its steps" if each.unknown else "never seen"]), *_began(each)])
+    seen += [f"inherited from {origin.run.path}, {_steps(origin.steps)}" for origin in each.origins]
+    words = "; ".join([*(seen or ["not in its own steps" if each.unknown else "never seen"]), *_began(each)])
     lines = [f"{run.path}: {words} (of {each.last_step:,} steps)"]
     return lines + [f"  {d.source}  {d.id}  {d.origin}  {d.split}" for d in each.documents]
 
 
 def _began(each: "Exposure") -> list[str]:
-    return [f"it began from {text}" for text in each.unknown]
+    return [f"it started from {text}" for text in each.unknown]
 
 
 def _steps(steps: Sequence[int]) -> str:
@@ -147,9 +147,7 @@ def affected(
     value = {"name": name, "runs": [{"run": run, "checkpoints": paths} for run, paths in rows], "unreadable": unread}
     lines = [f"{run}: {len(paths)} checkpoints\n" + "\n".join(f"  {path}" for path in paths) for run, paths in rows]
     began = [f"{run.path}: {text}" for run, each in exposures.items() if each.first is None for text in _began(each)]
-    text = (
-        "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} has learned from {name}"
-    )
+    text = "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} was trained on {name}"
     return Result(value, "\n".join([text, *began, *_unread(unread)]), _code(unread))
 
 
@@ -163,7 +161,7 @@ def remove(name: str, runs: Runs = None) -> Result:
 def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
     documents = [document for each in exposures.values() for document in each.documents]
     if not documents:
-        return f"train again without it: `--data.weights.{name} 0`, beside weights of the other sources"
+        return f"train again without it: `--data.weights.{name} 0`, with weights for the other sources"
     ids = sorted({document.id for document in documents})
     word = shlex.quote(json.dumps(ids) if len(ids) > 1 or any(mark in ids[0] for mark in ',"[]') else ids[0])
     return f"prepare again without it, into a new folder: `--text.exclude {word}`; then tokenize and train on that"
@@ -174,11 +172,11 @@ def _code(unread: Mapping[str, str]) -> Exit:
 
 
 def _unread(unread: Mapping[str, str]) -> list[str]:
-    return [f"{run}: not known, it cannot be read: {problem}" for run, problem in unread.items()]
+    return [f"{run}: unknown, because it cannot be read: {problem}" for run, problem in unread.items()]
 
 
 def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure], dict[str, str]]":
-    """(what each run knows of a document or source; of runs that cannot be read why)."""
+    """(exposure of each run to a document or source; run -> problem of the unreadable runs)."""
     from hornbook.run.observe.exposure import Tracer
 
     runs = _runs(folder)
@@ -218,7 +216,7 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _samples(windows: Sequence[tuple[int, int]], record: dict[str, Any]) -> list[int]:
-    """Positions of a step: those from its first on that lie in no skipped window."""
+    """Sample positions of a step: from its first one on, without those in skipped ranges."""
     free = (i for i in count(record["first_sample"]) if not any(first <= i < end for first, end in windows))
     return list(islice(free, record["num_samples"]))
 

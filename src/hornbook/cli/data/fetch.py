@@ -1,4 +1,4 @@
-"""`hornbook fetch`: files of the usual public corpora, and the settings that read them."""
+"""`hornbook fetch`: download public corpora, and print the settings that read them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def fetch(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora."),
+        str | None, typer.Argument(metavar="NAME|URL", help="A corpus or a URL. Without it: list the corpora.")
     ] = None,
     variables: Annotated[
         list[str] | None,
@@ -75,7 +74,7 @@ def _row(corpus: "PublicCorpus") -> dict[str, Any]:
 
 
 def corpus_table() -> str:
-    """The table of corpora, for people."""
+    """The list of corpora, for people."""
     from hornbook.text.ingest.corpora.corpora import CORPORA
 
     lines: list[str] = []
@@ -109,7 +108,7 @@ def _plan_lines(corpus: "PublicCorpus", remotes: "list[Remote]", total: int, fol
 
 
 def _section(corpus: "PublicCorpus", remotes: "list[Remote]", folder: Path) -> str:
-    """The section of a recipe; what prepare cannot read until it is unpacked is named as it will be called."""
+    """The [text.sources] section of a recipe. Files that must be unpacked first are named as they will be then."""
     import tomli_w
 
     from hornbook.text.ingest.corpora.corpora import source_section

@@ -30,12 +30,10 @@ def tokenize(
     ] = None,
     *,
     vocab: Annotated[
-        str | None,
-        typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k."),
+        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k.")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder)."),
+        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
@@ -52,8 +50,7 @@ def tokenize(
         bool, typer.Option("--train-proxy", help="With --compare: also train the same small model with each.")
     ] = False,
     proxy_bytes: Annotated[
-        str | None,
-        typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M)."),
+        str | None, typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M).")
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:
@@ -68,14 +65,8 @@ def tokenize(
     if proxy_bytes is not None and not train_proxy:
         raise UsageError("--proxy-bytes is the amount of text for --train-proxy: give both, or neither")
     if compare or train_proxy:
-        given = {
-            "--vocab": vocab,
-            "--tokenizer": tokenizer,
-            "--workers": workers,
-            "--overwrite": overwrite,
-            "-n": dry_run,
-        }
-        if idle := [name for name, value in given.items() if value]:
+        options = (("--vocab", vocab), ("--tokenizer", tokenizer), ("--workers", workers), ("--overwrite", overwrite))
+        if idle := [name for name, value in (*options, ("-n", dry_run)) if value]:
             raise UsageError(
                 f"{', '.join(idle)}: of no use with --compare, which writes nothing; write bpe:16k to train a tokenizer"
             )

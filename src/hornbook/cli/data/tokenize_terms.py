@@ -21,8 +21,7 @@ def terms(
     text: Annotated[str, typer.Argument(metavar="DATA|PATH", help="Text of the domain: a prepared folder, or files.")],
     tokenizer: _TokenizerPath,
     general: Annotated[
-        str,
-        typer.Option("--general", metavar="DATA|PATH", help="General text: terms must be rarer in it."),
+        str, typer.Option("--general", metavar="DATA|PATH", help="General text: terms must be rarer in it.")
     ] = "",
     top: Annotated[int, typer.Option("--top", min=1, help="Number of terms.")] = 100,
     least: Annotated[int, typer.Option("--least", min=1, help="Minimum number of occurrences of a term.")] = 5,

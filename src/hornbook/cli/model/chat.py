@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -86,27 +86,8 @@ def _understood(line: str) -> str | None:
         return None
 
 
-class Conversation(Protocol):
-    """The conversation so far, as the tokens that the next answer continues."""
-
-    about: str
-    """The kind of model, for people."""
-    stop: frozenset[int]
-    """Tokens that end an answer."""
-
-    def reset(self) -> None: ...
-    def hear(self, line: str) -> bool:
-        """Add a line; returns whether it needs an answer."""
-        ...
-
-    def tokens(self) -> list[int]: ...
-    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Add an answer; `ended`: it ended with a token of `stop`."""
-        ...
-
-
 class Turns:
-    """A conversation by a chat template."""
+    """A conversation by a chat template. `about` is the kind of model, for people; tokens in `stop` end an answer."""
 
     def __init__(self, loaded: "Loaded", template: "ChatTemplate", system: str | None) -> None:
         tokenizer = loaded.tokenizer
@@ -124,7 +105,7 @@ class Turns:
         self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
 
     def hear(self, line: str) -> bool:
-        """Add a user's turn; a blank line is ignored."""
+        """Add a user's turn; returns whether it needs an answer. A blank line is ignored."""
         from hornbook.model.generate.chat import Message
 
         if line.strip():
@@ -132,11 +113,11 @@ class Turns:
         return bool(line.strip())
 
     def tokens(self) -> list[int]:
-        """The conversation up to the assistant's next turn."""
+        """The tokens that the next answer continues: the conversation up to the assistant's turn."""
         return self._template.encode(self._messages)
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep an answer, also one that was stopped, because the next line may refer to it."""
+        """Keep an answer, also a stopped one, because the next line may refer to it. `ended`: by a token of `stop`."""
         from hornbook.model.generate.chat import Message
 
         del ids, ended
@@ -161,7 +142,7 @@ class OneText:
         self._ids = [self._tokenizer.delimiter_id]
 
     def hear(self, line: str) -> bool:
-        """Append the line to the text; the first line, also after an end-of-text token, starts the text."""
+        """Append the line, which needs an answer, to the text. The first line starts it."""
         if line:
             self._ids += self._tokenizer.encode(line if len(self._ids) == 1 else f"\n{line}")
         return True
@@ -176,6 +157,9 @@ class OneText:
         self._ids += ids
         if ended:
             self.reset()
+
+
+Conversation = Turns | OneText
 
 
 def _conversation(loaded: "Loaded", system: str | None) -> Conversation:

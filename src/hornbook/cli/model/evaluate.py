@@ -39,17 +39,20 @@ def evaluate(
 
     For the last checkpoint of a run, this is the result that the run ended with.
     """
+    from hornbook.evals.task import Metrics
     from hornbook.progress import progress_bar
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
         metrics = _score(target, data, progress, baselines=baselines)
-    return Result(metrics, notes=[_table(metrics)])
+    tasks = [f"{name}: {Metrics(values).summary}" for name, values in metrics.get("tasks", {}).items()]
+    return Result(metrics, notes=[_table(metrics), *tasks])
 
 
 def _score(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
     """All metrics: the value of `--json`."""
-    from hornbook.evals import corpus as scoring
+    from hornbook.evals.baselines import baselines as compute_baselines
+    from hornbook.evals.evaluate import Evaluator
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
@@ -69,14 +72,12 @@ def _score(target: Path, data: list[str] | None, progress: "Progress", *, baseli
             raise IntegrityError(f"{corpus.root} was tokenized with another tokenizer than {folder}: give --data FILES")
         if not corpus.validation:
             raise UsageError(f"{corpus.root} holds no validation tokens: set text.validation, or give --data FILES")
-        rows = scoring.validation_rows(corpus, recipe, sequence)
-        token_bytes, micro_batch = loaded.tokenizer.token_bytes(), recipe.train.micro_batch
-        scores = scoring.score_rows(engine, corpus, rows, token_bytes, micro_batch=micro_batch, progress=progress)
-        report = scores.report()
+        evaluator = Evaluator(corpus, loaded.tokenizer, recipe, sequence)
+        report = evaluator.evaluate(engine, evaluator.rows(), progress=progress).as_dict()
         metrics: dict[str, Any] = {"checkpoint": str(folder), **report.pop("all"), **report}
         if baselines:
             progress("compute baselines", 0, None)
-            metrics["baselines"] = scoring.baselines(corpus, loaded.tokenizer)
+            metrics["baselines"] = compute_baselines(corpus, loaded.tokenizer)
     return metrics
 
 
@@ -106,7 +107,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Progress") -> "Iterator[Corpus]":
     """The text to score: the given files, or else the shards that the run was trained on."""
     from hornbook.data.corpus import Corpus
-    from hornbook.evals.corpus import corpus_of_files
+    from hornbook.evals.evaluate import corpus_of_files
 
     if data:
         with corpus_of_files(data, folder, _labels(recipe), progress) as corpus:

@@ -1,7 +1,7 @@
 """`hornbook export`: write a checkpoint as a certified Hugging Face folder."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,14 +20,17 @@ def export(
     target: Target,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; new or empty.")],
-    to: Annotated[str, typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")] = "hf",
-    dtype: Annotated[str, typer.Option("--dtype", help="Data type of the stored weights: fp32 or bf16.")] = "fp32",
+    to: Annotated[
+        Literal["hf", "peft"], typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")
+    ] = "hf",
+    dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option("--dtype", help="Data type of the stored weights.")
+    ] = "fp32",
     quantize: Annotated[
         str | None, typer.Option("--quantize", help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
     certificate: Annotated[
-        bool,
-        typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers."),
+        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
     ] = True,
     dry_run: DryRun = False,
 ) -> Result:
@@ -44,12 +47,8 @@ def export(
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    if to not in ("hf", "peft"):
-        raise UsageError(f"--to {to}: choose hf or peft")
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype}: choose fp32 or bf16")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":

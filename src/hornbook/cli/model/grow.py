@@ -1,7 +1,7 @@
 """`hornbook grow`: copy a model with more or fewer layers, or with experts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,11 +25,11 @@ def grow(
         int | None, typer.Option(min=1, help="Layers of the encoder of an encoder-decoder.")
     ] = None,
     order: Annotated[
-        str, typer.Option(help="stack: repeat the whole stack. spread: put copies next to their originals.")
+        Literal["stack", "spread"],
+        typer.Option(help="stack: repeat the whole stack. spread: put copies next to their originals."),
     ] = "stack",
     identity: Annotated[
-        bool,
-        typer.Option("--identity/--copies", help="Added layers are identities at first, or plain copies."),
+        bool, typer.Option("--identity/--copies", help="Added layers are identities at first, or plain copies.")
     ] = True,
     experts: Annotated[int | None, typer.Option(min=2, help="Turn each MLP into experts, copies of it.")] = None,
     active: Annotated[int, typer.Option(min=1, help="Experts used by each token.")] = 2,
@@ -44,8 +44,6 @@ def grow(
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    if order not in ("stack", "spread"):
-        raise UsageError(f"--order {order}: choose stack or spread")
     if layers is None and encoder_layers is None and experts is None:
         raise UsageError("there is nothing to change: give --layers, --encoder-layers or --experts")
     folder = checkpoint_path(target)

@@ -1,4 +1,4 @@
-"""`hornbook prepare bias`: who is mentioned with what."""
+"""`hornbook prepare bias`: show which words occur near which groups of people."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated

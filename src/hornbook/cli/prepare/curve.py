@@ -1,4 +1,4 @@
-"""`hornbook prepare curve`: what stays as a threshold moves."""
+"""`hornbook prepare curve`: count the documents kept for each value of a threshold."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,8 +14,7 @@ def curve(
     data: Data,
     threshold: Annotated[str, typer.Argument(metavar="STEP.KEY", help="Such as gopher_quality.min_words.")],
     values: Annotated[
-        list[float] | None,
-        typer.Argument(metavar="VALUE", help="By default some around the current value."),
+        list[float] | None, typer.Argument(metavar="VALUE", help="By default some around the current value.")
     ] = None,
 ) -> Result:
     """Count the documents kept for each value of a threshold, by source and language.

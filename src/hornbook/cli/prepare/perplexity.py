@@ -17,8 +17,7 @@ def perplexity(
         int, typer.Option("--megabytes", min=1, help="Most text read: a uniform sample of the documents.")
     ] = 64,
     ngrams: Annotated[
-        int,
-        typer.Option("--ngrams", min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are dropped."),
+        int, typer.Option("--ngrams", min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are dropped.")
     ] = 4_000_000,
 ) -> Result:
     """Train an n-gram model of bytes on good text, and measure its bits per byte on documents it was not trained on.

@@ -1,9 +1,9 @@
-"""`hornbook prepare`: raw text to clean, deduplicated documents."""
+"""`hornbook prepare`: clean and deduplicate raw text."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,7 @@ _ENDING = re.compile(
 )
 
 _LABELS_SHOWN = 12
+Phase = Literal["measure", "decide", "write"]
 
 
 def prepare(
@@ -43,14 +44,12 @@ def prepare(
     workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
-    phase: Annotated[
-        str, typer.Option("--phase", metavar="measure|decide|write", help="Run one phase only; see --shard.")
-    ] = "",
+    phase: Annotated[Phase | None, typer.Option("--phase", help="Run one phase only; see --shard.")] = None,
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
     on: Annotated[
-        str, typer.Option("--on", metavar="here|ray", help="Run tasks on this machine or on a Ray cluster.")
+        Literal["here", "ray"], typer.Option("--on", help="Run tasks on this machine or on a Ray cluster.")
     ] = "here",
     dry_run: DryRun = False,
 ) -> Result:
@@ -64,35 +63,19 @@ def prepare(
     from hornbook.text.refinery.pipeline.prepare import prepare_share
 
     config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
-    place = _one_of("--on", on, "here", "ray")
-    if phase:
+    if phase is not None:
         if dry_run or overwrite:
             raise UsageError("--phase cannot be combined with --dry-run or --overwrite: choose another --out instead")
-        share = _share(shard)
         with progress_bar() as progress:
-            said = prepare_share(
-                config,
-                out,
-                _one_of("--phase", phase, "measure", "decide", "write"),
-                share,
-                workers=workers,
-                progress=progress,
-                on=place,
-            )
-        return Result({"data": str(out), "phase": phase, "done": said}, said)
+            done = prepare_share(config, out, phase, _share(shard), workers=workers, progress=progress, on=on)
+        return Result({"data": str(out), "phase": phase, "done": done}, done)
     if shard != "1/1":
         raise UsageError("--shard needs --phase: `--phase measure --shard 1/8`, then decide, then write")
     if dry_run:
         return _plan(config, out)
     with progress_bar() as progress:
-        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=place)
+        funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=on)
     return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
-
-
-def _one_of(option: str, given: str, *known: str) -> Any:
-    if given not in known:
-        raise UsageError(f"{option} {given}: choose one of {', '.join(known)}")
-    return given
 
 
 def _share(words: str) -> "Share":
@@ -105,7 +88,7 @@ def _share(words: str) -> "Share":
 
 
 def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> "TextConfig":
-    """The [text] section that the words make: a recipe's, with a source for each path that is named.
+    """The [text] section given by the words: that of the recipe, with one source for each path.
 
     fields: settings of the sources that are named by a path, None where nobody gave one.
     """
@@ -140,7 +123,7 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
 
 
 def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
-    """Settings of one source, as on the command line."""
+    """Settings of one source, written as on the command line."""
     from hornbook.settings.show import toml_value
     from hornbook.settings.toml import dotted
 
@@ -149,7 +132,7 @@ def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe that is no path here."""
+    """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe unless a path has its name."""
     from hornbook.settings.recipe_files import shipped_recipes
 
     if word.endswith(".toml"):
@@ -161,7 +144,7 @@ def is_recipe(word: str) -> bool:
 
 
 def name_sources(paths: Sequence[str]) -> dict[str, str]:
-    """A source name for each path: its last part that is no glob, without endings; numbered where it is taken."""
+    """Source name -> path. The name is the last part of the path without globs and endings, with a number if taken."""
     named: dict[str, str] = {}
     for path in paths:
         parts = [part for part in path.split("/") if part.strip(".") and not any(char in part for char in "*?[")]
@@ -198,7 +181,7 @@ def _plan(config: "TextConfig", out: Path) -> Result:
 
 
 def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
-    """The funnel for people: a table, where the skipped rows are, and what to do next."""
+    """The funnel for people: a table, the file with the skipped rows, and the next command."""
     from rich import box
     from rich.table import Table
 
@@ -226,7 +209,7 @@ def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
 
 
 def _labels_text(counts: Mapping[str, int]) -> str:
-    """How many kept texts, or words, have each label, the most common first; empty where there are no names."""
+    """Number of kept texts, or words, by label, most common first; empty if the labels have no names."""
     if not counts:
         return ""
     common = sorted(counts.items(), key=lambda each: -each[1])[:_LABELS_SHOWN]

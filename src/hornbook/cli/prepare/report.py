@@ -1,4 +1,4 @@
-"""`hornbook prepare report`: the receipt as a page, and a data card."""
+"""`hornbook prepare report`: write the receipt as a page, and a data card."""
 
 from pathlib import Path
 from typing import Annotated

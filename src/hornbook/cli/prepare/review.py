@@ -1,4 +1,4 @@
-"""`hornbook prepare review`: people judge examples of each rule, one by one; the labels give its precision."""
+"""`hornbook prepare review`: people judge examples of each rule, which gives its precision."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from hornbook.cli.result import Json, Result, columns
 from hornbook.cli.shell import Data, people
 from hornbook.errors import UsageError
+from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,15 +47,14 @@ def review(
 
 
 def _ask(example: "Example", place: str) -> bool | None:
-    """What the person says; None to stop."""
+    """Ask whether the decision on an example was right; None: the person quits."""
     from rich.markup import escape
     from rich.panel import Panel
 
     kept = example.reason == "kept"
     question = "Was it right to keep this?" if kept else f"Was it right to drop this as {example.reason!r}?"
-    shown = escape(_printable(example.text, "\n\t"))
     title = f"{place}: {example.reason} - {example.source}, {example.origin}, {example.bytes:,} bytes"
-    title = escape(_printable(title))
+    shown, title = (escape(escape_controls(text)) for text in (example.text, title))
     people().print(Panel(shown, title=title, title_align="left"))
     while True:
         said = typer.prompt(f"{question} [y]es, [n]o, [q]uit", err=True).strip().lower()[:1]
@@ -62,11 +62,6 @@ def _ask(example: "Example", place: str) -> bool | None:
             return _KEYS[said]
         if said == "q":
             return None
-
-
-def _printable(text: str, also: str = "") -> str:
-    """Without what could steer the terminal: names in archives can hold that, too."""
-    return "".join(char if char.isprintable() or char in also else "\ufffd" for char in text)
 
 
 def _table(data: Path, precisions: "Mapping[str, Precision]") -> str:

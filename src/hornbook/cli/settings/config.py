@@ -76,12 +76,12 @@ def check(
 
 
 def _mend(path: Path) -> list[str]:
-    """Replace former names in a recipe file; returns, and prints on stderr, a line for each. Invalid TOML stays."""
+    """Replace former names of settings in a recipe file of valid TOML; prints and returns a line for each."""
     from hornbook.files.durable import write_atomic
     from hornbook.settings.renamed import mend
 
     if not path.is_file():
-        raise UsageError(f"--mend rewrites a recipe file of yours, and {path} is none")
+        raise UsageError(f"--mend rewrites a recipe file, and {path} is not a file")
     path = path.resolve()  # of a link, the file
     try:
         text = path.read_bytes().decode()

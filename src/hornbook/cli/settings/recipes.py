@@ -69,7 +69,7 @@ def show(words: Words = None) -> Result:
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
-    state = state_bytes(sum(counts.values()), recipe.parallel)
+    state = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim)
     value = {
         "recipe": recipe.model_dump(mode="json"),
         "origins": resolved.origins,
@@ -83,7 +83,7 @@ def show(words: Words = None) -> Result:
     }
     lines = [parameter_line(counts)]
     lines += [operation_line(name, each, recipe.train.sequence) for name, each in operations.items()]
-    lines.append(state_line(state, recipe.parallel.data))
+    lines.append(state_line(state, recipe.parallel.world))
     lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
     return Result(value, "\n".join([*header, resolved.to_toml()]))

@@ -34,7 +34,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool)
     from hornbook.run.launch.launch import launch
     from hornbook.run.launch.launcher_env import launcher_rank
 
-    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.data)
+    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
     follows = rank_info is not None and not rank_info.is_rank0  # rank 0 answers
     if dry_run and follows:
         return Exit.DONE

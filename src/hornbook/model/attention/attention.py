@@ -21,7 +21,7 @@ from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
 
 SITE = 16
-"""Place of a layer where probabilities of attention are dropped; the next one is that of attention across stacks."""
+"""Dropout site of attention probabilities in a layer; the next one is that of attention across stacks."""
 Heads = Float[Tensor, "batch heads time head_dim"]
 
 

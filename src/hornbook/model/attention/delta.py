@@ -57,12 +57,12 @@ class CausalConvolution(nn.Module):
         size, time = self.weight.shape[1], x.shape[1]
         tail = x.new_zeros(len(x), size - 1, x.shape[2]) if tail is None else tail
         inputs, weight = torch.cat([tail, x], 1), self.weight.to(x.dtype)
-        place = None if starts is None else _places(starts)
+        positions = None if starts is None else _document_positions(starts)
         y = x * weight[:, -1]
         for back in range(1, size):
             earlier = inputs[:, size - 1 - back :][:, :time]
-            if place is not None:
-                earlier = earlier * (place >= back)[..., None]
+            if positions is not None:
+                earlier = earlier * (positions >= back)[..., None]
             y = torch.addcmul(y, earlier, weight[:, -1 - back])
         return F.silu(y), inputs[:, time:]
 
@@ -152,7 +152,7 @@ def _cached_starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     return found
 
 
-def _places(starts: Bool[Tensor, "batch time"]) -> Tensor:
+def _document_positions(starts: Bool[Tensor, "batch time"]) -> Tensor:
     """Index of each token in its document; a large number where the document began before this row."""
     index = torch.arange(starts.shape[1], device=starts.device)
     return index - torch.where(starts, index, -(2**20)).cummax(1).values

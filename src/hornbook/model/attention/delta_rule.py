@@ -97,7 +97,7 @@ def chunked_delta_rule(
     return torch.stack(outputs, 2).flatten(2, 3)[:, :, :time], current
 
 
-def _cut(x: Float[Tensor, "batch heads time ..."]) -> Float[Tensor, "batch heads chunks place ..."]:
+def _cut(x: Float[Tensor, "batch heads time ..."]) -> Float[Tensor, "batch heads chunks position ..."]:
     """In chunks, the last one filled up with zeros, which change no state."""
     missing = -x.shape[2] % CHUNK
     if missing:
@@ -106,8 +106,8 @@ def _cut(x: Float[Tensor, "batch heads time ..."]) -> Float[Tensor, "batch heads
 
 
 def _decays(
-    decay: Float[Tensor, "batch heads chunks place"], together: Bool[Tensor, "... place place"]
-) -> Float[Tensor, "batch heads chunks place place"]:
+    decay: Float[Tensor, "batch heads chunks position"], together: Bool[Tensor, "... position position"]
+) -> Float[Tensor, "batch heads chunks position position"]:
     """D. Each exponent is summed apart: a difference of two long sums would lose digits."""
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=decay.device).tril(-1)
     between = decay[..., None].expand(*decay.shape, CHUNK).masked_fill(~later, 0.0).cumsum(-2)
@@ -115,7 +115,7 @@ def _decays(
 
 
 def _documents(starts: Starts | None, time: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """M, and where c is not 0; they broadcast to [batch, heads, chunks, place (, place)]."""
+    """M, and where c is not 0; they broadcast to [batch, heads, chunks, position (, position)]."""
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=device).tril()
     if starts is None:
         return causal, torch.ones(CHUNK, dtype=torch.bool, device=device)

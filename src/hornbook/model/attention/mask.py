@@ -54,17 +54,17 @@ class AttentionMask:
         """The interval of each query of a row; queries are the last of the keys' positions."""
         if self.kind == "cross":
             return self._across(queries, keys, row)
-        places = torch.arange(keys - queries, keys)
+        positions = torch.arange(keys - queries, keys)
         starts, ends = _boundaries(self.lengths, row, keys)
         number = _document_numbers(starts, ends)[keys - queries :]
         starts, ends = starts[number], ends[number]
         if self.kind == "causal":
             prefix = 0 if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
-            ends = torch.maximum(places + 1, starts + prefix)
+            ends = torch.maximum(positions + 1, starts + prefix)
         if self.window is not None:
             causal = self.kind == "causal"
             before, after = (self.window - 1, keys) if causal else (self.window // 2, self.window // 2)
-            starts, ends = torch.maximum(starts, places - before), torch.minimum(ends, places + after + 1)
+            starts, ends = torch.maximum(starts, positions - before), torch.minimum(ends, positions + after + 1)
         return starts, ends
 
     def _across(self, queries: int, keys: int, row: int) -> Interval:
@@ -100,8 +100,8 @@ def dense_mask(
     """True where a query sees a key; rows is the batch, or 1 where all rows have the same mask."""
     intervals = [mask.intervals(queries, keys, row) for row in range(1 if mask.uniform else batch)]
     starts, ends = (torch.stack(each).to(device)[..., None] for each in zip(*intervals, strict=True))
-    place = torch.arange(keys, device=device)
-    return (starts <= place) & (place < ends)
+    position = torch.arange(keys, device=device)
+    return (starts <= position) & (position < ends)
 
 
 def as_tuples(rows: Iterable[Iterable[int]] | None) -> DocumentLengths | None:

@@ -119,7 +119,7 @@ def _to_scores_(
     softmax_backward_(shaped, _shaped(probabilities, tile), tile.starts, tile.ends, scale)
     if d_bias is not None:
         sums = diagonal_sums(shaped).sum(0)
-        begin = d_bias.shape[1] // 2 + tile.begin - tile.place - (tile.last - tile.first - 1)
+        begin = d_bias.shape[1] // 2 + tile.begin - tile.position - (tile.last - tile.first - 1)
         d_bias[:, begin : begin + sums.shape[1]].add_(sums, alpha=1 / scale)
     if scoring.softcap is not None:
         slopes = matmul(parts[0], parts[1].transpose(1, 2)).mul_(scoring.scale / scoring.softcap).tanh_()
@@ -129,7 +129,7 @@ def _to_scores_(
 def _table(tile: QueryTile, scoring: Scoring, scores: Tensor) -> tuple[Tensor, int]:
     """Scores by distance, and their column for the tile's first query and first key."""
     if scoring.bias is not None:
-        return scoring.bias, scoring.bias.shape[1] // 2 + tile.begin - tile.place
+        return scoring.bias, scoring.bias.shape[1] // 2 + tile.begin - tile.position
     queries, keys = scores.shape[2:]
     wide = torch.promote_types(scores.dtype, torch.float32)
     return torch.zeros(scores.shape[1], queries + keys - 1, dtype=wide, device=scores.device), queries - 1
@@ -139,7 +139,7 @@ def _dropped(x: Tensor, tile: QueryTile, scoring: Scoring) -> Tensor:
     """Probabilities with some of them zero and the rest scaled; or gradients, likewise. What is given stays."""
     if scoring.drop is None:
         return x
-    queries = range(tile.place, tile.place + tile.last - tile.first)
+    queries = range(tile.position, tile.position + tile.last - tile.first)
     return scoring.drop(_shaped(x, tile), tile.rows, queries, range(tile.begin, tile.end)).view_as(x)
 
 

@@ -33,7 +33,7 @@ class QueryTile:
     last: int
     begin: int
     end: int
-    place: int
+    position: int
     """Position of the first query among the keys."""
     starts: Int[Tensor, "rows queries"]
     """First key each query sees, counted from `begin`; one row where all rows agree."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
+from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.parallel.config import ParallelConfig
 
 FLOAT32 = 4
-"""Bytes of a number; weights, gradients and moments are float32 under every `train.precision`."""
+"""Bytes of a number; weights and gradients are float32 under every `train.precision`."""
 SCORING_COST = 0.35
 """Measured time to score a token, as a share of the time to train on it."""
 
@@ -80,10 +81,11 @@ def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
     return Operations(memory, 0, 0), Operations(weights - memory, pairs, pairs)
 
 
-def state_bytes(parameters: int, parallel: ParallelConfig) -> dict[str, int]:
-    """Bytes each process holds of weights, gradients and AdamW's moments, with no parameter frozen."""
+def state_bytes(parameters: int, parallel: ParallelConfig, optim: OptimizerConfig) -> dict[str, int]:
+    """Bytes each process holds of weights, gradients and the optimizer's moments, with no parameter frozen."""
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
-    sizes = {"moments": 2 * FLOAT32, "gradients": FLOAT32, "weights": FLOAT32}  # in the order in which they are cut
+    weights = FLOAT32 * parameters
+    sizes = {"moments": optim.state_bytes(parameters), "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
-    return {name: -(-parameters * size // shares[name]) for name, size in reversed(sizes.items())}
+    return {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
+from hornbook.errors import UsageError
 from hornbook.settings.fields import Config
 
 Problems = Iterator[tuple[str, str]]
@@ -23,11 +24,13 @@ Model = Any
 class Part(Config):
     """What all parts have."""
 
-    builder: ClassVar[str]
+    builder: ClassVar[str] = ""
     """`module:name` below `hornbook.model` of the class or function that makes the part's module."""
 
     def make(self, *args: Any) -> Any:
         """The builder's result. It is imported only here, when a model is built: configurations import no torch."""
+        if not self.builder:
+            raise UsageError(f"the part {type(self).__name__} has no method `build`")
         module, _, name = self.builder.partition(":")
         return getattr(importlib.import_module(f"hornbook.model.{module}"), name)(*args)
 
@@ -39,9 +42,9 @@ class LayerPart(Part):
         """The module of layer `layer`."""
         return self.make(model, layer)
 
-    def num_parameters(self, model: Model) -> int:
+    def num_parameters(self, _model: Model, /) -> int:
         """Trained values of one layer."""
-        raise NotImplementedError
+        raise UsageError(f"the part {type(self).__name__} has no method `num_parameters`")
 
     def num_matmul_weights(self, model: Model) -> int:
         """Weights of one layer that each position is multiplied by; by default all of its parameters."""

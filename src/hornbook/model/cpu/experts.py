@@ -32,11 +32,11 @@ def weighted_swiglu_backward(gate_up: Tensor, weights: Tensor, g: Tensor) -> tup
     return d_gate_up, d_weights, y
 
 
-def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
-    """For each token the sum of some rows [rows, width]: those of places [tokens, active] int64, -1 for none."""
-    (tokens, active), width = places.shape, rows.shape[1]
+def sum_rows(rows: Tensor, slots: Tensor) -> Tensor:
+    """For each token the sum of some rows [rows, width]: those in `slots` [tokens, active] int64, -1 for none."""
+    (tokens, active), width = slots.shape, rows.shape[1]
     y, scratch = rows.new_empty(tokens, width), torch.empty(chunks(tokens), width)
-    launch(_sum_kernel, tokens, is_bf16(rows), width, active, rows, places, y, scratch)
+    launch(_sum_kernel, tokens, is_bf16(rows), width, active, rows, slots, y, scratch)
     return y
 
 
@@ -73,15 +73,15 @@ def _gate_backward(first, last, hidden, gate_up, weights, g, d_gate_up, d_weight
 
 
 @njit(inline="always", **OPTIONS)
-def _sum(first, last, width, active, rows, places, y, scratch):
+def _sum(first, last, width, active, rows, slots, y, scratch):
     for token in range(first, last):
         y_row = y[token * width : (token + 1) * width]
         for j in range(width):
             scratch[j] = np.float32(0)
         for i in range(active):
-            place = places[token * active + i]
-            if place >= 0:
-                row = rows[place * width : (place + 1) * width]
+            slot = slots[token * active + i]
+            if slot >= 0:
+                row = rows[slot * width : (slot + 1) * width]
                 for j in range(width):
                     scratch[j] += load(row, j)
         for j in range(width):
@@ -113,10 +113,10 @@ def _gate_backward_kernel(pointer, values):
 @Kernel
 def _sum_kernel(pointer, values):
     a = arguments(pointer)
-    width, places = a[1], i64(a[4])
+    width, slots = a[1], i64(a[4])
     while True:
         first, last, chunk = next_rows(pointer)
         if first == last:
             return
         scratch = f32(a[6])[chunk * width : (chunk + 1) * width]
-        _sum(first, last, width, a[2], values(a[3]), places, values(a[5]), scratch)
+        _sum(first, last, width, a[2], values(a[3]), slots, values(a[5]), scratch)

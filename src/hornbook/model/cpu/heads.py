@@ -71,8 +71,8 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
     merge, time, heads, kv_heads, dim, turns, half = a[1], a[2], a[3], a[4], a[5], a[6], a[7]
     width = (heads + 2 * kv_heads) * dim
     for row in range(first, last):
-        batch, place = row // time, row % time
-        angle = (batch * turns + place) * half
+        batch, position = row // time, row % time
+        angle = (batch * turns + position) * half
         c, s = cos[angle : angle + half], sin[angle : angle + half]
         for head in range(heads + 2 * kv_heads):
             whole = fused[row * width + head * dim : row * width + (head + 1) * dim]
@@ -82,7 +82,7 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
                 part, index = key, batch * kv_heads + head - heads
             else:
                 part, index = value, batch * kv_heads + head - heads - kv_heads
-            here = part[(index * time + place) * dim : (index * time + place + 1) * dim]
+            here = part[(index * time + position) * dim : (index * time + position + 1) * dim]
             source, target = (here, whole) if merge else (whole, here)
             rotary_dim = 2 * half if head < heads + kv_heads else 0
             if rotary_dim and a[8]:

@@ -87,8 +87,8 @@ def _shape(scores: Tensor, starts: Tensor) -> tuple[int, int, int, int, int]:
 
 
 def _hidden(scores: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    place = torch.arange(scores.shape[-1], device=scores.device)
-    return ((place < starts[..., None]) | (place >= ends[..., None]))[:, None]
+    position = torch.arange(scores.shape[-1], device=scores.device)
+    return ((position < starts[..., None]) | (position >= ends[..., None]))[:, None]
 
 
 @njit(inline="always", **OPTIONS)

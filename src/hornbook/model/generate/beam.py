@@ -58,8 +58,8 @@ def beam_search(
         # So many that `beams` unfinished ones are among them whatever ends.
         best = total.flatten().topk(min(max(2, 1 + len(stop)) * beams, total.numel()))
         rows, going = list[int](), list[Hypothesis]()
-        for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            row, token = divmod(place, total.shape[1])
+        for rank, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            row, token = divmod(index, total.shape[1])
             text = Hypothesis(score, [*running[row].tokens, token])
             if token not in stop and length < max_tokens:
                 going, rows = [*going, text], [*rows, row]

@@ -16,9 +16,9 @@ from hornbook.text.tokenizer.special_tokens import read_settings, token_name
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 FILE = "chat_template.jinja"
-_PLACE = "\ufdd2{}\ufdd3"
+_MARK = "\ufdd2{}\ufdd3"
 """Stands for a message while the template is rendered: characters that no text has."""
-_PLACES = re.compile("\ufdd2([0-9]+)\ufdd3")
+_MARKS = re.compile("\ufdd2([0-9]+)\ufdd3")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 """Tags by which transformers finds what an assistant said; they change nothing else."""
 
@@ -57,9 +57,9 @@ class ChatTemplate:
 
     def _parts(self, messages: Sequence[Message], *, answer: bool) -> list[tuple[str, bool]]:
         """Pieces of the text, and whether special tokens are meant where they are spelled."""
-        given = [{"role": each.role, "content": _PLACE.format(place)} for place, each in enumerate(messages)]
+        given = [{"role": each.role, "content": _MARK.format(number)} for number, each in enumerate(messages)]
         text = self._render(given, answer=answer)
-        pieces = _PLACES.split(text)
+        pieces = _MARKS.split(text)
         return [
             (piece, True) if number % 2 == 0 else (messages[int(piece)].content, False)
             for number, piece in enumerate(pieces)

@@ -65,8 +65,8 @@ def _labels(
     # A decoder's label sits on the last token of the text, not on an end token behind it.
     behind = 1 + (tokenizer.end_id != tokenizer.delimiter_id)
     for each, outputs in zip(asked, _outputs(loaded, [(each.tokens, each.types) for each in asked]), strict=True):
-        place = 0 if loaded.config.kind == "encoder" else len(each.tokens) - behind
-        found = _label(head, probabilities(head, outputs[place]).tolist())
+        token = 0 if loaded.config.kind == "encoder" else len(each.tokens) - behind
+        found = _label(head, probabilities(head, outputs[token]).tolist())
         yield found | ({"truncated": True} if each.truncated else {})
 
 
@@ -96,9 +96,9 @@ def _tags(
         chances: list[float | None] = [None] * len(words)
         for window in each:
             found = probabilities(head, next(outputs))
-            for word, place in window.positions.items():
-                number = int(found[place].argmax())
-                tags[word], chances[word] = head.labels[number], float(found[place, number])
+            for word, token in window.positions.items():
+                number = int(found[token].argmax())
+                tags[word], chances[word] = head.labels[number], float(found[token, number])
         named = entities([tag or "" for tag in tags])
         yield {
             "words": words,
@@ -127,18 +127,18 @@ def _answer(context: str, windows: list[Window], outputs: list[Tensor]) -> Findi
     none = min(float(each[0].sum()) for each in outputs)
     scores: list[Tensor] = []
     best = none
-    place: tuple[int, int] | None = None
+    span: tuple[int, int] | None = None
     for window, each in zip(windows, outputs, strict=True):
         choosable = torch.tensor([span is not None for span in window.spans])
         scores += [each[:1], each[choosable]]
         found = best_span(each, choosable)
         if found is not None and found.score > best:
-            best, place = found.score, _characters(window, found.first, found.last)
+            best, span = found.score, _characters(window, found.first, found.last)
     chance = float((best - torch.cat(scores).logsumexp(0).sum()).exp())  # of begin times end, over all that is open
-    if place is None:
+    if span is None:
         return {"answer": None, "probability": chance}
-    text = context[place[0] : place[1]]
-    begin = place[0] + len(text) - len(text.lstrip())  # a piece may begin with the blank before its word
+    text = context[span[0] : span[1]]
+    begin = span[0] + len(text) - len(text.lstrip())  # a piece may begin with the blank before its word
     text = text.strip()
     return {"answer": text, "probability": chance, "begin": begin, "end": begin + len(text)}
 

@@ -71,17 +71,17 @@ class Filled(NamedTuple):
 
 def fill_masks(model: Transformer, tokens: Sequence[int], mask: int | None, vocab: int, count: int = 5) -> list[Filled]:
     """The `count` likeliest tokens (ids below `vocab`) for each mask, each on its own. Raises UsageError."""
-    places = [place for place, token in enumerate(tokens) if token == mask]
-    if mask is None or not places:
+    positions = [position for position, token in enumerate(tokens) if token == mask]
+    if mask is None or not positions:
         raise UsageError("an encoder fills masks: write the tokenizer's mask token where a token is missing")
     with torch.no_grad():
         hidden, _ = model(_row(model, tokens))
         assert model.head is not None
-        chances = model.head.logits(hidden[0, places])[:, :vocab].softmax(-1)
+        chances = model.head.logits(hidden[0, positions])[:, :vocab].softmax(-1)
     best = chances.topk(min(count, vocab))
     return [
-        Filled(place, ids, shares)
-        for place, ids, shares in zip(places, best.indices.tolist(), best.values.tolist(), strict=True)
+        Filled(position, ids, shares)
+        for position, ids, shares in zip(positions, best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 

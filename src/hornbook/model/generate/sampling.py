@@ -64,7 +64,7 @@ def filter_logits(
 
 
 def choose_token(logits: Float[Tensor, " vocab"], sampling: Sampling, index: int) -> int:
-    """The id at place `index` of the continuation."""
+    """The id of token number `index` of the continuation."""
     if sampling.greedy or sampling.temperature == 0:
         return int(logits.argmax())
     kept = filter_logits(logits.float(), temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
@@ -74,9 +74,9 @@ def choose_token(logits: Float[Tensor, " vocab"], sampling: Sampling, index: int
 def draw(logits: Float[Tensor, " vocab"], uniform: float) -> int:
     """The token whose interval of the distribution function holds `uniform` (in [0, 1)); never one of -inf."""
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    place = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
     last = int(torch.nonzero(logits > REMOVED)[-1])
-    return min(place, last)
+    return min(index, last)
 
 
 def keyed_uniform(seed: int, index: int) -> float:

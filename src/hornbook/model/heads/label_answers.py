@@ -43,10 +43,10 @@ def best_span(
         return None
     starts, ends = outputs.float().masked_fill(~choosable[:, None], float("-inf")).unbind(1)
     ahead = F.pad(starts, (longest - 1, 0), value=float("-inf"))[None]
-    best, places = F.max_pool1d(ahead, longest, stride=1, return_indices=True)
+    best, best_starts = F.max_pool1d(ahead, longest, stride=1, return_indices=True)
     scores = best[0] + ends
     last = int(scores.argmax())
-    return Answer(int(places[0, last]) - (longest - 1), last, float(scores[last]))
+    return Answer(int(best_starts[0, last]) - (longest - 1), last, float(scores[last]))
 
 
 class Entity(NamedTuple):

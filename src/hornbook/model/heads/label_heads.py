@@ -94,8 +94,8 @@ class LabelHead(Head):
 
 def _token_keys(keys: Int[Tensor, " batch"], counts: Tensor) -> Int[Tensor, " tokens"]:
     """A dropout key for each token that counts, from its row's key and its place in the row."""
-    rows, places = counts.nonzero(as_tuple=True)
-    return mix(keys[rows] + places)
+    rows, columns = counts.nonzero(as_tuple=True)
+    return mix(keys[rows] + columns)
 
 
 class Tagger(LabelHead):

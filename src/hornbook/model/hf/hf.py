@@ -25,7 +25,7 @@ from hornbook.model.hf.layout import (
     lay_out,
     parameter_shapes,
     part_of,
-    places,
+    placements,
     slices_of,
     stored_shape,
 )
@@ -171,7 +171,7 @@ def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor,
     layout = lay_out(config, vocab, architecture)
     matched, copies, _ = _sort_names(names, layout, architecture)
     _check_theirs(folder, matched, layout)
-    where = places(layout)
+    where = placements(layout)
     originals = {theirs: where[ours][0][0] for theirs, ours in _copies(architecture).items() if ours in where}
     _check_copies(folder, reader, matched, copies, originals, getattr(config.head, "tied", None))
     return config, vocab, _views(reader, matched, layout)
@@ -286,6 +286,6 @@ def _check_copies(
 
 
 def _views(reader: Reader, entries: Stored, layout: Layout) -> Iterator[tuple[str, Tensor, bool]]:
-    for name, where in places(layout).items():
+    for name, where in placements(layout).items():
         parts = [part_of(reader.read(*entries[theirs]), part) for theirs, part in where]
         yield name, joined(parts), len(layout[where[0][0]]) > 1

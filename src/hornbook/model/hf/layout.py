@@ -133,20 +133,20 @@ def part_of(stored: Tensor, part: Placed) -> Tensor:
     return whole[:, part.start : part.start + part.own].flatten(0, 1)
 
 
-def places(layout: Layout) -> dict[str, list[tuple[str, Placed]]]:
+def placements(layout: Layout) -> dict[str, list[tuple[str, Placed]]]:
     """Our parameter -> (their tensor, part): one, or one of each expert in order."""
     found: dict[str, list[tuple[str, Placed]]] = {}
     for theirs, parts in layout.items():
         for part in parts:
             found.setdefault(part.name, []).append((theirs, part))
-    return {name: sorted(each, key=lambda place: place[1].expert or 0) for name, each in found.items()}
+    return {name: sorted(each, key=lambda placement: placement[1].expert or 0) for name, each in found.items()}
 
 
 def expected_shapes(layout: Layout) -> dict[str, Shape]:
     """Our parameters and their shapes."""
     return {
         name: each[0][1].shape if each[0][1].expert is None else (len(each), *each[0][1].shape)
-        for name, each in places(layout).items()
+        for name, each in placements(layout).items()
     }
 
 

@@ -58,9 +58,9 @@ def begin_texts(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     data = read_json(folder / "tokenizer.json")
     old = data.get("post_processor") or {}
-    letters = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
+    byte_level = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
     template = _template(tokenizer)
-    data["post_processor"] = {"type": "Sequence", "processors": [*letters, template]} if letters else template
+    data["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]} if byte_level else template
     write_json(folder / "tokenizer.json", data)
     path = folder / "tokenizer_config.json"
     settings = {key: value for key, value in read_json(path).items() if key not in ("add_bos_token", "add_eos_token")}

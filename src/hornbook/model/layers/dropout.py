@@ -41,32 +41,32 @@ def row_keys(seed: int, step: int, samples: Int[Tensor, " batch"]) -> Int[Tensor
 
 
 def site_keys(keys: Int[Tensor, " batch"], layer: int, site: int) -> Int[Tensor, " batch"]:
-    """The rows' keys at one place of the model."""
+    """The rows' keys at one site of the model."""
     return mix(keys + (layer * SITES + site))
 
 
 def keep_mask(
-    places: Int[Tensor, " batch"], threshold: int, positions: range, features: range, width: int
+    hashes: Int[Tensor, " batch"], threshold: int, positions: range, features: range, width: int
 ) -> Bool[Tensor, "batch time features"]:
     """True where a value is kept, with probability threshold / 2^24, for some positions and features of a row.
 
-    places: from `site_keys`; width: full number of features, so that any slice equals that part of the whole.
+    hashes: from `site_keys`; width: full number of features, so that any slice equals that part of the whole.
     """
-    return _draws(places, positions, features, width) < threshold
+    return _draws(hashes, positions, features, width) < threshold
 
 
 def uniform(
-    places: Int[Tensor, " batch"], positions: range, features: range, width: int
+    hashes: Int[Tensor, " batch"], positions: range, features: range, width: int
 ) -> Float[Tensor, "batch time features"]:
     """Numbers from [0, 1), multiples of 2^-24, float32; arguments as of `keep_mask`."""
-    return _draws(places, positions, features, width).float() * 2.0**-24
+    return _draws(hashes, positions, features, width).float() * 2.0**-24
 
 
-def _draws(places: Tensor, positions: range, features: range, width: int) -> Int[Tensor, "batch time features"]:
-    """24 random bits for each place."""
-    row = torch.arange(positions.start, positions.stop, device=places.device)[:, None] * width
-    index = row + torch.arange(features.start, features.stop, device=places.device)
-    return _shift_right(mix(places[:, None, None] ^ mix(index)), 40)
+def _draws(hashes: Tensor, positions: range, features: range, width: int) -> Int[Tensor, "batch time features"]:
+    """24 random bits for each value."""
+    row = torch.arange(positions.start, positions.stop, device=hashes.device)[:, None] * width
+    index = row + torch.arange(features.start, features.stop, device=hashes.device)
+    return _shift_right(mix(hashes[:, None, None] ^ mix(index)), 40)
 
 
 class Dropout(nn.Module):
@@ -80,14 +80,14 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
             return x
-        places = site_keys(context.keys, self.layer, self.site)
+        hashes = site_keys(context.keys, self.layer, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
         if supports(x):
-            y = DropoutFunction.apply(x, places, threshold, scale)
+            y = DropoutFunction.apply(x, hashes, threshold, scale)
             assert isinstance(y, Tensor)
             return y
         time, width = x.shape[1:]
-        return x * keep_mask(places, threshold, range(time), range(width), width) * scale
+        return x * keep_mask(hashes, threshold, range(time), range(width), width) * scale
 
 
 class RowDropout(Dropout):
@@ -96,8 +96,8 @@ class RowDropout(Dropout):
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
             return x
-        places = site_keys(context.keys, self.layer, self.site)
-        kept = keep_mask(places, round((1 - self.rate) * 2**24), range(1), range(1), 1)
+        hashes = site_keys(context.keys, self.layer, self.site)
+        kept = keep_mask(hashes, round((1 - self.rate) * 2**24), range(1), range(1), 1)
         return x * (kept * (1 / (1 - self.rate))).to(x.dtype)
 
 
@@ -112,7 +112,7 @@ CHANCES = 2**24
 class AttentionDropout(NamedTuple):
     """Zero probabilities with probability `rate` and scale the rest by 1 / (1 - rate)."""
 
-    places: Int[Tensor, " batch"]
+    hashes: Int[Tensor, " batch"]
     """The rows' keys at this site of the model, from `site_keys`."""
     rate: float
 
@@ -122,13 +122,13 @@ class AttentionDropout(NamedTuple):
         """`x`, the part of all probabilities at these rows of the batch and positions, dropped."""
         threshold, scale = round((1 - self.rate) * CHANCES), 1 / (1 - self.rate)
         if supports(x):
-            return drop_probabilities(x, self.places[rows], (queries.start, keys.start), threshold, scale)
+            return drop_probabilities(x, self.hashes[rows], (queries.start, keys.start), threshold, scale)
         return x * self.keep(rows, x.shape[1], queries, keys) * scale
 
     def keep(self, rows: slice, heads: int, queries: range, keys: range) -> Bool[Tensor, "rows heads queries keys"]:
         """True where a probability is kept."""
-        device = self.places.device
+        device = self.hashes.device
         head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (range(heads), queries, keys))
         index = (head[:, None, None] * POSITIONS + query[:, None]) * POSITIONS + key
-        drawn = (mix(self.places[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
+        drawn = (mix(self.hashes[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
         return drawn < round((1 - self.rate) * CHANCES)

@@ -41,7 +41,7 @@ class DispatchPlan(NamedTuple):
 
     order: Int[Tensor, " choices"]
     """The choices, numbered token by token, in the order of their experts."""
-    places: Int[Tensor, "tokens active"]
+    slots: Int[Tensor, "tokens active"]
     """Where each choice stands in that order."""
     counts: Int[Tensor, " experts"]
     """Choices of each expert."""
@@ -51,12 +51,12 @@ def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> DispatchPlan
     """Sort choices; an expert number of `count` means none."""
     flat = experts.flatten()
     order = flat.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    slots = torch.empty_like(order)
+    slots[order] = torch.arange(len(order), device=order.device)
     # One more than there are experts takes the choices of none.
     counts = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
     counts = counts.scatter_add_(0, flat, torch.ones_like(flat))
-    return DispatchPlan(order, places.view_as(experts), counts[:count])
+    return DispatchPlan(order, slots.view_as(experts), counts[:count])
 
 
 def grouped_glu(
@@ -84,7 +84,7 @@ def _by_segments(
         return y
     counts = plan.counts.tolist()
     order = plan.order[: sum(counts)]
-    rows = x.index_select(0, order // plan.places.shape[1])
+    rows = x.index_select(0, order // plan.slots.shape[1])
     weights = weights.flatten().index_select(0, order).to(x.dtype)
     outputs = [
         linear(activate(linear(part, gate), activation) * linear(part, up) * weight[:, None], down)
@@ -92,7 +92,7 @@ def _by_segments(
             rows.split(counts), weights.split(counts), *(each.to(x.dtype) for each in matrices), strict=True
         )
     ]
-    return x.new_zeros(x.shape).index_add(0, order // plan.places.shape[1], torch.cat(outputs))
+    return x.new_zeros(x.shape).index_add(0, order // plan.slots.shape[1], torch.cat(outputs))
 
 
 def _by_grouped_products(
@@ -103,11 +103,11 @@ def _by_grouped_products(
     ends = plan.counts.cumsum(0).to(torch.int32)
     # The product leaves rows after the last expert undefined, forward and backward.
     idle = (torch.arange(len(plan.order), device=x.device) >= ends[-1])[:, None]
-    rows = x[plan.order // plan.places.shape[1]].masked_fill(idle, 0)
+    rows = x[plan.order // plan.slots.shape[1]].masked_fill(idle, 0)
     hidden = activate(F.grouped_mm(rows, gate, offs=ends), activation) * F.grouped_mm(rows, up, offs=ends)
     hidden = hidden.masked_fill(idle, 0) * weights.flatten()[plan.order][:, None].to(x.dtype)
     y = F.grouped_mm(hidden, down, offs=ends).masked_fill(idle, 0)
-    return y[plan.places].sum(1)
+    return y[plan.slots].sum(1)
 
 
 class GroupedSwiGLU(torch.autograd.Function):
@@ -125,7 +125,7 @@ class GroupedSwiGLU(torch.autograd.Function):
             mm_into(hidden[part], down[e].to(x.dtype).T, rows[part])
         ctx.save_for_backward(x, weights, gate, up, down, gate_up)
         ctx.segments = segments
-        return sum_rows(rows, segments.places)
+        return sum_rows(rows, segments.slots)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
@@ -141,7 +141,7 @@ class GroupedSwiGLU(torch.autograd.Function):
         del y
         for e, part in segments.parts:
             mm_into(d_gate_up[part], _beside(gate[e], up[e], x.dtype), grad[part])
-        dx = sum_rows(grad, segments.places)
+        dx = sum_rows(grad, segments.slots)
         rows = segments.rows(x, out=grad)
         d_gate = _products(d_gate_up[:, :hidden], rows, segments, gate)
         d_up = _products(d_gate_up[:, hidden:], rows, segments, up)
@@ -157,8 +157,8 @@ class _Segments:
         self.served = ends[-1]
         self.parts = [(e, slice(end - n, end)) for e, (n, end) in enumerate(zip(counts, ends, strict=True)) if n]
         self._order = plan.order[: self.served]
-        self._tokens = self._order // plan.places.shape[1]
-        self.places = plan.places.where(plan.places < self.served, -1)
+        self._tokens = self._order // plan.slots.shape[1]
+        self.slots = plan.slots.where(plan.slots < self.served, -1)
 
     def rows(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The token of each choice [served, width]."""
@@ -171,7 +171,7 @@ class _Segments:
 
     def unsorted(self, values: Tensor) -> Tensor:
         """Of values [served], those of each token's choices [tokens, active]; 0 where none was served."""
-        return values.new_zeros(self.places.shape).flatten().index_copy(0, self._order, values).view_as(self.places)
+        return values.new_zeros(self.slots.shape).flatten().index_copy(0, self._order, values).view_as(self.slots)
 
 
 def _beside(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:

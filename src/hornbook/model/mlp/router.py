@@ -25,7 +25,7 @@ from hornbook.model.layers.dropout import SITES, site_keys, uniform
 from hornbook.model.layers.norm import widened
 
 JITTER_SITE = SITES - 1
-"""Place in a layer by which jitter is keyed."""
+"""Dropout site of a layer by which jitter is keyed."""
 LEAST_SUM = 1e-20
 """Added to a sum of sigmoid scores before dividing by it."""
 
@@ -76,8 +76,8 @@ class Router(nn.Module):
 
     def logits(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time experts"]:
         if self.jitter and context.keys is not None:
-            places = site_keys(context.keys, self.layer, JITTER_SITE)
-            noise = uniform(places, range(x.shape[1]), range(x.shape[2]), x.shape[2])
+            hashes = site_keys(context.keys, self.layer, JITTER_SITE)
+            noise = uniform(hashes, range(x.shape[1]), range(x.shape[2]), x.shape[2])
             x = widened(x) * (1 - self.jitter + 2 * self.jitter * noise)
         logits = RouterProduct.apply(x, self.weight)
         assert isinstance(logits, Tensor)

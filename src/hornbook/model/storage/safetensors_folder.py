@@ -25,6 +25,11 @@ SHARD_BYTES = 5 * 10**9
 """Tensors of one file at most (a single larger tensor gets a file of its own)."""
 MAX_JSON_BYTES = 64 * 2**20
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Of weights."""
+CODES = {each: code for code, each in DTYPES.items()}
+CODES |= {torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16"}
+CODES |= {torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+"""Of other tensors too, as the format spells them."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

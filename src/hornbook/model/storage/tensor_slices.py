@@ -22,11 +22,11 @@ from torch import Tensor
 
 from hornbook.files.durable import sync_file
 from hornbook.files.safetensors import ITEM_BYTES, Entry, make_header
-from hornbook.model.storage.safetensors_folder import DTYPES, INDEX, SINGLE, plan_shards, write_json
+from hornbook.model.storage.safetensors_folder import CODES, INDEX, SINGLE, plan_shards, write_json
 
 CHUNK_BYTES = 16 << 20
 """Longest single write: ranks that write to one file take turns."""
-_BITS = {2: torch.int16, 4: torch.int32}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def create_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: s
 
     dtype: as torch spells it. Raises OSError, StorageError.
     """
-    code = next(code for code, each in DTYPES.items() if each == getattr(torch, dtype))
+    code = CODES[getattr(torch, dtype)]
     sizes = {name: prod(shape) * ITEM_BYTES[code] for name, shape in shapes.items()}
     plan = plan_shards(sizes, limit)
     for file, names in plan.items():
@@ -58,14 +58,19 @@ def create_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: s
 
 
 def create_file(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "F32", metadata: Mapping[str, str] | None = None
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str | Mapping[str, str] = "F32",
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Create a safetensors file at its full size, without values: a full disk shows here. Raises OSError.
 
-    dtype: as the format spells it. The header is byte for byte that of the safetensors library.
+    dtype: of all tensors or by name, as the format spells it. The header is byte for byte that of the safetensors
+    library.
     """
-    header = make_header(shapes, dtype, metadata)
-    size = len(header) + sum(map(prod, shapes.values())) * ITEM_BYTES[dtype]
+    dtypes = dict.fromkeys(shapes, dtype) if isinstance(dtype, str) else dtype
+    header = make_header(shapes, dtypes, metadata)
+    size = len(header) + sum(prod(shape) * ITEM_BYTES[dtypes[name]] for name, shape in shapes.items())
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _reserve(file, size)

@@ -1,9 +1,9 @@
-"""Batch ramps: how many tokens a step takes, as a pure function of the tokens consumed before it.
+"""Batch ramps: the tokens of a step as a pure function of the tokens consumed before it.
 
-A ramp is a frozen config that lists levels: from which token on, which batch. Nothing counts calls, so a resume, a
-rewind, skipped windows or another number of ranks cannot shift it. Sources: growth in equal increments, each for as
-many tokens (GPT-3, arXiv 2005.14165, appendix B; BLOOM, arXiv 2211.05100) or for as many steps (ModernBERT, arXiv
-2412.13663); stages (Llama 3, arXiv 2407.21783, section 3.4).
+A ramp is a frozen config that lists levels: (first token, batch). Nothing counts calls, so a resume, a rewind, skipped
+ranges or another number of ranks cannot shift it. Sources: growth in equal increments that last equally long in tokens
+(GPT-3, arXiv 2005.14165, appendix B; BLOOM, arXiv 2211.05100) or in steps (ModernBERT, arXiv 2412.13663); stages (Llama
+3, arXiv 2407.21783, section 3.4).
 """
 
 import math
@@ -23,7 +23,7 @@ class Batches:
     """Tokens of every step of a run: a step function of the clock."""
 
     firsts: tuple[int, ...]
-    """Tokens consumed from which on a step has the size at the same place in `sizes`: rising, the first is 0."""
+    """Tokens consumed at which the size with the same index in `sizes` begins: rising, the first is 0."""
     sizes: tuple[int, ...]
     """Tokens of a step that begins there."""
 
@@ -32,11 +32,11 @@ class Batches:
         return self.sizes[bisect_right(self.firsts, tokens) - 1]
 
     def runs(self, begin: int = 0) -> Iterator[tuple[int, int, float]]:
-        """(first token, size, steps) of each run of equal steps, from a step at `begin` on; the last never ends."""
+        """(first token, size, steps) of each run of equal steps from token `begin` on; the last has infinitely many."""
         for number in range(bisect_right(self.firsts, begin) - 1, len(self.sizes) - 1):
             size = self.sizes[number]
             steps = math.ceil((self.firsts[number + 1] - begin) / size)
-            if steps > 0:  # a large step may pass over the levels behind it
+            if steps > 0:  # a large step may skip levels
                 yield begin, size, steps
                 begin += steps * size
         yield begin, self.sizes[-1], math.inf
@@ -93,7 +93,7 @@ class LinearRamp(_Ramp):
     over_tokens: Count = Field(ge=1)
     """Tokens consumed from which on the batch is full."""
     equal: Literal["tokens", "steps"] = "tokens"
-    """What each size lasts as long as the others in: `tokens` makes the batch a straight line over tokens."""
+    """Unit in which all sizes last equally long: `tokens` makes the batch a straight line over tokens."""
 
     @property
     def increment(self) -> int:
@@ -127,7 +127,7 @@ class BatchStage(Config):
 
 
 class StagedRamp(_Ramp):
-    """One batch after the other, and `train.batch_tokens` behind the last of them."""
+    """One batch after the other, then `train.batch_tokens`."""
 
     kind: Literal["stages"] = "stages"
     stages: list[BatchStage] = Field(min_length=1)

@@ -1,16 +1,18 @@
-"""Configuration of the optimizer and its schedule."""
+"""The optimizers that `optim.kind` names: those of the package, and any other by its import path."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from hornbook.optim.config.schedules import Cosine, Schedule
-from hornbook.settings.fields import Config, Number
+from hornbook.optim.config.optimizer import Factors, OptimizerConfig, StateTensor
+from hornbook.settings.fields import OPEN, Config, Number
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 
-class AdamW(Config):
-    """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
+class AdamSettings(Config):
+    """Settings of Adam's update, which recipes list before those of every optimizer."""
 
     kind: Literal["adamw"] = "adamw"
     lr: Number = Field(default=3e-4, gt=0)
@@ -21,23 +23,32 @@ class AdamW(Config):
     """Decay of the second moment."""
     eps: Number = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: Number = Field(default=0.1, ge=0)
-    """Decoupled decay, multiplied by the learning rate."""
-    decay_embeddings: bool = False
-    """Decay embeddings too (GPT-3, nanoGPT)."""
-    clip: Number = Field(default=1.0, ge=0)
-    """Largest global gradient norm; 0 turns clipping off."""
-    schedule: Schedule = Cosine()
-    """Learning rate over the run."""
 
 
-OptimConfig = AdamW
+class AdamW(OptimizerConfig, AdamSettings):
+    """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
+
+    def state_tensors(self) -> tuple[StateTensor, ...]:
+        return StateTensor("step", "scalar", "float32"), StateTensor("exp_avg"), StateTensor("exp_avg_sq")
+
+    def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
+        return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
+
+    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
+        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation."""
+        import torch
+
+        return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
 
 
-@dataclass(frozen=True)
-class Factors:
-    """What the optimizer's settings are multiplied by for one parameter."""
+def _is_optimizer(found: Config) -> Config:
+    """`outside_part` has seen to a Config with `build`; the loop needs more of an optimizer."""
+    if not isinstance(found, OptimizerConfig) or "lr" not in type(found).model_fields:
+        raise ValueError(
+            f"{getattr(found, 'kind', found)} is no optimizer: a subclass of "
+            "hornbook.optim.config.optimizer.OptimizerConfig with a setting `lr` is needed"
+        )
+    return found
 
-    lr: float = 1.0
-    eps: float = 1.0
-    weight_decay: float = 1.0
+
+AnyOptimizer = Annotated[AdamW, *OPEN, AfterValidator(_is_optimizer)]

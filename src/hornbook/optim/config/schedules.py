@@ -1,11 +1,10 @@
 """Learning-rate schedules: pure functions of tokens consumed.
 
-A schedule is a frozen config that is also the function: `schedule(tokens, total_tokens, batches)`
-returns the factor that multiplies the peak learning rate. Nothing counts calls, so a resume, a changed
-world size or a batch ramp cannot shift it: at a given token the factor is the same whatever the batches are. A warm-up
-given in steps is as long as so many first steps of the run, and a straight line over their tokens. Sources: cosine
-with a floor (GPT-3, arXiv 2005.14165, app. B); WSD (MiniCPM, arXiv 2404.06395, eq. 1; 1 - sqrt decay from arXiv
-2405.18392).
+A schedule is a frozen config that is also the function: `schedule(tokens, total_tokens, batches)` returns the factor
+on the peak learning rate. Nothing counts calls, so a resume, a changed world size or a batch ramp cannot shift it: at a
+given token the factor is the same for any batches. A warm-up of N steps is linear over the tokens of the first N steps
+of the run. Sources: cosine with a floor (GPT-3, arXiv 2005.14165, app. B); WSD (MiniCPM, arXiv 2404.06395, eq. 1; 1 -
+sqrt decay from arXiv 2405.18392).
 """
 
 import math

@@ -237,8 +237,9 @@ class AsyncCheckpointer:
 
 
 def num_bytes(state: State) -> int:
-    """Approximate size of a checkpoint of all ranks: weights and moments in float32."""
-    return 4 * (state.engine.num_parameters + sum(math.prod(shape) for shape in state.moment_shapes().values()))
+    """Approximate size of a checkpoint of all ranks: weights in float32, and moments."""
+    moments = sum(math.prod(each.shape) * each.tensor.element_size() for each in state.moments().values())
+    return 4 * state.engine.num_parameters + moments
 
 
 def open_checkpointer(job: Job, world: World, observers: Observers) -> AsyncCheckpointer:

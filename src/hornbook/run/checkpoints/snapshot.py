@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hornbook.files.safetensors import read_header
+from hornbook.model.storage.safetensors_folder import CODES
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import create_operated, fill_operated
 from hornbook.run.state import MOMENTS, ModelSpec, State
@@ -59,6 +60,8 @@ class Snapshot:
     moments: dict[str, TensorSlice]
     moment_shapes: dict[str, tuple[int, ...]]
     """Shapes of the whole moments, by name."""
+    moment_dtypes: dict[str, str]
+    """Dtypes of the moments, by name, as safetensors spells them."""
     wait: Wait
     """Returns when the slices hold their values."""
 
@@ -69,7 +72,7 @@ class Snapshot:
             folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest, spec.decoder_start
         )
         (folder / MOMENTS).parent.mkdir()
-        create_file(folder / MOMENTS, self.moment_shapes)
+        create_file(folder / MOMENTS, self.moment_shapes, self.moment_dtypes)
         (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")
 
     def fill(self, folder: Path) -> None:
@@ -84,7 +87,9 @@ class Snapshot:
 
 def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
     """The state, copied into `buffers`; without buffers the state itself, which must not change until written."""
-    weights, moments, wait = state.weights(), state.moments(), Buffers(torch.device("cpu")).queued()
+    shards = state.moments()
+    moments = {name: TensorSlice(each.tensor, each.start) for name, each in shards.items() if each.is_primary}
+    weights, wait = state.weights(), Buffers(torch.device("cpu")).queued()
     if buffers is not None:
         weights, moments, wait = buffers.copy(weights), buffers.copy(moments), buffers.queued()
     return Snapshot(
@@ -94,6 +99,7 @@ def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
         spec=state.spec,
         weights=weights,
         moments=moments,
-        moment_shapes=state.moment_shapes(),
+        moment_shapes={name: each.shape for name, each in shards.items()},
+        moment_dtypes={name: CODES[each.tensor.dtype] for name, each in shards.items()},
         wait=wait,
     )

@@ -62,12 +62,12 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     with progress_bar(shown=not start.quiet) as progress:
         progress("look at the device", 0, None)
         resolved = settle_precision(resolved)
-    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.data)
+    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
     start, inputs = check_start(resolved.recipe, run, start), read_inputs(resolved, start)
     compile_for(inputs)
-    if inputs.recipe.parallel.data > 1:
+    if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create()):
         check_directory(run, start.mode)  # again: another start may have been faster
@@ -94,7 +94,7 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
         check_directory(run, start.mode)
         supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet)
-        return supervisor.run(next_job, _train, inputs.recipe.parallel.data)
+        return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
 def _join(resolved: Resolved, run: RunDir, start: Start, rank_info: RankInfo) -> Exit:

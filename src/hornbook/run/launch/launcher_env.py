@@ -1,7 +1,7 @@
 """The rank of a process that torchrun or Slurm started, from the variables that they set.
 
-`launcher_rank(os.environ, recipe.parallel.data)` is None where hornbook starts its own ranks. Otherwise this process is
-one rank of the run, and goes on with `run/launch/rendezvous.py`.
+`launcher_rank(os.environ, recipe.parallel.world)` is None where hornbook starts its own ranks. Otherwise this process
+is one rank of the run, and goes on with `run/launch/rendezvous.py`.
 """
 
 import functools

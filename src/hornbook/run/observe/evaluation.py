@@ -8,8 +8,8 @@ from typing import Any
 
 from hornbook.data.config.objectives import Infill
 from hornbook.data.validation import HeldOut
-from hornbook.evals.corpus import Scores, score_rows, validation_rows
-from hornbook.evals.loss import Score
+from hornbook.evals.evaluate import Evaluator, Report
+from hornbook.evals.loss import LossScores
 from hornbook.files.run_status import evaluations, fullest
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.generate.generate import generate
@@ -35,7 +35,8 @@ class Evaluation:
 
     def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
         self._job, self._engine, self._consoles = job, engine, consoles
-        self._token_bytes = job.inputs.tokenizer.token_bytes()
+        inputs, recipe = job.inputs, job.recipe
+        self._evaluator = Evaluator(inputs.corpus, inputs.tokenizer, recipe, recipe.train.sequence)
         self.newest: tuple[int, ValidationLoss] | None = None
         """(step, loss) of the newest evaluation of this attempt."""
 
@@ -51,19 +52,18 @@ class Evaluation:
 
     @cached_property
     def _rows(self) -> dict[str, HeldOut]:
-        recipe = self._job.recipe
-        return validation_rows(self._job.inputs.corpus, recipe, recipe.train.sequence, recipe.eval.tokens)
+        return self._evaluator.rows(self._job.recipe.eval.tokens)
 
     def _evaluate(self, at: Position, *, last: bool = False) -> None:
         started = time.monotonic()
-        scores = self._score(self._rows, at, last=last)
+        report = self._score(self._rows, at, last=last)
         if self._gives_way(at, last=last):
             return
-        report = scores.report()
-        self.newest = (at.step, ValidationLoss(scores.total.loss, report["rows"]))
-        self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | report)
-        self._job.ledger.note("evaluation", at, **report)
-        self._show_scores(scores)
+        record = report.as_dict()
+        self.newest = (at.step, ValidationLoss(report.total.loss, record["rows"]))
+        self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | record)
+        self._job.ledger.note("evaluation", at, **record)
+        self._show_scores(report)
 
     def _position(self, at: Position) -> dict[str, Any]:
         return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
@@ -73,16 +73,16 @@ class Evaluation:
         if not self._job.inputs.corpus.validation or self._has_all(at.step):
             return
         started = time.monotonic()
-        scores = self._score({name: part.whole for name, part in self._rows.items()}, at)
+        report = self._score({name: part.whole for name, part in self._rows.items()}, at, with_tasks=False)
         if self._gives_way(at):
             self._note(f"not all validation text was scored; `hornbook eval {self._job.run.path}` does it")
             return
-        report = scores.report()
-        before = self._record(at.step) or self._position(at) | report
-        whole = {"seconds": round(time.monotonic() - started, 3)} | report
+        record = report.as_dict()
+        before = self._record(at.step) or self._position(at) | record
+        whole = {"seconds": round(time.monotonic() - started, 3)} | record
         self._write(at.step, before | {"whole": whole})
-        self._job.ledger.note("evaluation", at, whole=report)
-        self._show_scores(scores)
+        self._job.ledger.note("evaluation", at, whole=record)
+        self._show_scores(report)
 
     def _has_all(self, step: int) -> bool:
         """Whether the record of this step covers all rows; ranks learn it from rank 0."""
@@ -96,12 +96,14 @@ class Evaluation:
     def _write(self, step: int, record: dict[str, Any]) -> None:
         self._job.output.write(self._job.run.evals / f"step-{step:08d}.json", json.dumps(record, indent=2) + "\n")
 
-    def _show_scores(self, scores: Scores) -> None:
-        total = scores.total
+    def _show_scores(self, report: Report) -> None:
+        total = report.total
         for console in self._consoles:
-            if isinstance(total, Score):
-                console.scored(total.bits_per_byte, scores.coverage)
-        self._note(f"validation loss {total.loss:.4f}, {total.summary}, on {scores.coverage}")
+            if isinstance(total, LossScores):
+                console.scored(total.bits_per_byte, report.coverage)
+        self._note(f"validation loss {total.loss:.4f}, {total.summary}, on {report.coverage}")
+        for name, scores in report.tasks.items():
+            self._note(f"{name}: {scores.summary}")
 
     def _note(self, text: str) -> None:
         for console in self._consoles:
@@ -113,15 +115,11 @@ class Evaluation:
         (interrupted,) = self._engine.world.all_reduce_max([self._job.control.interrupted])
         return bool(interrupted) and not last
 
-    def _score(self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False) -> Scores:
-        micro_batch = self._job.recipe.train.micro_batch
-        return score_rows(
-            self._engine,
-            self._job.inputs.corpus,
-            rows,
-            self._token_bytes,
-            micro_batch=micro_batch,
-            going=lambda: not self._gives_way(at, last=last),
+    def _score(
+        self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False, with_tasks: bool = True
+    ) -> Report:
+        return self._evaluator.evaluate(
+            self._engine, rows, with_tasks=with_tasks, proceed=lambda: not self._gives_way(at, last=last)
         )
 
 

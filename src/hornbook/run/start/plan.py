@@ -74,10 +74,10 @@ class _Measured:
 
 
 def saved_bytes(inputs: Inputs) -> int:
-    """Approximate size of a checkpoint: weights and two moments."""
+    """Approximate size of a checkpoint: weights and moments."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return FLOAT32 * (count_parameters(recipe.model, inputs.vocab) + 2 * trained)
+    return FLOAT32 * count_parameters(recipe.model, inputs.vocab) + recipe.optim.state_bytes(trained)
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
@@ -101,7 +101,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     seconds = (length.tokens - consumed + SCORING_COST * _scored(inputs, length, consumed)) / rate
     if recipe.train.seconds is not None:
         seconds = min(seconds, max(recipe.train.seconds - spent, 0.0))
-    memory = found.memory * (ranks if device.type == "cpu" else 1)
+    memory = found.memory * (recipe.parallel.world if device.type == "cpu" else 1)
     return Estimate(str(device), seconds, rate, memory, free, found.computed)
 
 
@@ -117,7 +117,7 @@ def _least_bytes(inputs: Inputs) -> int:
         count_parameters(recipe.model, inputs.vocab),
         trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
     )
-    return sum(state_bytes(trained, recipe.parallel).values()) + FLOAT32 * max(total - trained, 0)
+    return sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:

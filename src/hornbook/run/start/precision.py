@@ -68,7 +68,7 @@ def _choose(recipe: Recipe) -> Choice:
     After a measurement here, forked ranks could use neither the GPU nor the threads of OpenMP, which a fork does not
     copy.
     """
-    if recipe.parallel.data == 1:
+    if recipe.parallel.world == 1:
         return choose_precision(choose_device(recipe.train.device))
     command = [sys.executable, "-m", __name__, recipe.train.device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

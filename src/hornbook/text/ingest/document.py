@@ -11,7 +11,7 @@ from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.lines import HashingFile, read_whole
+from hornbook.text.ingest.lines import read_whole
 
 EXCERPT_BYTES = 160
 LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
@@ -108,7 +108,8 @@ class ReadOptions:
         }
 
 
-Reader = Callable[[InputFile, HashingFile, ReadOptions], Iterator[Row]]
+Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
+"""From a file, a stream of its bytes as stored, and options to rows."""
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -121,18 +122,10 @@ def lookup(row: Mapping[str, Any], name: str) -> Any:
 
 
 def reject(
-    file: InputFile,
-    line: int,
-    reason: str,
-    data: bytes = b"",
-    size: int | None = None,
-    *,
-    rows: int = 1,
-    damaged: bool = True,
+    file: InputFile, line: int, reason: str, data: bytes = b"", size: int = -1, *, rows: int = 1, damaged: bool = True
 ) -> Rejected:
     """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
-    length = len(data) if size is None else size
-    return Rejected(file.name, line, reason, file.source, excerpt(data), length, rows, damaged)
+    return Rejected(file.name, line, reason, file.source, excerpt(data), len(data) if size < 0 else size, rows, damaged)
 
 
 def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:

@@ -214,13 +214,14 @@ def _url_names(system: Any, path: str) -> list[str]:
     if any(char in path for char in "*?["):
         names = [name for name in system.glob(path) if not system.isdir(name)]
     elif system.isdir(path):
-        names = [name for name in system.find(path) if not _is_hidden(name[len(path) :])]
+        names = [name for name in system.find(path) if not is_hidden(name[len(path) :])]
     else:
         names = [path] if system.exists(path) else []
     return sorted(names)
 
 
-def _is_hidden(relative: str) -> bool:
+def is_hidden(relative: str) -> bool:
+    """Whether a part of a path within a folder or archive is a hidden name."""
     return any(part.startswith(".") for part in Path(relative).parts if part != "/")
 
 

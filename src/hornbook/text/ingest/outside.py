@@ -6,7 +6,7 @@ from typing import Any
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.text.config.modules import load_function
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
+from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import (
     EXCERPT_BYTES,
     LONE_SURROGATE,
@@ -22,10 +22,9 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows that `options.reader` yields: each a mapping of fields, a `Document`, or a `Rejected`.
 
     It is called with the file, a stream of its decompressed bytes and the options. Raises UsageError, naming reader,

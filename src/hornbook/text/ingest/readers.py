@@ -6,14 +6,13 @@ the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a par
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
-from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
     Document,
     Reader,
@@ -29,7 +28,7 @@ from hornbook.text.ingest.document import (
     too_long,
 )
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_pieces
+from hornbook.text.ingest.lines import Buffered, HashingFile, Line, open_input, read_pieces
 from hornbook.text.ingest.parts import input_lines
 
 _XML_HEAD = 4096
@@ -65,12 +64,12 @@ def read_file(
     file: InputFile,
     options: ReadOptions,
     on_digest: Callable[[str], None] | None = None,
-    readers: Mapping[str, Reader] | None = None,
+    reader: Reader | None = None,
 ) -> Iterator[Row]:
     """Yield every row of a file or of its part. After the last row of the first part `on_digest` gets the xxh3_128
     of all the file's bytes.
 
-    `readers`: by format, instead of those of plain text.
+    `reader`: another than the format's own.
     """
     if file.problem:
         yield reject(file, 0, file.problem)
@@ -78,7 +77,7 @@ def read_file(
     try:
         with open_input(file) as raw:
             hashing = HashingFile(raw)
-            for row in _reader(file, readers)(file, hashing, options):
+            for row in (reader or reader_of(file.format))(file, hashing, options):
                 if isinstance(row, Document):
                     keep_provenance(row, options)
                 yield row
@@ -95,16 +94,7 @@ def read_file(
         raise DoesNotFitError(f"{file.name}: reading it takes more memory than there is") from error
 
 
-def _reader(file: InputFile, readers: Mapping[str, Reader] | None) -> Reader:
-    return reader_of(file.format) if readers is None else readers.get(file.format, _no_reader)
-
-
-def _no_reader(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
-    del raw, options
-    yield reject(file, 0, f"no labels in this format: {file.format}")
-
-
-def read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
     number = 0
     line = 1
@@ -129,7 +119,7 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return reject(file, number, why_not_utf8(data, error), data)
 
 
-def read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per line."""
     return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
 
@@ -167,7 +157,7 @@ def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
     return f"invalid JSON: {short(error)}"
 
 
-def read_xml(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Dumps in XML: MediaWiki's pages-articles and StackExchange's Posts, told apart by their beginning."""
     from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
 

@@ -1,7 +1,7 @@
 """One task of tokenize: a shard of documents to a shard of tokens for each split."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -119,7 +119,8 @@ def _encode(task: EncodeTask) -> dict[str, Any]:
     path = task.data / task.documents
     check_documents(path, task.digest)
     tokenizer = _load(task.data / "tokenizer", task.tokenizer_digest)
-    unknown = 0
+    outputs = 0 if task.labels is None else outputs_of(task.labels)
+    answered, unknown = task.labels is not None and has_answers(task.labels), 0
     with ExitStack() as stack:
         writers: dict[Subset, ShardWriter] = {}
         columns = [*_COLUMNS, *task.split.columns, *(["labels"] if task.labels is not None else [])]
@@ -127,17 +128,12 @@ def _encode(task: EncodeTask) -> dict[str, Any]:
             subsets: list[Subset] = [task.split.subset(row) for row in batch]
             for row, subset, each in zip(batch, subsets, _encoded(task, tokenizer, batch, subsets), strict=True):
                 if subset not in writers:
-                    writers[subset] = stack.enter_context(_writing(task, subset))
+                    shard = writing_shard(task.shard(subset), task.dtype, outputs, answered=answered)
+                    writers[subset] = stack.enter_context(shard)
                 writers[subset].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
                     unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
     return {"parts": [subset for subset in SUBSETS if subset in writers], "unknown": unknown}
-
-
-def _writing(task: EncodeTask, subset: Subset) -> AbstractContextManager[ShardWriter]:
-    outputs = 0 if task.labels is None else outputs_of(task.labels)
-    answered = task.labels is not None and has_answers(task.labels)
-    return writing_shard(task.shard(subset), task.dtype, outputs, answered=answered)
 
 
 def _encoded(

@@ -88,17 +88,13 @@ def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Lab
         number
         for start, end in positions
         for number, span in enumerate(window.spans)
-        if span and _overlap(span, start, end)
+        if span and span[0] < end and start < span[1]
     ] or [0]
     marks[touched[0]] |= START
     marks[touched[-1]] |= END
     return LabelledTokens(
         np.array(window.tokens, np.uint32), marks[:, None].astype(np.float32), (context, labels.answers)
     )
-
-
-def _overlap(span: tuple[int, int], start: int, end: int) -> bool:
-    return span[0] < end and start < span[1]
 
 
 def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:

@@ -56,8 +56,8 @@ class Tokenizer:
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
-        found = find_special_tokens(self._data, settings)
-        self.special = replace(found, begin=self.delimiter_id, end=self.end_id)
+        special = find_special_tokens(self._data, settings)
+        self.special = replace(special, begin=self.delimiter_id, end=self.end_id)
         """Ids of the tokens that objectives need."""
         unknown = self._data["model"].get("unk_token")
         self.unknown_id = self._decoder.token_to_id(unknown) if unknown else self._data["model"].get("unk_id")
@@ -85,10 +85,8 @@ class Tokenizer:
         try:
             settings = read_settings(file.parent)
             return _made(definition, *choose_delimiters(data, settings, end_of_text), json.dumps(settings))
-        except UsageError as error:
-            raise UsageError(f"{file}: {error}") from error
-        except IntegrityError as error:
-            raise IntegrityError(f"{file}: {error}") from error
+        except (UsageError, IntegrityError) as error:
+            raise type(error)(f"{file}: {error}") from error
 
     @cached_property
     def _plain(self) -> dict[str, Any]:
@@ -124,7 +122,7 @@ class Tokenizer:
         spelled = self._unspellable
         pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))) or "(?!)")
         words = [
-            pattern.sub(lambda found: spelled[found[0]], text) if meant else text.replace(UNSPELLABLE[0], "\ufffd")
+            pattern.sub(lambda match: spelled[match[0]], text) if meant else text.replace(UNSPELLABLE[0], "\ufffd")
             for text, meant in parts
         ]
         return self._marker.encode("".join(words), add_special_tokens=False).ids
@@ -150,8 +148,8 @@ class Tokenizer:
 
     def encode_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """(token ids, span in characters of each token) of several texts."""
-        found = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [(each.ids, each.offsets) for each in found]
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in encodings]
 
     @property
     def ends_between(self) -> int:

@@ -27,11 +27,11 @@ from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, whole
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
-    Place,
+    Placement,
     TheirModule,
     head_modules,
-    head_places,
-    lora_places,
+    head_placements,
+    lora_placements,
     short_names,
     their_modules,
 )
@@ -76,15 +76,16 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors"))
 
 
-def places(spec: AdapterSpec) -> dict[str, Place]:
+def placements(spec: AdapterSpec) -> dict[str, Placement]:
     """Where each of the added tensors lies in adapter_model.safetensors."""
     shapes, step = added_shapes(spec.config, spec.vocab, spec.steps), spec.adapter
     if isinstance(step, surgery.Lora):
-        head = head_places(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
-        return lora_places(_modules(spec, step, shapes), step) | head
+        head = head_placements(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
+        return lora_placements(_modules(spec, step, shapes), step) | head
     names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.PromptConfig) else {}
     return {
-        name: Place(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape)) for name, shape in shapes.items()
+        name: Placement(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape))
+        for name, shape in shapes.items()
     }
 
 
@@ -96,7 +97,7 @@ def _modules(spec: AdapterSpec, step: surgery.Lora, added: Iterable[str]) -> lis
 def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> None:
     """Write every file of an adapter folder, the tensors still zero. Raises OSError, StorageError."""
     folder.mkdir(exist_ok=True)
-    shapes = {place.theirs: place.shape for place in places(spec).values()}
+    shapes = {placement.theirs: placement.shape for placement in placements(spec).values()}
     steps = [step.model_dump(mode="json") for step in spec.steps]
     own = json.dumps({"base_digest": spec.base_digest, "surgery": steps}, sort_keys=True)
     create_file(folder / WEIGHTS, shapes, metadata={"format": "pt", OWN: own})
@@ -109,10 +110,10 @@ def fill_adapter(folder: Path, spec: AdapterSpec, tensor_slices: Mapping[str, Te
     """Write slices of the added tensors into what `create_adapter` made; afterwards they are on disk."""
     entries = read_header(folder / WEIGHTS)
     with Writer() as writer:
-        for name, place in places(spec).items():
+        for name, placement in placements(spec).items():
             if name in tensor_slices:
-                for part in place.tensor_slices(tensor_slices[name]):
-                    writer.write(entries[place.theirs], TensorSlice(part.tensor.float().cpu(), part.start))
+                for part in placement.tensor_slices(tensor_slices[name]):
+                    writer.write(entries[placement.theirs], TensorSlice(part.tensor.float().cpu(), part.start))
 
 
 def adapter_config(spec: AdapterSpec) -> dict[str, Any]:

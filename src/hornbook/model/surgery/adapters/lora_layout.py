@@ -23,7 +23,7 @@ PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where one of our tensors lies in one of theirs."""
 
     theirs: str
@@ -92,27 +92,29 @@ def layer_of(part: Placed) -> str:
     return part.name.removesuffix(".weight")
 
 
-def lora_places(modules: Sequence[TheirModule], step: Lora, *, shared: bool = False) -> dict[str, Place]:
+def lora_placements(modules: Sequence[TheirModule], step: Lora, *, shared: bool = False) -> dict[str, Placement]:
     """Our tensors of a LoRA, by name, in theirs; `shared`: the parts of a module have the same A."""
-    places = {}
+    placements = {}
     for module in modules:
         theirs, outputs, rank = PREFIX + module.name, module.outputs, step.rank * (1 if shared else len(module.parts))
         for number, part in enumerate(module.parts):
             ours, first, rows = f"{layer_of(part)}.adapter", 0 if shared else number * step.rank, part.shape[0]
             a, b = (rank, module.inputs), (outputs, rank)
-            places[f"{ours}.a"] = Place(f"{theirs}.lora_A.weight", a, (step.rank, module.inputs), (first, 0))
-            places[f"{ours}.b"] = Place(f"{theirs}.lora_B.weight", b, (rows, step.rank), (0, first), part)
+            placements[f"{ours}.a"] = Placement(f"{theirs}.lora_A.weight", a, (step.rank, module.inputs), (first, 0))
+            placements[f"{ours}.b"] = Placement(f"{theirs}.lora_B.weight", b, (rows, step.rank), (0, first), part)
             if isinstance(step, Dora):
-                length = Place(f"{theirs}.lora_magnitude_vector", (outputs,), (rows,), (0,), part)
-                places[f"{ours}.magnitude.weight"] = length
-    return places
+                length = Placement(f"{theirs}.lora_magnitude_vector", (outputs,), (rows,), (0,), part)
+                placements[f"{ours}.magnitude.weight"] = length
+    return placements
 
 
-def head_places(config: ModelConfig, vocab: int) -> dict[str, Place]:
+def head_placements(config: ModelConfig, vocab: int) -> dict[str, Placement]:
     """The parameters of a head for labels, by our names, in an adapter's file: whole, under their own names."""
     layout = lay_out(config, vocab, choose_architecture(config))
     parts = ((theirs, parts[0]) for theirs, parts in layout.items() if parts[0].name.startswith("head."))
-    return {part.name: Place(PREFIX + theirs, part.shape, part.shape, (0,) * len(part.shape)) for theirs, part in parts}
+    return {
+        part.name: Placement(PREFIX + theirs, part.shape, part.shape, (0,) * len(part.shape)) for theirs, part in parts
+    }
 
 
 def head_modules(layout: Layout) -> list[str]:

@@ -43,7 +43,7 @@ class Prompted:
 
     source: Int[Tensor, "batch extended"]
     """Index into the row as it was, or the negative id of a prompt's vector; padding repeats vector -1."""
-    places: Int[Tensor, "batch time"]
+    columns: Int[Tensor, "batch time"]
     """Where the row's own tokens are now."""
     lengths: Lengths | None
 
@@ -62,8 +62,8 @@ def put_prompts(time: int, lengths: Lengths | None, length: int) -> Prompted:
         source.append(torch.cat([*parts, torch.full((padding,), -1)]))
         new_lengths.append((*(size + length for size in row), *([padding] if padding else [])))
     table = torch.stack(source)
-    places = (table >= 0).nonzero()[:, 1].view(len(rows), time)
-    return Prompted(table, places, None if lengths is None else new_lengths)
+    columns = (table >= 0).nonzero()[:, 1].view(len(rows), time)
+    return Prompted(table, columns, None if lengths is None else new_lengths)
 
 
 def add_prompt(model: nn.Module, step: config.PromptConfig) -> None:
@@ -110,5 +110,5 @@ def _forward(
         moved = positions.expand(len(tokens), -1).gather(1, source.clamp(min=0)) + length
         positions = torch.where(source >= 0, moved, -1 - source)
     hidden, auxiliary = forward(extended, positions, put.lengths, keys, cache)
-    places = put.places.to(tokens.device).expand(len(tokens), -1)
-    return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1])), auxiliary
+    columns = put.columns.to(tokens.device).expand(len(tokens), -1)
+    return hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[-1])), auxiliary

@@ -14,8 +14,15 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import lay_out
 from hornbook.model.storage.safetensors_folder import Reader, named, read_json
-from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, places, read_meta
-from hornbook.model.surgery.adapters.lora_layout import PREFIX, Place, head_places, layer_of, lora_places, their_module
+from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, placements, read_meta
+from hornbook.model.surgery.adapters.lora_layout import (
+    PREFIX,
+    Placement,
+    head_placements,
+    layer_of,
+    lora_placements,
+    their_module,
+)
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -40,18 +47,18 @@ def read_adapter(
     if meta.steps is None:
         step, where = _foreign(folder, config, vocab)
         return (step,), _read(folder, where)
-    return meta.steps, _read(folder, places(AdapterSpec(config, vocab, meta.steps, "", "")))
+    return meta.steps, _read(folder, placements(AdapterSpec(config, vocab, meta.steps, "", "")))
 
 
-def _read(folder: Path, where: Mapping[str, Place]) -> dict[str, Tensor]:
+def _read(folder: Path, where: Mapping[str, Placement]) -> dict[str, Tensor]:
     entries, reader = read_header(folder / WEIGHTS), Reader()
     _check(folder, entries, where)
     whole = {name: reader.read(name, entry).float() for name, entry in entries.items()}
-    return {name: place.read(whole[place.theirs]) for name, place in where.items()}
+    return {name: placement.read(whole[placement.theirs]) for name, placement in where.items()}
 
 
-def _check(folder: Path, entries: Mapping[str, Entry], where: Mapping[str, Place]) -> None:
-    expected = {place.theirs: place.shape for place in where.values()}
+def _check(folder: Path, entries: Mapping[str, Entry], where: Mapping[str, Placement]) -> None:
+    expected = {placement.theirs: placement.shape for placement in where.values()}
     problems = []
     if missing := expected.keys() - entries.keys():
         problems.append(f"missing: {named(missing)}")
@@ -67,7 +74,7 @@ def _check(folder: Path, entries: Mapping[str, Entry], where: Mapping[str, Place
         raise IntegrityError(f"{folder}: this adapter does not fit its base:\n  " + "\n  ".join(shown))
 
 
-def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lora, dict[str, Place]]:
+def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lora, dict[str, Placement]]:
     """Step and places of a LoRA that peft wrote."""
     keys = read_json(folder / CONFIG)
     if keys.get("peft_type") != "LORA":
@@ -79,7 +86,7 @@ def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lor
         raise UsageError(f"{folder / CONFIG}: rank_pattern or alpha_pattern is set; only one rank for all is read")
     modules, layout = [], lay_out(config, vocab, choose_architecture(config))
     head = _saved_head(folder, keys, config, vocab)
-    whole = {place.theirs for place in head.values()}
+    whole = {placement.theirs for placement in head.values()}
     for module in sorted({_module_of(name) for name in read_header(folder / WEIGHTS) if name not in whole}):
         if f"{module}.weight" not in layout:
             raise IntegrityError(f"{folder}: {module} is no layer of its base, which has {named(layout, 3)}")
@@ -88,14 +95,14 @@ def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lor
     kind = surgery.Dora if keys.get("use_dora") else surgery.Lora
     scaling = "root_rank" if keys.get("use_rslora") else "rank"
     step = kind(targets=targets, rank=int(keys["r"]), alpha=float(keys["lora_alpha"]), scaling=scaling)
-    return step, lora_places(modules, step, shared=True) | head
+    return step, lora_placements(modules, step, shared=True) | head
 
 
-def _saved_head(folder: Path, keys: Mapping[str, Any], config: ModelConfig, vocab: int) -> dict[str, Place]:
+def _saved_head(folder: Path, keys: Mapping[str, Any], config: ModelConfig, vocab: int) -> dict[str, Placement]:
     """Where the head for labels lies that was trained whole."""
     saved, labelled = keys.get("modules_to_save") or [], isinstance(config.head, LabelHeadConfig)
     if labelled == bool(saved):
-        return head_places(config, vocab) if labelled else {}
+        return head_placements(config, vocab) if labelled else {}
     expected = "the head for labels of its base" if labelled else "none, for its base has no head for labels"
     raise UsageError(f"{folder / CONFIG}: modules_to_save is {saved!r}; expected is {expected}")
 

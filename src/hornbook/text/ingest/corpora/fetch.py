@@ -18,6 +18,7 @@ from typing import IO, Any
 import fsspec
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.artifact import read_json
 from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
@@ -155,7 +156,7 @@ def fetch(
     total = sum(remote.size or 0 for remote in remotes)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    record = _read_record(folder)
+    record = read_json(folder / RECORD) or {}
     paths = []
     for remote in remotes:
         path = folder / remote.name
@@ -171,13 +172,6 @@ def fetch(
         done += remote.size or 0
         paths.append(path)
     return paths
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / RECORD).read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Callable[[int], None]) -> dict[str, Any]:

@@ -75,12 +75,12 @@ def write_installed_corpus(folder: Path, *, max_bytes: int, seed: int) -> Plante
     the same bytes. Raises UsageError where the library's source files are not installed.
     """
     draw = random.Random(seed)
-    found = _library_rows(max_bytes, draw)
+    library = _library_rows(max_bytes, draw)
     folder.mkdir(parents=True, exist_ok=True)
     notes = _Notes()
     rows: dict[str, list[Row]] = {}
     for source in SOURCES:
-        rows[source] = _make_dirty(found[source], draw, notes)
+        rows[source] = _make_dirty(library[source], draw, notes)
         lines = (json.dumps({"id": name, "text": text}, ensure_ascii=False) for name, text in rows[source])
         write_atomic(folder / f"{source}.jsonl", "".join(line + "\n" for line in lines))
     duplicates = _later_members([row for source in SOURCES for row in rows[source]], notes.texts)
@@ -131,7 +131,7 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
         source = "docstrings" if source == "code" else "code"
     if not all(rows.values()):
         raise UsageError(f"this Python has no source files of its library in {root} (within {max_bytes} bytes)")
-    return {source: sorted(found) for source, found in rows.items()}
+    return {source: sorted(texts) for source, texts in rows.items()}
 
 
 def _python_files(root: Path) -> Iterator[Path]:
@@ -156,8 +156,8 @@ def join_docstrings(text: str) -> str:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ""
-    found = (ast.get_docstring(node) for node in _documented(tree))
-    return "\n\n".join(docstring for docstring in found if docstring and docstring.strip())
+    docstrings = (ast.get_docstring(node) for node in _documented(tree))
+    return "\n\n".join(docstring for docstring in docstrings if docstring and docstring.strip())
 
 
 def _documented(node: ast.AST) -> Iterator[Documented]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.ingest.charsets import plain_text, why_not_utf8
+from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import (
     Document,
     Reader,
@@ -29,7 +30,7 @@ from hornbook.text.ingest.formats.tables.cells import read_table
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import fields_of, label_rows
-from hornbook.text.ingest.lines import HashingFile, Line, read_lines
+from hornbook.text.ingest.lines import Line, read_lines, read_whole
 from hornbook.text.ingest.readers import json_object, read_file
 
 MOST_JSON = 2**30
@@ -40,7 +41,7 @@ def read_labelled(
     file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None
 ) -> Iterator[Row]:
     """As `read_file`, where each row has labels as `options.labels` says."""
-    return read_file(file, options, on_digest, _READERS)
+    return read_file(file, options, on_digest, _READERS.get(file.format, _read_other))
 
 
 def _labels(options: ReadOptions) -> LabelsConfig:
@@ -65,12 +66,12 @@ def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: Re
 
 
 def _read_lines(
-    file: InputFile, raw: HashingFile, options: ReadOptions, read: Callable[[Line], Iterable[Row]]
+    file: InputFile, raw: Stream, options: ReadOptions, read: Callable[[Line], Iterable[Row]]
 ) -> Iterator[Row]:
     return read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
 
 
-def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     def read(line: Line) -> Iterable[Row]:
         row = json_object(file, line, options)
         return [row] if isinstance(row, Rejected) else _documents(file, line.number, row, options)
@@ -78,7 +79,7 @@ def _read_jsonl(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
     return _read_lines(file, raw, options, read)
 
 
-def _read_table(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_table(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Rows of `.csv` and `.tsv`, whose columns the first line names."""
 
     def make(number: int, row: Mapping[str, str], data: bytes) -> Iterable[Row]:
@@ -97,7 +98,7 @@ def _decoded(file: InputFile, line: Line, options: ReadOptions) -> str | Rejecte
         return reject(file, line.number, why_not_utf8(line.data, error), line.data)
 
 
-def _read_conll(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A word a line, its tag in the last column; a blank line ends a sentence (CoNLL 2003)."""
     config = _labels(options)
     if not isinstance(config, TagLabels):
@@ -137,14 +138,14 @@ def _read_conll(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iter
     yield from sentence()
 
 
-def _read_json(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A list of rows, or SQuAD's articles of paragraphs of questions."""
     if file.size > MOST_JSON:
         reason = f"row longer than the limit: {file.size} bytes of one JSON value, {MOST_JSON} are read; use .jsonl"
         yield reject(file, 0, reason, b"", file.size)
         return
     try:
-        data = json.loads(raw.read().decode("utf-8-sig"))
+        data = json.loads((read_whole(raw, MOST_JSON)[0] or b"").decode("utf-8-sig"))
         rows = _rows(data, _labels(options), options.id_field)
     except (ValueError, RecursionError) as error:
         yield reject(file, 0, f"invalid JSON: {short(error)}")
@@ -174,7 +175,7 @@ def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
     ]
 
 
-def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     del raw  # parquet is read at random offsets
 
     def problem(schema: pa.Schema) -> str:
@@ -189,10 +190,10 @@ def _read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> It
     return read_row_groups(file, problem, lambda schema: schema.names, read)
 
 
-def _read_text(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def _read_other(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     del raw, options
-    endings = ".jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
-    yield reject(file, 0, f"no labels in plain text: labelled sets are {endings}")
+    read = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
+    yield reject(file, 0, f"no labels in {read if file.format == 'text' else f'this format: {file.format}'}")
 
 
 _READERS: dict[str, Reader] = {
@@ -202,5 +203,4 @@ _READERS: dict[str, Reader] = {
     "tsv": _read_table,
     "json": _read_json,
     "conll": _read_conll,
-    "text": _read_text,
 }

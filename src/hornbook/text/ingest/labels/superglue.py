@@ -2,7 +2,7 @@
 
 Wang et al. 2019 (arXiv 1905.00537). Rows are read as the benchmark's own `.jsonl` nests them and as the Hub's tables
 have them flat. The question stands in the first text, so that a long passage is cut and not the question.
-A candidate is named QUESTION#NUMBER; figures are of questions, or of all candidates (`hornbook.evals.candidates`).
+A candidate is named QUESTION#NUMBER; figures are of questions, or of all candidates (`hornbook.evals.metrics`).
 """
 
 import re

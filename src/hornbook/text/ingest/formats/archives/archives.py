@@ -6,13 +6,12 @@ one. An archive in an archive is not opened, which bounds bombs to one level, an
 
 from collections.abc import Iterable, Iterator
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import ReadOptions, Row, reject
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
-from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of
-from hornbook.text.ingest.lines import HashingFile, open_input
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of, is_hidden
+from hornbook.text.ingest.lines import Buffered, open_input
 from hornbook.text.ingest.readers import reader_of
 
 EXPANSION, FREE = 200, 2**28
@@ -56,13 +55,13 @@ class Bounded:
         return data
 
 
-def read_tar(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_tar(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, as they come."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
     return _rows(file, ((member, member) for member in tar_members(stream)), options)
 
 
-def read_zip(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_zip(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, in the order of the directory."""
     del raw  # zip is read at random offsets
     budget = Budget(file.size)
@@ -97,7 +96,7 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
     path = f"{file.path}{_PART}{member.name}"
     problem = _problem(member)
     known = format_of(member.name, options.layout)
-    if member.kind == "folder" or (not problem and (known is None or _is_hidden(member.name))):
+    if member.kind == "folder" or (not problem and (known is None or is_hidden(member.name))):
         return
     inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
     if problem or inner.format in _ARCHIVES:
@@ -105,7 +104,7 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
     elif inner.format in AT_RANDOM:
         yield reject(inner, 0, f"{inner.format} in an archive: it is read at random places, so unpack it first")
     else:
-        yield from reader_of(inner.format)(inner, HashingFile(stream), options)
+        yield from reader_of(inner.format)(inner, stream, options)
 
 
 def _problem(member: Member | ZipMember) -> str:
@@ -115,7 +114,3 @@ def _problem(member: Member | ZipMember) -> str:
     if ".." in parts or not parts[0] or ":" in parts[0] or "\0" in member.name:
         return "unsafe name in the archive: it leads outside"
     return ""
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part != "." for part in name.split("/"))

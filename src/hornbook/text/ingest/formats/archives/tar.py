@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.lines import Buffered
 
 _BLOCK = 512
 _LONGEST_HEADER = 2**16

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hornbook.text.ingest.charsets import BOM, Undecodable, decode_declared, plain_text
+from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once, reject
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile
 
 _START = re.compile(rb"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\r\n]{0,400}", re.M | re.I)
 _OLD_START = re.compile(rb"^\*END\*? ?THE SMALL PRINT[^\r\n]{0,200}", re.M | re.I)
@@ -21,7 +21,7 @@ _NUMBER = re.compile(rb"\[e(?:book|text) #(\d{1,7})\]", re.I)
 _CHARSETS = {"iso-8859-1": "cp1252", "iso latin-1": "cp1252", "ascii": "utf-8", "us-ascii": "utf-8"}
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One book per file; one without the line that ends the header is quarantined, for its licence would stay in it."""
     return read_at_once(file, plain_text(raw, file.compression), options, lambda data: _book(file, data))
 

@@ -11,7 +11,6 @@ from contextlib import closing
 from typing import Any
 from xml.etree import ElementTree
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.document import (
     LONE_SURROGATE,
     Document,
@@ -25,7 +24,7 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.dumps.markup import plain_html
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import Line, read_lines
+from hornbook.text.ingest.lines import Buffered, Line, read_lines
 
 BEST_ANSWERS = 3
 """The accepted answer, then those of the highest positive scores."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.compressions import DamagedStream
 from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, reject, short, too_long
 from hornbook.text.ingest.formats.dumps.markup import DROPPED_LINKS, strip_markup
 from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.lines import Buffered
 
 _HEAD_LIMIT = 2**20
 _MARKUP_ROOM = 2**16
@@ -35,7 +35,7 @@ class _Wiki:
 
 def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Iterator[Row]:
     """Redirects and pages of other namespaces are dropped with their reason."""
-    line, number = 1, 0
+    line = 1
     wiki: _Wiki | None = None
     limit = options.max_bytes + _MARKUP_ROOM
     while True:
@@ -54,7 +54,6 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
         except DamagedStream as error:
             yield reject(file, line, str(error))
             return
-        number += 1
         if not complete:
             yield reject(file, line, "truncated page: it has no </page>", page, size)
             return

@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, reject, too_long
@@ -16,7 +15,7 @@ from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, read_whole
+from hornbook.text.ingest.lines import Buffered, read_whole
 
 _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")
@@ -29,7 +28,7 @@ MOST_LATEX = 2**22
 """Bytes of LaTeX that are one paper: its braces are paired in memory."""
 
 
-def read_latex(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The text of the file without what steers LaTeX."""
     limit = min(MOST_LATEX, options.max_bytes)
     try:
@@ -47,7 +46,7 @@ def read_latex(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
         yield reject(file, 0, why_not_utf8(data, error), data)
 
 
-def read_arxiv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A row per paper."""
     stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
     opened = papers = 0
@@ -61,7 +60,7 @@ def read_arxiv(file: InputFile, raw: HashingFile, options: ReadOptions) -> Itera
             if member.kind == "file" and member.name.endswith((".gz", ".pdf")) and not own.files:
                 papers += 1
                 packed = "gzip" if member.name.endswith(".gz") else None
-                inside = Bounded(decompressed(HashingFile(member), packed), Budget(member.size))
+                inside = Bounded(decompressed(member, packed), Budget(member.size))
                 yield _paper(file, member.name, opened, Buffered(inside), options)
             else:
                 own.keep(member)

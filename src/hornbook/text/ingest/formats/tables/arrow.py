@@ -13,7 +13,7 @@ from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, shor
 from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
 from hornbook.text.ingest.formats.tables.page_sizes import Batch, arrow_batch
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, open_input
+from hornbook.text.ingest.lines import open_input
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _CONTINUED = b"\xff\xff\xff\xff"
@@ -77,7 +77,7 @@ class _Messages:
         """Nothing: the file belongs to who opened it."""
 
 
-def read_arrow(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_arrow(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """An Arrow stream, or an Arrow file; a damaged batch is one `Rejected` that counts all of its rows."""
     del raw
     with open_input(file) as handle:

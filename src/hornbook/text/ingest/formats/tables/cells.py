@@ -3,24 +3,19 @@
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from hornbook.text.ingest.charsets import why_not_utf8
-from hornbook.text.ingest.compressions import DamagedStream
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Rejected, Row, UnfitRow, reject, row_document, short, too_long
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile, Line
+from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
-
-class _Csv(csv.excel):
-    strict = True
-
-
-class _Tsv(csv.excel):
-    delimiter, quoting = "\t", csv.QUOTE_NONE
-
-
-_DIALECTS = {"csv": _Csv, "tsv": _Tsv}
+_DIALECTS: dict[str, dict[str, Any]] = {
+    "csv": {"strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 
 
 class _CsvLines:
@@ -59,7 +54,7 @@ Make = Callable[[int, dict[str, str], bytes], Iterable[Row]]
 """Called with a row's number, its cells by column and its first line as read."""
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The document of each row after the header."""
 
     def make(number: int, row: dict[str, str], data: bytes) -> Iterable[Row]:
@@ -69,7 +64,7 @@ def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Ro
 
 
 def read_table(
-    file: InputFile, raw: HashingFile, options: ReadOptions, wanted: Mapping[str, str], make: Make
+    file: InputFile, raw: Stream, options: ReadOptions, wanted: Mapping[str, str], make: Make
 ) -> Iterator[Row]:
     """What `make` makes of each row after the header; a quoted cell may hold line ends.
 
@@ -77,7 +72,7 @@ def read_table(
     """
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
-    table = csv.reader(lines, _DIALECTS[file.format])
+    table = csv.reader(lines, **_DIALECTS[file.format])
     header: list[str] | None = None
     while True:
         lines.start_row()

@@ -1,12 +1,13 @@
 """Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import (
     DAMAGE,
     EXCERPT_BYTES,
@@ -19,7 +20,7 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, open_input
+from hornbook.text.ingest.lines import CHUNK, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
@@ -29,7 +30,7 @@ Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
 """From a batch and the number of its first row to what each of its rows becomes."""
 
 
-def read_parquet(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A document per row."""
     del raw  # parquet is read at random offsets
 
@@ -69,37 +70,37 @@ def read_row_groups(
         names, groups, first = columns(table.schema_arrow), min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
         for group in range(groups):
+            size = table.metadata.row_group(group).num_rows
             if group in ours:
-                yield from _read_group(file, _RowGroup(source, table, group, chunks[group], names, first), read)
-            first += table.metadata.row_group(group).num_rows
+                batches = _batches(source, table, group, chunks[group], names)
+                yield from _read_group(file, group, first, size, batches, read)
+            first += size
         if first - 1 != rows and not part:
             yield reject(file, 0, f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}")
 
 
-class _RowGroup(NamedTuple):
-    source: "InPieces"
-    table: pq.ParquetFile
-    number: int
-    chunks: list[Chunk]
-    columns: list[str]
-    first: int
-    """Number of its first row in the file."""
+def _batches(
+    source: "InPieces", table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    size = rows_at_once(source, chunks, names)
+    yield from table.iter_batches(batch_size=size, row_groups=[group], columns=names)
 
 
-def _read_group(file: InputFile, group: _RowGroup, read: Read) -> Iterator[Row]:
-    table, number, first = group.table, group.number, group.first
-    rows, done = table.metadata.row_group(number).num_rows, 0
+def _read_group(
+    file: InputFile, group: int, first: int, rows: int, batches: Iterator[pa.RecordBatch], read: Read
+) -> Iterator[Row]:
+    """Row group number `group`, which has rows first..first + rows - 1 of the file."""
+    done = 0
     try:
-        size = rows_at_once(group.source, group.chunks, group.columns)
-        for batch in table.iter_batches(batch_size=size, row_groups=[number], columns=group.columns):
-            for found in read(batch, first + done):
-                yield from found
+        for batch in batches:
+            for rows_of_one in read(batch, first + done):
+                yield from rows_of_one
                 done += 1
-        problem = f"damaged parquet: row group {number}, it ends early"
+        problem = f"damaged parquet: row group {group}, it ends early"
     except Excess as error:
-        problem = f"parquet bomb: row group {number}, {error}"
+        problem = f"parquet bomb: row group {group}, {error}"
     except DAMAGE as error:
-        problem = f"damaged parquet: row group {number}, {short(error)}"
+        problem = f"damaged parquet: row group {group}, {short(error)}"
     if done < rows:
         yield reject(file, first + done, problem, rows=rows - done)
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import BOM, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
@@ -20,13 +19,13 @@ from hornbook.text.ingest.document import (
     too_long,
 )
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, HashingFile, read_lines
+from hornbook.text.ingest.lines import CHUNK, Buffered, read_lines
 from hornbook.text.ingest.readers import json_row
 
 _WHITESPACE = " \t\r\n"
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Rows are counted from 1; after a row that is not JSON the rest of an array cannot be split into rows."""
     stream = Buffered(plain_text(raw, file.compression))
     number = 0

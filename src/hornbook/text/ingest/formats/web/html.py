@@ -10,10 +10,9 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
 from hornbook.text.ingest.charsets import BOM
-from hornbook.text.ingest.compressions import decompressed
+from hornbook.text.ingest.compressions import Stream, decompressed
 from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, read_at_once, reject, short
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile
 
 _HEAD_BYTES = 4096
 _META = re.compile(rb"""<meta\s[^>]{0,400}?charset\s{0,8}=\s{0,8}["']?\s{0,8}([\w:.-]{1,40})""", re.IGNORECASE)
@@ -41,7 +40,7 @@ _CLOSED_BY_OTHERS = (
 _UNCOUNTED = frozenset(_CLOSED_BY_OTHERS.split())
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file."""
 
     def page(data: bytes) -> Row:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hornbook.text.ingest.buffered import Buffered
 from hornbook.text.ingest.charsets import Undecodable, decode_declared, why_not_utf8
-from hornbook.text.ingest.compressions import decompressed
+from hornbook.text.ingest.compressions import Stream, decompressed
 from hornbook.text.ingest.document import (
     Document,
     ReadOptions,
@@ -23,7 +22,7 @@ from hornbook.text.ingest.document import (
 )
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import HashingFile
+from hornbook.text.ingest.lines import Buffered
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
@@ -42,7 +41,7 @@ class _Record:
     problem: str = ""
 
 
-def read(file: InputFile, raw: HashingFile, options: ReadOptions) -> Iterator[Row]:
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One row per record that holds a page or text."""
     records = _records(Buffered(decompressed(raw, file.compression)), options.max_bytes)
     return read_each(file, records, lambda record: [_row(file, record, options)])

@@ -1,0 +1,160 @@
+"""Evaluation of a model: the validation texts of a corpus source by source, then tasks of other packages."""
+
+import functools
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import xxhash
+
+from hornbook.data.batch import Batch
+from hornbook.data.corpus import Corpus
+from hornbook.data.validation import HeldOut, held_out
+from hornbook.evals.labels import LabelScores, LabelTask
+from hornbook.evals.loss import LossScores, LossTask
+from hornbook.evals.task import Scores, Task, TaskContext
+from hornbook.files.run_status import coverage
+from hornbook.parallel.engine import Engine
+from hornbook.progress import Progress, silent
+from hornbook.settings.recipe import Recipe
+from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.refinery.pipeline.prepare import prepare
+from hornbook.text.tokenizer.tokenize import tokenize
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+ValidationScores = LossScores | LabelScores
+
+
+@dataclass(frozen=True)
+class Report:
+    """The scores of each source and task, and the share of the validation text that they are of."""
+
+    by_source: dict[str, ValidationScores]
+    held_out: dict[str, HeldOut]
+    tasks: dict[str, Scores] = field(default_factory=dict)
+
+    @property
+    def total(self) -> ValidationScores:
+        """The scores of all sources together; they are of one kind."""
+        first, *rest = self.by_source.values()
+        return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
+
+    @property
+    def coverage(self) -> str:
+        """`32,768 of 85,732 tokens`."""
+        return coverage(self._read(self.held_out.values()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Measurements of each source under `sources`, of all together under `all`; `rows` is a hash of their rows.
+
+        Those of tasks are under `tasks`, if there are any.
+        """
+        rows = xxhash.xxh3_64_hexdigest(" ".join(part.digest for part in self.held_out.values()).encode())
+        sources = {name: score.as_dict() | self._read([self.held_out[name]]) for name, score in self.by_source.items()}
+        tasks = {"tasks": {name: scores.as_dict() for name, scores in self.tasks.items()}} if self.tasks else {}
+        everything = self.total.as_dict() | self._read(self.held_out.values())
+        return {"rows": rows, "sources": sources, "all": everything, **tasks}
+
+    @staticmethod
+    def _read(parts: Iterable[HeldOut]) -> dict[str, int]:
+        """Tokens of text that were read, and their number in all rows."""
+        parts = list(parts)
+        return {"read": sum(part.read for part in parts), "of": sum(part.of for part in parts)}
+
+
+class Evaluator:
+    """Evaluates models on the validation texts of a corpus and on the tasks of a recipe."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, recipe: Recipe, sequence: int) -> None:
+        """`sequence`: tokens per row."""
+        self._corpus, self._tokenizer, self._recipe, self._sequence = corpus, tokenizer, recipe, sequence
+        self._token_bytes = torch.from_numpy(tokenizer.token_bytes()).long()
+
+    def rows(self, max_tokens: int | None = None) -> dict[str, HeldOut]:
+        """The validation rows of each source, of at most `max_tokens` tokens each (None: all)."""
+        return {
+            source: held_out(
+                self._corpus,
+                source,
+                sequence=self._sequence,
+                max_tokens=max_tokens,
+                document_mask=self._recipe.data.document_mask,
+                objective=self._recipe.data.objective,
+                seed=self._recipe.seed,
+            )
+            for source in self._corpus.validation
+        }
+
+    def evaluate(
+        self,
+        engine: Engine,
+        rows: Mapping[str, HeldOut],
+        *,
+        with_tasks: bool = True,
+        proceed: Callable[[], bool] = lambda: True,
+        progress: Progress = silent,
+    ) -> Report:
+        """Scores of the rows of each source and, `with_tasks`, of the tasks of the recipe.
+
+        Rows are disjoint, and each token of them but a document's delimiter is predicted once; each label is scored
+        once. `proceed` is called before each batch; once it is False, the rest is left out. `progress` counts rows.
+        """
+        done, total = 0, sum(len(part.rows) for part in rows.values())
+
+        def counted(part: HeldOut) -> Iterator[Batch]:
+            nonlocal done
+            batches = part.batches(self._recipe.train.micro_batch)
+            for batch in itertools.takewhile(lambda _: proceed(), batches):
+                progress("score rows", done, total)
+                yield batch
+                done += len(batch.samples)
+
+        scores: dict[str, ValidationScores] = {}
+        for source, part in rows.items():
+            scores[source] = self._task(source, part, counted(part)).score(engine, engine.world)
+        tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
+        return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
+
+    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
+        if part.labelled:
+            return LabelTask(source, batches, self._corpus, part.plan)
+        return LossTask(source, batches, self._token_bytes)
+
+    def _tasks(self, proceed: Callable[[], bool]) -> list[Task]:
+        recipe = self._recipe
+        context = TaskContext(
+            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_batch, recipe.seed, proceed
+        )
+        return [config.build(context) for config in recipe.eval.tasks]
+
+
+@contextmanager
+def corpus_of_files(
+    paths: Sequence[str],
+    tokenizer_folder: Path,
+    labels: LabelsConfig | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Corpus]:
+    """A corpus whose validation split is the whole text of `paths`, one source per path, in a temporary folder.
+
+    The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out. `labels`:
+    the files are a labelled set.
+    """
+    names = [Path(path).name.partition(".")[0] for path in paths]
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) for name in names):
+        names = [f"source{i}" for i in range(len(paths))]
+    sources = {name: SourceConfig(paths=[path]) for name, path in zip(names, paths, strict=True)}
+    tokenizer = TokenizerFile(path=str(tokenizer_folder))
+    config = TextConfig(sources=sources, labels=labels, steps=[], tokenizer=tokenizer, validation=0.0)
+    with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
+        prepare(config, Path(scratch), workers=1, progress=progress)
+        tokenize(Path(scratch), config, workers=1, progress=progress)
+        corpus = Corpus.open(scratch)
+        yield Corpus(corpus.root, corpus.index, {"train": {}, "validation": corpus.train})

@@ -1,0 +1,129 @@
+"""The waist of evaluation: a task scores a model, whatever it is about, and returns its measurements.
+
+`LossTask` (loss.py) and `LabelTask` (labels.py) score the validation texts of a source; tasks of other packages are
+named in `eval.tasks`. `evaluate.py` runs them, for `hornbook eval` and during training.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hornbook.data.batch import Batch
+from hornbook.data.corpus import Corpus
+from hornbook.parallel.world import DATA, World
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+
+class TokenModel(Protocol):
+    """A model of tokens. Every rank makes the same calls in the same order; nothing of the model changes."""
+
+    def evaluate(self, batch: Batch) -> Float[Tensor, "rows sequence"]:
+        """Negative log-likelihood of each target in nats, float32."""
+        ...
+
+
+class LabelModel(Protocol):
+    """A model whose head gives labels."""
+
+    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses [rows, sequence] and outputs of the head [rows, sequence, outputs], float32."""
+        ...
+
+
+class Model(TokenModel, LabelModel, Protocol):
+    """All that a task may ask of a model."""
+
+    def logits(self, tokens: Int64[Tensor, "rows sequence"]) -> Float[Tensor, "rows sequence vocab"]:
+        """Logits of plain causal rows, float32."""
+        ...
+
+
+class Scores(Protocol):
+    """The measurements of a task."""
+
+    @property
+    def summary(self) -> str:
+        """The measurements as a line for people."""
+        ...
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The measurements by name, as `eval --json` prints them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Measurements that are plain numbers, for tasks that need no more."""
+
+    values: Mapping[str, float | int]
+
+    @property
+    def summary(self) -> str:
+        """`accuracy 0.7500, items 40`."""
+        shown = (f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in self.values.values())
+        return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(self.values, shown, strict=True))
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The values."""
+        return dict(self.values)
+
+
+class Task(Protocol):
+    """Something a model is measured by."""
+
+    @property
+    def name(self) -> str:
+        """Name of the measurements: of validation texts the source."""
+        ...
+
+    def score(self, model: Model, world: World) -> Scores:
+        """The measurements of the model, equal on every rank of `world`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """The data and settings that a task of another package is built from."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    sequence: int
+    """Longest row that the model reads."""
+    micro_batch: int
+    """Rows that go through the model together."""
+    seed: int
+    proceed: Callable[[], bool]
+    """Call it before each batch, on every rank: where it is False the evaluation is dropped, so return soon."""
+
+
+def score_batches(
+    world: World, batches: Iterable[Batch], columns: int, score: Callable[[Batch], Float[np.ndarray, "n columns"]]
+) -> Float[np.ndarray, "n columns+1"]:
+    """The rows of numbers that `score` gives for each batch, behind the number of the batch; equal on every rank.
+
+    Ranks take turns. They go through the model together, so one that has no batch left computes another's, uncounted.
+    """
+    found, first, remaining = [np.empty((0, columns + 1))], 0, iter(batches)
+    while turn := list(itertools.islice(remaining, world.data_size)):
+        own = world.data_rank < len(turn)
+        rows = score(turn[world.data_rank if own else 0])
+        if own:
+            found.append(np.insert(rows, 0, first + world.data_rank, axis=1))
+        first += len(turn)
+    rows = _gather(np.concatenate(found), world)
+    return rows[np.argsort(rows[:, 0], kind="stable")]
+
+
+def _gather(rows: np.ndarray, world: World) -> np.ndarray:
+    """The rows of all ranks, which have any number of them."""
+    sizes = [int(size) for size in world.all_gather(torch.tensor(len(rows), device=world.device), DATA)]
+    padded = torch.zeros(max(sizes), rows.shape[1], dtype=torch.float64)
+    padded[: len(rows)] = torch.from_numpy(rows)
+    parts = world.all_gather(padded.to(world.device), DATA)
+    return np.concatenate([part[:size].cpu().numpy() for part, size in zip(parts, sizes, strict=True)])

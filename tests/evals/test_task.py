@@ -1,0 +1,101 @@
+"""The waist of evaluation: a task from outside the package, in the loop and by the verb; batches over ranks."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit, UsageError
+from hornbook.evals.task import Metrics, score_batches
+from hornbook.files.run_directory import RunDir
+from hornbook.parallel.world import World
+from hornbook.settings.resolve import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = 'eval.tasks=[{kind = "repeat:Repeat", rows = 4}]'
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The module `repeat`, as docs/parts.md prints it, and `no_task`, in the path."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "parts.md").read_text(), re.DOTALL)
+    (printed,) = [block for block in blocks if "class Repeat(" in block]
+    (tmp_path / "repeat.py").write_text(printed)
+    text = "from hornbook.settings.fields import Config\n\n\nclass Part(Config):\n    def build(self):\n        pass\n"
+    (tmp_path / "no_task.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("repeat", "no_task"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_task_from_outside_is_scored_in_the_loop_and_by_the_verb(
+    tmp_path: Path, launch_run: Callable[..., Exit], events: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path / "run")
+    assert launch_run(run.path, TASKS, "eval.every=6") == Exit.DONE
+    middle, last = (json.loads(path.read_text())["tasks"]["repeat"] for path in sorted(run.evals.iterdir()))
+    assert middle["tokens"] == last["tokens"] == 4 * 16
+    assert [each["tasks"]["repeat"] for each in events(run.path, "evaluation") if "tasks" in each] == [middle, last]
+    capsys.readouterr()
+    assert main(["eval", str(run.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tasks"]["repeat"]
+    assert found == pytest.approx(last, abs=1 / 64)  # a token, where other threads round otherwise
+    assert main(["eval", str(run.path)]) == 0
+    assert "repeat: accuracy" in capsys.readouterr().err
+
+
+def test_without_tasks_nothing_is_said_of_them(tmp_path: Path, launch_run: Callable[..., Exit]) -> None:
+    run = RunDir(tmp_path / "run")
+    assert launch_run(run.path) == Exit.DONE
+    (last,) = (json.loads(path.read_text()) for path in run.evals.iterdir())
+    assert {*last} == {"attempt", "step", "tokens", "seconds", "rows", "sources", "all"}
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("kind", ["no_task:Part", "loss"])
+def test_a_part_that_is_no_task_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=r"eval\.tasks"):
+        resolve(None, [f'eval.tasks=[{{kind = "{kind}"}}]'], {})
+
+
+class Two(World):
+    """One of two ranks; `all_gather` gives what both gave."""
+
+    def __init__(self, rank: int, given: list[list[torch.Tensor]]) -> None:
+        super().__init__(torch.device("cpu"), rank, 2)
+        object.__setattr__(self, "_given", iter(given))
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        del tensor
+        return next(self._given)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_ranks_take_turns_and_all_have_all_rows_in_order(count: int) -> None:
+    batches: list[Any] = list(range(count))
+    alone = score_batches(World(torch.device("cpu")), batches, 2, rows_of)
+    assert alone[:, 0].tolist() == [number for number in range(count) for _ in range(number % 3)]
+    parts = [alone[alone[:, 0] % 2 == rank] for rank in (0, 1)]
+    size = max(len(part) for part in parts)
+    padded = [torch.from_numpy(np.pad(part, ((0, size - len(part)), (0, 0)))) for part in parts]
+    for rank in (0, 1):
+        world = Two(rank, [[torch.tensor(len(part)) for part in parts], padded])
+        assert np.array_equal(score_batches(world, batches, 2, rows_of), alone)
+
+
+def rows_of(batch: Any) -> np.ndarray:
+    """Batch n has n mod 3 rows."""
+    return np.full((batch % 3, 2), float(batch))
+
+
+def test_metrics_as_a_line() -> None:
+    assert Metrics({"exact_match": 0.25, "tokens": 4000}).summary == "exact match 0.2500, tokens 4,000"
