@@ -83,8 +83,12 @@ def test_a_folder_whose_step_is_gone_is_refused(tmp_path: Path, vowels: Path, mo
 
 
 def test_what_is_no_step_is_refused(vowels: Path) -> None:
-    vowels.write_text(
-        "from hornbook.settings.fields import Config as C\nclass Part(C):\n    kind: str\n    build = 0\n"
-    )
+    code = [
+        "from hornbook.settings.fields import Config",
+        "class Part(Config):",
+        "    kind: str",
+        "    def build(self): ...",
+    ]
+    vowels.write_text("\n".join(code))
     with pytest.raises(ValueError, match="Part is no step: it must be an EditConfig, a DecisionConfig or a CutConfig"):
         TextConfig.model_validate({"steps": [{"kind": "vowels:Part"}]})

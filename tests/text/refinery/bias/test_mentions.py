@@ -114,7 +114,7 @@ WRONG = [
     ({"groups": {"a": ["x"]}, "attributes": {"c": ["z"]}}, "groups: Dictionary should have at least 2 items"),
     ({"groups": GROUPS}, "attributes: Field required"),
     ({"groups": [], "attributes": {}}, "groups: Input should be a valid dictionary"),
-    ({"groups": GROUPS, "atributes": {"c": ["z"]}}, "atributes: Extra inputs are not permitted"),
+    ({"groups": GROUPS, "attributes": {"c": ["z"]}, "names": {}}, "names: Extra inputs are not permitted"),
     (
         {"groups": GROUPS, "attributes": {f"n{n}": [f"z{n}"] for n in range(250)}},
         "are 502 counts per document, more than 500",

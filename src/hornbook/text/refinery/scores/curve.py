@@ -128,8 +128,9 @@ def thresholds(step: Decision) -> dict[str, float]:
 
 
 def _is_measured(step: Decision, key: str, value: float) -> bool:
-    other = step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}).build()
-    return key in step.fixed or other.needs != step.needs
+    if key in step.fixed:
+        return True
+    return step.config.model_copy(update={key: _as_set(step.config, key, value + 1)}).build().needs != step.needs
 
 
 def around(now: float) -> list[float]:
