@@ -17,8 +17,8 @@ PACKAGE = ROOT / "src" / "hornbook"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FOLDERS = ("tests", "src", "benchmarks", "docs", "evals", "examples")
 ROOMS = tuple(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
-OF_THE_READER = {"cards", "lion", "maxout", "skip_first", "vowels"}
-"""Modules that pages show how to write: a reader, an optimizer, a part, an objective, a step."""
+OF_THE_READER = {"cards", "lion", "maxout", "repeat", "skip_first", "vowels"}
+"""Modules that pages show how to write: a reader, an optimizer, a part, a task, an objective, a step."""
 RATIO = "hornbook is x"
 """Head of a column in tables of figures."""
 NO_SETTINGS = {"data.lock", "log.txt", "text.config"}

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.evals.task import Metrics, score_batches
 from hornbook.files.run_directory import RunDir
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, Axis, World
 from hornbook.settings.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,16 +67,17 @@ def test_a_part_that_is_no_task_is_refused(kind: str) -> None:
         resolve(None, [f'eval.tasks=[{{kind = "{kind}"}}]'], {})
 
 
-class Two(World):
-    """One of two ranks; `all_gather` gives what both gave."""
+def rank_of_two(rank: int, given: list[list[torch.Tensor]]) -> World:
+    """A rank of two, whose `all_gather` gives what both gave."""
+    answers = iter(given)
 
-    def __init__(self, rank: int, given: list[list[torch.Tensor]]) -> None:
-        super().__init__(torch.device("cpu"), rank, 2)
-        object.__setattr__(self, "_given", iter(given))
+    class Two(World):
+        def all_gather(self, tensor: torch.Tensor, axes: Sequence[Axis]) -> list[torch.Tensor]:
+            del tensor
+            assert axes == DATA
+            return next(answers)
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        del tensor
-        return next(self._given)  # pyright: ignore[reportAttributeAccessIssue]
+    return Two(torch.device("cpu"), rank, {"replica": 2})
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -88,7 +89,7 @@ def test_ranks_take_turns_and_all_have_all_rows_in_order(count: int) -> None:
     size = max(len(part) for part in parts)
     padded = [torch.from_numpy(np.pad(part, ((0, size - len(part)), (0, 0)))) for part in parts]
     for rank in (0, 1):
-        world = Two(rank, [[torch.tensor(len(part)) for part in parts], padded])
+        world = rank_of_two(rank, [[torch.tensor(len(part)) for part in parts], padded])
         assert np.array_equal(score_batches(world, batches, 2, rows_of), alone)
 
 
