@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.evals.task import Metrics, score_batches
 from hornbook.files.run_directory import RunDir
-from hornbook.parallel.world import World
+from hornbook.parallel.world import DATA, Axis, World
 from hornbook.settings.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,11 +72,12 @@ def rank_of_two(rank: int, given: list[list[torch.Tensor]]) -> World:
     answers = iter(given)
 
     class Two(World):
-        def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        def all_gather(self, tensor: torch.Tensor, axes: Sequence[Axis]) -> list[torch.Tensor]:
             del tensor
+            assert axes == DATA
             return next(answers)
 
-    return Two(torch.device("cpu"), rank, 2)
+    return Two(torch.device("cpu"), rank, {"replica": 2})
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

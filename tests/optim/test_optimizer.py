@@ -114,7 +114,7 @@ def test_shapes_of_state(tensor: StateTensor, matrix: Any, vector: Any, scalar: 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (("x", "shape", "float12"), "has dtype 'float12': take one of float64"),
+        (("x", "shape", "float12"), "has dtype 'float12': take one of parameter, float64"),
         (("x", "blocks"), "block belongs to extent"),
         (("x", "rows", "float32", 4), "block belongs to extent"),
     ],
