@@ -16,7 +16,7 @@ from hornbook.model.config.flops import SCORING_COST, operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.run.inputs import Inputs, open_inputs, vocabulary_warning
 from hornbook.run.job import Start
-from hornbook.run.start import plan
+from hornbook.run.start import estimate
 from hornbook.run.timekeeper import seconds_spent
 from hornbook.settings.resolve import resolve
 
@@ -31,25 +31,25 @@ def inputs_of(tiny_settings: tuple[str, ...]) -> Callable[..., Inputs]:
 
 def test_a_small_run_is_measured_and_changes_nothing(inputs_of: Callable[..., Inputs]) -> None:
     inputs, threads = inputs_of(), torch.get_num_threads()
-    found = plan.estimate(inputs, inputs.length, 0)
+    found = estimate.estimate(inputs, inputs.length, 0)
     assert (found.device, found.computed, found.fits) == ("cpu", "a microbatch", True)
     assert found.seconds > 0
-    assert found.memory > plan._least_bytes(inputs)
+    assert found.memory > estimate._least_bytes(inputs)
     assert (inputs.loader.clock, torch.get_num_threads()) == (0, threads)
 
 
 def test_what_does_not_fit_is_not_tried(inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of()
-    monkeypatch.setattr(plan, "_measure", lambda *_: pytest.fail("nothing may be computed"))
-    monkeypatch.setattr(plan, "free_memory", lambda _: 1000)
-    found = plan.estimate(inputs, inputs.length, 0)
+    monkeypatch.setattr(estimate, "_measure", lambda *_: pytest.fail("nothing may be computed"))
+    monkeypatch.setattr(estimate, "free_memory", lambda _: 1000)
+    found = estimate.estimate(inputs, inputs.length, 0)
     assert (found.memory, found.fits, found.computed) == (16 * count_parameters(inputs.recipe.model, 320), False, "")
 
 
 def test_what_is_slow_is_judged_by_products(inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("eval.every=4", "eval.tokens=100")
-    monkeypatch.setattr(plan, "matmul_rate", lambda *_: 1e-6)
-    found = plan.estimate(inputs, inputs.length, 0)
+    monkeypatch.setattr(estimate, "matmul_rate", lambda *_: 1e-6)
+    found = estimate.estimate(inputs, inputs.length, 0)
     (cost,) = operations_per_token(inputs.recipe.model, 320, 32).values()
     held_out = [stream.tokens for stream in inputs.corpus.validation.values()]
     scored = 3 * 100 * len(held_out) + sum(held_out)
@@ -62,18 +62,18 @@ def test_a_step_is_its_microbatches_and_one_update(
 ) -> None:
     inputs = inputs_of("eval.every=0", "train.micro_batch=3")
     bare = replace(inputs, loader=inputs.loader)
-    monkeypatch.setattr(plan, "_measure", lambda *_: plan._Measured(2.0, 0.5, 10**6, "a microbatch"))
-    monkeypatch.setattr(plan, "_scored", lambda *_: 0)
-    found = plan.estimate(bare, bare.length, 0)
+    monkeypatch.setattr(estimate, "_measure", lambda *_: estimate._Measured(2.0, 0.5, 10**6, "a microbatch"))
+    monkeypatch.setattr(estimate, "_scored", lambda *_: 0)
+    found = estimate.estimate(bare, bare.length, 0)
     assert found.tokens_per_second == 128 / (2 * 2.0 + 0.5)  # 4 rows: two microbatches, the second of one row
     assert found.seconds == pytest.approx(1472 / found.tokens_per_second)
-    assert plan.estimate(bare, bare.length, 736).seconds == pytest.approx(found.seconds / 2)
+    assert estimate.estimate(bare, bare.length, 736).seconds == pytest.approx(found.seconds / 2)
     shared = inputs_of("eval.every=0", "parallel.data=2")
-    assert plan.estimate(shared, shared.length, 0).memory == 2 * 10**6
+    assert estimate.estimate(shared, shared.length, 0).memory == 2 * 10**6
     timed = inputs_of("train.seconds=1")
-    assert plan.estimate(timed, timed.length, 0).seconds == 1.0
-    assert plan.estimate(timed, timed.length, 0, spent=0.75).seconds == 0.25
-    assert plan.estimate(timed, timed.length, 0, spent=2.0).seconds == 0.0
+    assert estimate.estimate(timed, timed.length, 0).seconds == 1.0
+    assert estimate.estimate(timed, timed.length, 0, spent=0.75).seconds == 0.25
+    assert estimate.estimate(timed, timed.length, 0, spent=2.0).seconds == 0.0
 
 
 def test_a_resume_counts_the_time_that_was_spent(tmp_path: Path, launch_run: Launch) -> None:

@@ -22,7 +22,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.run.inputs import resumed_length, vocabulary_warning
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger import Monotone, read_past
-    from hornbook.run.start.plan import estimate, saved_bytes
+    from hornbook.run.start.estimate import estimate, saved_bytes
     from hornbook.run.start.precision import describe_precision, settle_precision
 
     device = choose_device(resolved.recipe.train.device)

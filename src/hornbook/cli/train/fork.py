@@ -7,7 +7,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, RunWords, split_target
-from hornbook.cli.train.training import load_engine, run_job
+from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError
 
 
@@ -21,7 +21,7 @@ def fork(
     dry_run: DryRun = False,
 ) -> Result | Exit:
     """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
-    load_engine()
+    load_torch()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.job import Start
     from hornbook.run.start.bound import recipe_in_force, refuse_edited

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, RunWords, split_target
-from hornbook.cli.train.training import load_engine, run_job
+from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError
 
 
 def resume(words: RunWords = None, dry_run: DryRun = False) -> Result | Exit:
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
-    load_engine()
+    load_torch()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.job import Start
     from hornbook.run.launch.launch import check_directory

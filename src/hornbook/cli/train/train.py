@@ -8,7 +8,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, say
-from hornbook.cli.train.training import load_engine, run_job
+from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError
 from hornbook.settings.sources import COMMAND_LINE
 
@@ -35,7 +35,7 @@ def train(
 
     A run that starts from weights (--from) is evaluated before its first step.
     """
-    load_engine()
+    load_torch()
     from hornbook.files.run_directory import RunDir
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hornbook.settings.resolve import Resolved
 
 
-def load_engine() -> None:
+def load_torch() -> None:
     """Import torch and the training loop, with a progress bar because it takes seconds."""
     from hornbook.progress import progress_bar
 

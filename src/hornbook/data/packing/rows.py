@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Segments
-from hornbook.data.shards.shard_table import UNCHECKED, UNSOUND, ShardTable, first_unchecked
+from hornbook.data.shards.shard_table import ENDS_DESCEND, UNCHECKED, ShardTable, first_unchecked
 from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 
 
@@ -38,7 +38,7 @@ class _Out(NamedTuple):
     ids: np.ndarray  # int32 [rows, sequence]
     pieces: np.ndarray  # int32 [rows * sequence]: lengths of the pieces of all rows
     pieces_end: np.ndarray  # int64 [rows]: where each row's lengths end
-    damage: np.ndarray  # int64 [2]: entry of a shard, and the id found in it, UNSOUND or UNCHECKED
+    damage: np.ndarray  # int64 [2]: entry of a shard, and the id found in it, ENDS_DESCEND or UNCHECKED
 
 
 @inlined
@@ -121,7 +121,7 @@ def _fill_segment(table, rules, out, row, column, stream, position, left, used):
         while left > 0 and local < size:
             end = np.int64(ends[document]) if document < ends.size else np.int64(-1)
             if end <= local or end > size:
-                out.damage[0], out.damage[1] = entry, UNSOUND
+                out.damage[0], out.damage[1] = entry, ENDS_DESCEND
                 return np.int64(-1), used
             piece = min(left, end - local)
             gained = _fill_piece(table, rules, out, row, column, entry, local, piece, local + piece < end)

@@ -33,7 +33,7 @@ class Addresses(NamedTuple):
 _MOST_FOUND = 1024
 """Blocks that are listed at once; the rest is listed when the kernel stops again."""
 _SHIFT = BLOCK_BYTES.bit_length() - 1
-UNSOUND, UNCHECKED = -1, -2
+ENDS_DESCEND, UNCHECKED = -1, -2
 """Why a kernel stops at a shard: its ends do not ascend, or a block was not compared yet."""
 
 
