@@ -30,9 +30,9 @@ BYTES, TOKENS = 1_500_000, 24_000
 STEPS = """
 [text]
 steps = [
-  { kind = "repair" }, { kind = "normalize" }, { kind = "drop_empty" }, { kind = "gopher_quality" },
-  { kind = "gopher_repetition" }, { kind = "c4_lines" }, { kind = "fineweb" }, { kind = "personal" }, { kind = "code" },
-  { kind = "language", detector = "script" }, { kind = "exact_dedup" }, { kind = "near_dedup" },
+  { kind = "repair" }, { kind = "normalize" }, { kind = "c4_lines" }, { kind = "personal" },
+  { kind = "drop_empty" }, { kind = "gopher_quality" }, { kind = "gopher_repetition" }, { kind = "fineweb" },
+  { kind = "code" }, { kind = "language", detector = "script" }, { kind = "exact_dedup" }, { kind = "near_dedup" },
   { kind = "line_dedup" }, { kind = "paragraph_dedup" }, { kind = "span_dedup" },
 ]
 """
@@ -112,8 +112,8 @@ def run(revision: str) -> None:
                 count, different = count + more, [*different, *(f"resumed: {key}" for key in later)]
             rows.append((name, count, len(different)))
             print(name, count, *different[:5], flush=True)
+            report.write("unchanged", {"revision": revision, "recipes": {name: counts for name, *counts in rows}})
     print(report.table(["recipe", "compared", "different"], rows))
-    report.write("unchanged", {"revision": revision, "recipes": {name: list(counts) for name, *counts in rows}})
 
 
 def main() -> None:
