@@ -66,8 +66,8 @@ class Inputs:
 def open_inputs(resolved: Resolved) -> Inputs:
     """Open the data that a recipe names, and fill in the settings that follow from it.
 
-    Raises UsageError if no data is named, the length is not set, the tokenizer has more tokens than model.vocab, or
-    surgery does not fit the model.
+    Raises UsageError if no data is named, the length is not set, the tokenizer has more tokens than model.vocab,
+    surgery does not fit the model, or there are evaluation tasks but no validation text.
     """
     recipe = resolved.recipe
     if recipe.data.path is None:
@@ -79,6 +79,11 @@ def open_inputs(resolved: Resolved) -> Inputs:
         raise IntegrityError(
             f"{corpus.root / 'tokenizer'} is not the tokenizer that made the token shards: restore it, "
             f"or run `hornbook tokenize {corpus.root}` again"
+        )
+    if recipe.eval.tasks and not corpus.validation:
+        raise UsageError(
+            f"eval.tasks: {corpus.root} has no validation text, and without it nothing is evaluated: tokenize it again "
+            "with text.validation above 0, or leave eval.tasks out"
         )
     head = labelled_head(recipe.model.head, corpus)
     vocab, origins = _vocabulary(recipe.model, tokenizer.vocab_size)
