@@ -48,6 +48,13 @@ def hornbook(source: Path, *words: object) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def checkout(revision: str, folder: Path) -> Path:
+    """The `src` of a revision, as a copy in `folder`."""
+    archive = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+    return folder / "src"
+
+
 def make(source: Path, name: str, recipe: object, raw: Path, folder: Path) -> None:
     """Data and a run of one recipe; the refinery's recipe has data alone."""
     hornbook(source, "prepare", recipe, raw, "--out", folder / name / "data")
@@ -93,11 +100,10 @@ def run(revision: str) -> None:
     rows, names = [], [*RECIPES, "refinery"]
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        archive = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", base], input=archive, check=True)
+        before = checkout(revision, base)
         write_installed_corpus(base / "raw", max_bytes=BYTES, seed=0)
         (base / "refinery.toml").write_text(STEPS)
-        passages, sources = write_passages(base / "raw"), (base / "src", ROOT / "src")
+        passages, sources = write_passages(base / "raw"), (before, ROOT / "src")
         folders = base / "before", base / "now"
         for name in names:
             raw = passages if name == LABELLED else base / "raw" / "docstrings.jsonl"

@@ -8,7 +8,7 @@ from torch import Tensor
 from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.heads import head as head_module
 from hornbook.model.heads.head import ChunkedLoss, Head, Transform
-from hornbook.model.heads.losses import LossTerms
+from hornbook.model.heads.losses import LossTerms, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.norm import LayerNorm
 
@@ -98,6 +98,14 @@ def test_added_terms_are_their_formulas(smoothing: float, z_loss: float, softcap
     objectives = sum(found.values()), sum(wanted.values())
     for got, true in zip(*(torch.autograd.grad(each, leaves) for each in objectives), strict=True):
         assert float((got - true).abs().max()) < 1e-5 * float(true.abs().max())
+
+
+def test_gradients_of_logits_are_never_subnormal() -> None:
+    logits = torch.linspace(-120.0, 0.0, 500).repeat(3, 1)
+    loss_and_grad_(logits, torch.tensor([499, 0, 250]), torch.ones(3), True, LossTerms(z_loss=1e-4))
+    assert bool((logits[:, 499] != 0).all())
+    small = logits.abs() < torch.finfo(torch.float32).tiny
+    assert bool((logits[small] == 0).all())
 
 
 def test_labels_are_smoothed_over_tokens_and_not_over_padding_rows() -> None:
