@@ -16,6 +16,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
@@ -167,16 +169,17 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
     """Rounds of tests that run the changed lines, or the file where coverage sees none of them, as of compiled kernels.
 
-    The module's own tests come first, then the quickest of every other file, then the second of every one ...; a round
-    has as many as take its `TESTS_SECONDS`. Without any test there is no round.
+    The module's own tests come first, then those of files that import it, the quickest of each, then the second of
+    each ..., then the others likewise; a round has as many as take its `TESTS_SECONDS`. Without any test there is none.
     """
     found = known.of_lines(each.path, each.lines) or known.of_file(each.path)
     own = str(Path("tests", each.path).with_name(f"test_{Path(each.path).name}")) + "::"
+    near = importers("hornbook." + each.path.removesuffix(".py").replace("/", "."))
     of_files = defaultdict[str, int](int)
     ranked = []
     for test in sorted(found, key=lambda test: (known.seconds[test], test)):
         file = test.split("::")[0]
-        ranked.append((not test.startswith(own), of_files[file], known.seconds[test], test))
+        ranked.append((not test.startswith(own), file not in near, of_files[file], known.seconds[test], test))
         of_files[file] += 1
     rounds, tests = list[list[str]](), [test for *_, test in sorted(ranked)]
     for limit in TESTS_SECONDS:
@@ -185,6 +188,14 @@ def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
         rounds.append(tests[:count])
         tests = tests[count:]
     return [each for each in rounds if each]
+
+
+@cache
+def importers(module: str) -> set[str]:
+    """Test files that name a module."""
+    files = ROOT.joinpath("tests").rglob("test_*.py")
+    named = re.compile(rf"\b{re.escape(module)}\b(?!\.)")
+    return {str(path.relative_to(ROOT)) for path in files if named.search(path.read_text())}
 
 
 def outcome(source: Path, tests: list[str], seconds: float) -> tuple[bool, str]:
