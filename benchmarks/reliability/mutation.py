@@ -44,6 +44,8 @@ TESTS_SECONDS = 30.0, 90.0
 """Of the tests in a first round against a mutant, and in a second where it survives; by what each takes without it."""
 PATIENCE, START_SECONDS = 6, 60.0
 """They may last so many times as long, after the start of pytest."""
+NEAR = 4
+"""Fewer imports between a test and a kernel, and it may run it."""
 EQUIVALENT = {
     "model/cpu/scalar.py: for k in (5, 4, 3, 2, 1, 0):: 0 -> 1": "the first two coefficients of the series are both 1",
     "model/mlp/router.py: weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM): "
@@ -173,19 +175,23 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
-    """Rounds of tests that run the changed lines, or the file where coverage sees none of them, as of compiled kernels.
+    """Rounds of tests that run the changed lines; where coverage sees none of them, as of compiled kernels, of tests
+    that run the file or whose imports lead there.
 
-    The module's own tests come first, then those of files that import it, the quickest of each, then the second of
-    each ..., then the others likewise; a round has as many as take its `TESTS_SECONDS`. Without any test there is none.
+    The module's own tests come first, then those of files that import it (the quickest of each file, then the second of
+    each ...), then of files that import what imports it, and so on; a round has as many as take its `TESTS_SECONDS`.
+    Without any test there is none.
     """
-    found = known.of_lines(each.path, each.lines) or known.of_file(each.path)
     own = str(Path("tests", each.path).with_name(f"test_{Path(each.path).name}")) + "::"
-    near = importers("hornbook." + each.path.removesuffix(".py").replace("/", "."))
+    away = distances(each.path)
+    found = known.of_lines(each.path, each.lines)
+    if not found:
+        found = known.of_file(each.path) | {test for test in known.seconds if away.get(test.split("::")[0], 100) < NEAR}
     of_files = defaultdict[str, int](int)
     ranked = []
     for test in sorted(found, key=lambda test: (known.seconds[test], test)):
         file = test.split("::")[0]
-        ranked.append((not test.startswith(own), file not in near, of_files[file], known.seconds[test], test))
+        ranked.append((not test.startswith(own), away.get(file, 100), of_files[file], known.seconds[test], test))
         of_files[file] += 1
     rounds, tests = list[list[str]](), [test for *_, test in sorted(ranked)]
     for limit in TESTS_SECONDS:
@@ -197,11 +203,26 @@ def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
 
 
 @cache
-def importers(module: str) -> set[str]:
-    """Test files that name a module."""
-    files = ROOT.joinpath("tests").rglob("test_*.py")
-    named = re.compile(rf"\b{re.escape(module)}\b(?!\.)")
-    return {str(path.relative_to(ROOT)) for path in files if named.search(path.read_text())}
+def _importers() -> dict[str, set[str]]:
+    """Files of package and tests that import each module, by the names in their import lines."""
+    found = defaultdict[str, set[str]](set)
+    for path in (*PACKAGE.rglob("*.py"), *ROOT.joinpath("tests").rglob("*.py")):
+        for start, names in re.findall(r"^\s*from ([\w.]+) import ([\w, ]+)", path.read_text(), re.MULTILINE):
+            for module in (start, *(f"{start}.{name.split()[0]}" for name in names.split(",") if name.strip())):
+                found[module].add(str(path.relative_to(ROOT)))
+    return found
+
+
+def distances(path: str) -> dict[str, int]:
+    """Imports on the shortest way from each test file to a file of the package; those that only reach it lazily too."""
+    found, near = dict[str, int](), {str(Path("src", "hornbook", path))}
+    for distance in range(1, 100):
+        names = {each.removeprefix("src/").removesuffix(".py").replace("/", ".") for each in near}
+        near = {file for name in names for file in _importers()[name]} - set(found)
+        found |= dict.fromkeys(near, distance)
+        if not near:
+            break
+    return found
 
 
 def outcome(source: Path, tests: list[str], seconds: float) -> tuple[bool, str]:
