@@ -116,7 +116,7 @@ def test_a_score_that_is_no_number_never_becomes_best(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "hornbook.run.observe.observers.Observers.score", lambda *_: ValidationLoss(float("nan"), "rows")
+        "hornbook.run.observe.evaluation.ValidationLoss", lambda _, rows: ValidationLoss(float("nan"), rows)
     )
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
