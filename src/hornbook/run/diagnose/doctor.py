@@ -262,7 +262,8 @@ def check_extras() -> list[Check]:
 
 def worst(checks: list[Check]) -> Verdict:
     """The worst verdict of all checks."""
-    return max((check.verdict for check in checks), key=("ok", "warn", "fail").index)
+    verdicts = {check.verdict for check in checks}
+    return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
 
 
 def _needed(package: str) -> str | None:
