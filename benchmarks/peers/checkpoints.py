@@ -28,7 +28,7 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.checkpoints.async_checkpointer import Background
+from hornbook.run.checkpoints.async_checkpointer import in_background
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
@@ -73,8 +73,8 @@ class Ours:
 
     def save(self, folder: Path) -> Pending:
         snapshot, checkpoints = take_snapshot(self._state, self._buffers), self._checkpoints(folder)
-        call = Background(lambda: checkpoints.save(snapshot), gives_way=True)
-        return cast(Pending, SimpleNamespace(done=lambda: call.done, result=call.result))
+        call = in_background(lambda: checkpoints.save(snapshot), gives_way=True)
+        return cast(Pending, call)
 
     def load(self, folder: Path) -> None:
         assert self._checkpoints(folder).restore(self._state) is not None

@@ -18,7 +18,7 @@ from hornbook.model.storage.safetensors_folder import list_tensors
 from hornbook.model.storage.tensor_slices import create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
-from hornbook.run.checkpoints.manifest import verify_folder, write_manifest
+from hornbook.run.checkpoints.manifest import Manifest, verify_folder, write_manifest
 from hornbook.run.config import CheckpointConfig
 from hornbook.run.control import refuse_if_held
 from hornbook.run.diagnose.compare import differing_tensors
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_listed_ends_the_save(tmp_path: Path, failing: F
         failing(stage / name, calls=("scandir", "listdir"))
 
     with pytest.raises(StorageError, match="step-00000001"):
-        commit(tmp_path, write, step=1, tokens=1)
+        commit(tmp_path, write, Manifest(1, 1))
 
 
 def saved(folder: Path) -> Path:
@@ -97,7 +97,7 @@ def saved(folder: Path) -> Path:
     (folder / "trainer").mkdir(parents=True)
     for name in ("model.safetensors", "trainer/optimizer.safetensors"):
         create_file(folder / name, {"x": (2,)})
-    write_manifest(folder, step=1, tokens=1)
+    write_manifest(folder, Manifest(1, 1))
     return folder
 
 

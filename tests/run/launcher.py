@@ -10,6 +10,7 @@ step. Whatever happens, a run ends with the server, and the server with pytest.
 
 import builtins
 import importlib
+import itertools
 import json
 import os
 import select
@@ -156,17 +157,23 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault waits for it there."""
+    from hornbook.run.launch import supervisor
     from hornbook.run.launch.heartbeat import Heartbeat
     from hornbook.run.launch.signals import StopSignals
 
-    original, catch_really = Heartbeat.enter, StopSignals._catch
-
+    original, catch_really, share = Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats
+    generations, generation = itertools.count(), 0
     caught: list[int] = []
+
+    def shared_heartbeats(ranks: int) -> list[Heartbeat]:
+        nonlocal generation
+        generation = next(generations)
+        return share(ranks)
 
     def enter(self: Heartbeat, phase: str, at: Any) -> None:
         original(self, phase, at)
         for fault in faults:
-            wanted = {"rank": self.rank, "generation": self.generation, "phase": phase, "step": at.step}
+            wanted = {"rank": self.rank, "generation": generation, "phase": phase, "step": at.step}
             if all(fault.get(key, value) == value for key, value in wanted.items()):
                 act(fault, caught)
 
@@ -174,7 +181,7 @@ def strike(faults: list[dict[str, Any]]) -> None:
         catch_really(self, number, frame)
         caught.append(number)
 
-    Heartbeat.enter, StopSignals._catch = enter, catch
+    Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats = enter, catch, shared_heartbeats
 
 
 def act(fault: dict[str, Any], caught: list[int]) -> None:

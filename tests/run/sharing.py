@@ -24,7 +24,7 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.checkpoints.async_checkpointer import Background
+from hornbook.run.checkpoints.async_checkpointer import in_background
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
@@ -80,7 +80,7 @@ def set_to(state: State, step: int) -> None:
 def is_at(state: State, step: int) -> bool:
     """Whether the state is that of a step, to the bit."""
     equal = all(torch.equal(tensor, expected) for tensor, expected in parts(state, step))
-    return equal and (state.step, state.tokens, state.clock) == (step, step * 16, step * 2)
+    return equal and (state.step, state.tokens, state.loader.clock) == (step, step * 16, step * 2)
 
 
 def run_case(
@@ -104,9 +104,9 @@ def save(place: RankInfo, model: str, layout: dict[str, Any], folder: str, steps
             set_to(state, step)
             snapshot = take_snapshot(state, buffers)
             sizes.append(sum(part.tensor.numel() for part in (snapshot.weights | snapshot.moments).values()))
-            written = Background(lambda snapshot=snapshot: checkpoints.save(snapshot))
+            written = in_background(lambda snapshot=snapshot: checkpoints.save(snapshot))
             set_to(state, 99)
-            while not world.all_reduce_max([written.done])[0]:
+            while not world.all_reduce_max([written.done()])[0]:
                 world.barrier()
             assert written.result().name == f"step-{step:08d}"
         return sizes

@@ -12,10 +12,11 @@ import pytest
 from hornbook.errors import Exit, IntegrityError, StorageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import ValidationLoss
-from hornbook.run.control import Request, write_request
+from hornbook.run.control import Request
 from hornbook.run.observe.console import Console, Header
 from hornbook.run.start.init_from import init_from_fork
 from hornbook.settings.resolve import resolve
+from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -115,7 +116,7 @@ def test_a_score_that_is_no_number_never_becomes_best(
     tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "hornbook.run.observe.observers.Observers.score", lambda *_: ValidationLoss(float("nan"), "rows")
+        "hornbook.run.observe.evaluation.ValidationLoss", lambda _, rows: ValidationLoss(float("nan"), rows)
     )
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()

@@ -9,9 +9,10 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Control, ControlRequests, Request, refuse_if_held, stop_file, write_request
+from hornbook.run.control import Control, ControlRequests, Request, refuse_if_held, stop_file
 from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger import At, Ledger, RunWriter
+from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def control(run: RunDir) -> Iterator[Control]:
     with StopSignals() as signals, Ledger(run) as ledger:
-        yield Control(run, ledger, signals)
+        yield Control(RunWriter(run, ledger), signals)
 
 
 def records(run: RunDir) -> list[dict[str, Any]]:

@@ -8,20 +8,22 @@ import pytest
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.control import Control, ControlRequests, Request, write_request
+from hornbook.run.control import Control, ControlRequests, Request
 from hornbook.run.inputs import open_inputs
-from hornbook.run.job import Job, RunWriter, Start
+from hornbook.run.job import Job, Start
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger import At, Ledger, RunWriter
 from hornbook.settings.resolve import resolve
+from tests.run.requests import write_request
 
 
 @pytest.fixture
 def job(tmp_path: Path, tiny_settings: tuple[str, ...]) -> Iterator[Job]:
     inputs, run = open_inputs(resolve(None, tiny_settings, environ={})), RunDir(tmp_path / "run").create()
     with StopSignals() as signals, Ledger(run) as ledger:
-        yield Job(inputs, Start(), RunWriter(run, ledger), Control(run, ledger, signals))
+        output = RunWriter(run, ledger)
+        yield Job(inputs, Start(), output, Control(output, signals))
     inputs.loader.close()
 
 
@@ -32,16 +34,13 @@ def write_everything(job: Job) -> set[str]:
     job.output.write(job.run.env, "{}\n")
     job.output.write_state({"attempt": 1, "step": 1, "tokens": 9, "status": "running", "heartbeat": 0.0})
     job.ledger.note("warning", At(1, 9), text="as the test wishes")
-    with job.output.open_metrics(0.0) as metrics:
-        metrics.append({"attempt": 1, "step": 1, "tokens": 9})
-        metrics.sync()
     return {path.name for path in job.run.path.rglob("*") if path.is_file() and path.stat().st_size != before.get(path)}
 
 
 def test_rank_0_alone_writes(job: Job) -> None:
     first, second = (job.on_rank(RankInfo(rank, 2), Heartbeat(rank=rank)) for rank in range(2))
     assert write_everything(second) == set()
-    assert write_everything(first) == {"recipe.toml", "env.json", "state.json", "events.jsonl", "metrics.jsonl"}
+    assert write_everything(first) == {"recipe.toml", "env.json", "state.json", "events.jsonl"}
     assert first.inputs is second.inputs is job.inputs
     assert (first.output.owner, second.output.owner) == (job.output.owner, job.output.owner)
 

@@ -29,7 +29,8 @@ def test_a_note_is_on_disk_before_anyone_hears_of_it(tmp_path: Path) -> None:
     def listen(record: dict) -> None:
         heard.append((record["kind"], [stored["kind"] for stored, _ in read_records(run.events)]))
 
-    with Ledger(run, [listen]) as ledger:
+    with Ledger(run) as ledger:
+        ledger.listeners.append(listen)
         ledger.note("start", At())
         ledger.note("save", At(3, 30), checkpoint="x")
     assert heard == [("start", ["start"]), ("save", ["start", "save"])]

@@ -8,22 +8,18 @@ not start again until someone removes it.
 
 import contextlib
 import json
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from pydantic import ValidationError
+from typing import Any, Literal
 
 from hornbook.errors import UsageError
-from hornbook.files.durable import TEMPORARY, write_atomic
-from hornbook.files.filesystem import exists
+from hornbook.files.durable import TEMPORARY
+from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
-from hornbook.run.ledger import Ledger, Position
+from hornbook.run.ledger import Position, RunWriter
 from hornbook.settings.fields import Config
 
 REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
@@ -34,11 +30,9 @@ class Request(Config):
     """One request of a person."""
 
     action: Literal["save", "stop"]
-    """Save now, or save and stop."""
     reason: str = ""
     """Why; it goes into the ledger."""
     at_step: int | None = None
-    """The step to wait for."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,6 @@ class ControlRequests:
     save: bool = False
     stop: str | None = None
     """Source of the stop, one of REASONS; None: no stop."""
-
-
-def write_request(run: RunDir, request: Request) -> Path:
-    """Write a request where the loop finds it; returns the file."""
-    path = run.control / f"{time.time_ns()}-{os.getpid()}.json"
-    write_atomic(path, request.model_dump_json() + "\n")
-    return path
 
 
 def stop_file(run: RunDir) -> Path:
@@ -71,21 +58,9 @@ def refuse_if_held(run: RunDir) -> None:
 class Control:
     """All sources of a save or a stop, and the heartbeat. Ranks other than 0 see stop signals only."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        ledger: Ledger,
-        signals: StopSignals,
-        heartbeat: Heartbeat | None = None,
-        *,
-        is_rank0: bool = True,
-    ) -> None:
-        self._run, self._ledger, self._signals, self._is_rank0 = run, ledger, signals, is_rank0
+    def __init__(self, output: RunWriter, signals: StopSignals, heartbeat: Heartbeat | None = None) -> None:
+        self._output, self.signals = output, signals
         self.heartbeat = heartbeat or Heartbeat()
-
-    def on_rank(self, ledger: Ledger, heartbeat: Heartbeat, *, is_rank0: bool) -> Self:
-        """The same control on one rank of several."""
-        return type(self)(self._run, ledger, self._signals, heartbeat, is_rank0=is_rank0)
 
     def enter(self, phase: str, at: Position) -> None:
         """Report the phase that this rank enters now (`heartbeat.PHASES`) and the position of the run."""
@@ -94,11 +69,7 @@ class Control:
     @property
     def interrupted(self) -> bool:
         """Whether a signal asked to stop: long tasks such as an evaluation should end early."""
-        return self._signals.received is not None
-
-    def show_interrupts(self) -> None:
-        """Leave it to a live panel to show `interrupted`: a line on stderr would break the panel."""
-        self._signals.announces = False
+        return self.signals.received is not None
 
     def poll(self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list) -> ControlRequests:
         """Take the requests that are due, acknowledge them in the ledger, and return the actions.
@@ -109,25 +80,24 @@ class Control:
         save = any(request.action == "save" for request in taken)
         save, reason = all_reduce_max([save, REASONS.index(self._stop_reason(taken))])
         if reason:
-            self._ledger.note("stop_requested", at, reason=REASONS[reason])
+            self._output.ledger.note("stop_requested", at, reason=REASONS[reason])
         return ControlRequests(bool(save), REASONS[reason] or None)
 
     def _stop_reason(self, taken: list[Request]) -> str:
-        if self._signals.received is not None:
-            return self._signals.received
+        if self.signals.received is not None:
+            return self.signals.received
         if any(request.action == "stop" for request in taken):
             return "request"
-        return "STOP file" if self._is_rank0 and exists(stop_file(self._run)) else ""
+        return "STOP file" if self._output.is_rank0 and exists(stop_file(self._output.run)) else ""
 
     def _files(self) -> list[Path]:
-        if not self._is_rank0:
+        if not self._output.is_rank0:
             return []
         try:
-            with os.scandir(self._run.control) as entries:
-                names = [entry.name for entry in entries if entry.is_file() and not entry.name.startswith(TEMPORARY)]
+            there = list_folder(self._output.run.control)
+            return [path for path in there if not path.name.startswith(TEMPORARY) and is_file(path)]
         except OSError:
             return []  # without the folder there are no requests
-        return [self._run.control / name for name in sorted(names)]
 
     def refuse_rest(self, at: Position) -> None:
         """Answer and remove requests that came too late, or for a later step: the run has finished."""
@@ -142,12 +112,12 @@ class Control:
             if request.at_step is not None and at.step < request.at_step:
                 return None
             answer = {"accepted": True, "action": request.action, "reason": request.reason}
-        except (ValueError, ValidationError, OSError) as error:
+        except (ValueError, OSError) as error:  # a ValidationError is a ValueError
             answer = {"accepted": False, "reason": f"not a request: {error}"}
         self._acknowledge(path, at, answer)
         return request
 
     def _acknowledge(self, path: Path, at: Position, answer: dict[str, Any]) -> None:
-        self._ledger.note("request", at, file=path.name, **answer)
+        self._output.ledger.note("request", at, file=path.name, **answer)
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,15 +1,32 @@
-"""The fixed part of a run: its complete recipe, and the data, tokenizer and length that follow from it."""
+"""The fixed part of a run: its complete recipe, the data, tokenizer and length that follow from it, and its kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from hornbook.data.corpus import Corpus
+from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import Loader, build_loader
+from hornbook.data.order import sampler
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.kernels.ahead import Job, compile_ahead
+from hornbook.kernels.cache import is_ready
+from hornbook.model.build import build_model
 from hornbook.model.config.head import HeadConfig, LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.cpu.kernels import kernels_of
+from hornbook.model.cpu.team import Kernel
+from hornbook.model.init.init import initial_values
+from hornbook.model.layers.precision import choose_precision
 from hornbook.model.surgery.operate import build_operated
+from hornbook.parallel.parallelize import PRECISIONS
+from hornbook.parallel.world import choose_device
+from hornbook.run.config import TrainConfig
 from hornbook.run.ledger import LENGTH_SETTINGS, Monotone
 from hornbook.run.state import ModelSpec
 from hornbook.run.training_length import TrainingLength, training_length
@@ -46,6 +63,11 @@ class Inputs:
         """Rows of the embedding."""
         assert self.recipe.model.vocab is not None
         return self.recipe.model.vocab
+
+    def initial_values(self) -> Iterator[tuple[str, Tensor]]:
+        """Initial values by the recipe's scheme; of parameters that surgery adds there are none."""
+        model = self.recipe.model
+        return initial_values(build_model(model, self.vocab, "meta"), model, self.recipe.seed)
 
     @property
     def model_spec(self) -> ModelSpec:
@@ -114,10 +136,7 @@ def _vocabulary(model: ModelConfig, size: int) -> tuple[int, dict[str, str]]:
 
 
 def labelled_head(head: HeadConfig, corpus: Corpus) -> HeadConfig:
-    """The head with the list of labels of the data, where the recipe names none.
-
-    Raises UsageError where a label head does not fit the labels of the data.
-    """
+    """The head with the labels of the data where the recipe names none. UsageError where a label head does not fit."""
     labels = corpus.labels
     if not isinstance(head, LabelHeadConfig) or labels is None:
         return head
@@ -145,3 +164,39 @@ def resumed_length(inputs: Inputs, past: Monotone, changes: Sequence[Change]) ->
     """Length of a resumed run: shortened as its ledger says, unless `changes` set a new length."""
     anew = any(change.key in LENGTH_SETTINGS for change in changes)
     return inputs.length.cut(() if anew else past.cuts)
+
+
+def compile_for(inputs: Inputs) -> None:
+    """Compile the missing kernels of training with these inputs, then load all: forks of this process inherit them."""
+    model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
+    # Every objective looks up positions first: where that is compiled, so are the kernels that read data.
+    data = [] if is_ready(sampler._locate) else [partial(_first_row, index)]
+    compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
+    kernels, bfloat16 = _kernels(model, train, inputs.vocab)
+    for kernel in kernels:
+        kernel.callback(bfloat16)
+
+
+def model_jobs(model: ModelConfig, train: TrainConfig, vocab: int) -> list[Job]:
+    """For each kernel of the model that is not compiled, the call that compiles it."""
+    kernels, bfloat16 = _kernels(model, train, vocab)
+    return [partial(kernel.callback, bfloat16) for kernel in kernels if not kernel.is_ready(bfloat16)]
+
+
+def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[Kernel], bool]:
+    """(kernels of a model, whether in bfloat16); none on a GPU, for a traced model, or in a dtype without kernels."""
+    device = choose_device(train.device)
+    precision = choose_precision(device).precision if train.precision == "auto" else train.precision
+    dtype = PRECISIONS[precision]
+    if device.type != "cpu" or train.compile or dtype not in (torch.bfloat16, torch.float32):
+        return [], False
+    return kernels_of(build_model(model, vocab, device="meta")), dtype == torch.bfloat16
+
+
+def _first_row(index: GlobalIndex) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of torch's threads
+    try:
+        index.batch(np.arange(1), 1)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,20 +1,15 @@
 """One attempt of a run, as one rank sees it: the inputs it reads, the files it writes, and what steers it."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from hornbook.files.durable import write_atomic
-from hornbook.files.journal import Appender
-from hornbook.files.run_directory import RunDir, StateRecord
-from hornbook.files.run_lock import process_identity
+from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.control import Control
 from hornbook.run.inputs import Inputs, resumed_length
 from hornbook.run.launch.heartbeat import Heartbeat
-from hornbook.run.ledger import Ledger, SilentAppender
+from hornbook.run.ledger import Ledger, RunWriter
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.training_length import TrainingLength
 from hornbook.settings.recipe import Recipe
@@ -38,35 +33,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class RunWriter:
-    """The files of a run, which rank 0 alone writes: on every other rank each call does nothing."""
-
-    run: RunDir
-    ledger: Ledger
-    is_rank0: bool = True
-    owner: dict[str, Any] = field(default_factory=lambda: process_identity(os.getpid()))
-    """The process that a person started; state.json names it."""
-
-    def on_rank(self, rank: int) -> Self:
-        """The writer of one rank of several."""
-        return self if rank == 0 else replace(self, ledger=self.ledger.silent(), is_rank0=False)
-
-    def write(self, path: Path, text: str) -> None:
-        """Replace a small file atomically. Raises StorageError."""
-        if self.is_rank0:
-            write_atomic(path, text)
-
-    def write_state(self, record: StateRecord) -> None:
-        """Replace state.json. Raises StorageError."""
-        if self.is_rank0:
-            self.run.write_state(record)
-
-    def open_metrics(self, sync_seconds: float) -> Appender | SilentAppender:
-        """metrics.jsonl, synced at least every `sync_seconds`."""
-        return Appender(self.run.metrics, sync_seconds=sync_seconds) if self.is_rank0 else SilentAppender()
-
-
-@dataclass(frozen=True)
 class Job:
     """The argument of `train`."""
 
@@ -79,7 +45,7 @@ class Job:
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat) -> Self:
         """The same job on one rank of several."""
         output = self.output.on_rank(rank_info.rank)
-        control = self.control.on_rank(output.ledger, heartbeat, is_rank0=output.is_rank0)
+        control = Control(output, self.control.signals, heartbeat)
         return replace(self, rank_info=rank_info, output=output, control=control)
 
     @property

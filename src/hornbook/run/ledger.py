@@ -6,17 +6,21 @@ that a lost or altered line is found.
 """
 
 import copy
+import json
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
-from hornbook.files.run_directory import RunDir
+from hornbook.files.run_directory import RunDir, StateRecord
+from hornbook.files.run_lock import process_identity
 from hornbook.run.training_length import Cut
 
-Listener = Callable[[dict[str, Any]], None]
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
 """A change of one of these on resume sets the length anew, and cancels earlier cuts."""
 
@@ -50,8 +54,6 @@ class Monotone:
     """Intervals [from, to) of global samples that are never read again."""
     init_from: dict[str, Any] | None = None
     """The record of the initial checkpoint (`InitFrom.record`); None: initial values."""
-    saved: bool = False
-    """Whether a checkpoint was ever saved."""
     recipe: dict[str, Any] | None = None
     """The complete recipe in force; None in runs of versions that did not record it."""
     saved_manifests: dict[int, set[str | None]] = field(default_factory=dict)
@@ -79,7 +81,6 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.chain[record["sha"]] = None
         state.attempt = max(state.attempt, record["attempt"])
         if record.get("kind") == "save":
-            state.saved = True
             state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
             if "metrics" in record:
                 state.metrics.append({**record["metrics"], "step": record["step"]})
@@ -119,42 +120,19 @@ def remedy(run: RunDir) -> str:
     )
 
 
-class SilentAppender:
-    """Stands in for an `Appender` on ranks other than 0: drops every record."""
-
-    torn = 0
-    head = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    @property
-    def extent(self) -> dict[str, Any]:
-        """Empty: there is no file."""
-        return {}
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-    check = close = sync
-
-
 class Ledger:
     """Writes the records of one attempt. Opening cuts a torn last line and checks the chain."""
 
-    def __init__(self, run: RunDir, listeners: Iterable[Listener] = (), *, silent: bool = False) -> None:
+    def __init__(self, run: RunDir, *, silent: bool = False) -> None:
         """`silent`: for ranks other than 0; the file is read, never written."""
-        self._appender = SilentAppender() if silent else Appender(run.events, chained=True)
+        self._appender = None if silent else Appender(run.events, chained=True)
+        self.torn = 0 if self._appender is None else self._appender.torn
+        """Bytes of an unfinished last line that opening cut."""
         check_ledger(run)
         self.past = read_past(run)
         self.attempt = self.past.attempt + 1
-        self.listeners: list[Listener] = list(listeners)
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every record once it is on disk."""
         self._first = ""
         self._last: Position = At()
 
@@ -164,27 +142,25 @@ class Ledger:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and not issubclass(kind, StorageError):
             self.note("fail", self._last, error=kind.__name__, text=str(error))
-        self._appender.close()
+        if self._appender is not None:
+            self._appender.close()
 
     def silent(self) -> Self:
         """The same past and attempt for a rank other than 0: its notes are dropped, rank 0 writes them."""
         other = copy.copy(self)
-        other._appender, other.listeners = SilentAppender(), []
+        other._appender = None
         return other
 
     @property
     def ends(self) -> tuple[str, str] | None:
         """`sha` of the first and the newest record; None before the first, and on ranks other than 0."""
-        head = self._appender.head
+        head = "" if self._appender is None else self._appender.head
         return (self.past.first or self._first or head, head) if head else None
 
-    @property
-    def torn(self) -> int:
-        """Bytes of an unfinished last line that opening cut."""
-        return self._appender.torn
-
     def note(self, kind: str, at: Position, **fields: Any) -> None:
-        """Append one record and return when it is on disk."""
+        """Append one record and return when it is on disk; on ranks other than 0 do nothing."""
+        if self._appender is None:
+            return
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
         record |= fields
         self._appender.check()
@@ -194,3 +170,32 @@ class Ledger:
         self._last = At(at.step, at.tokens)
         for listen in self.listeners:
             listen(record)
+
+
+@dataclass(frozen=True)
+class RunWriter:
+    """The files of a run, which rank 0 alone writes: on every other rank each call does nothing."""
+
+    run: RunDir
+    ledger: Ledger
+    is_rank0: bool = True
+    owner: dict[str, Any] = field(default_factory=lambda: process_identity(os.getpid()))
+    """The process that a person started; state.json names it."""
+
+    def on_rank(self, rank: int) -> Self:
+        """The writer of one rank of several."""
+        return self if rank == 0 else replace(self, ledger=self.ledger.silent(), is_rank0=False)
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace a small file atomically. Raises StorageError."""
+        if self.is_rank0:
+            write_atomic(path, text)
+
+    def write_json(self, path: Path, value: Any) -> None:
+        """Replace a small JSON file atomically. Raises StorageError."""
+        self.write(path, json.dumps(value, indent=2) + "\n")
+
+    def write_state(self, record: StateRecord) -> None:
+        """Replace state.json. Raises StorageError."""
+        if self.is_rank0:
+            self.run.write_state(record)

@@ -65,11 +65,6 @@ class State:
         self.skips_in_a_row = 0
         """Refused steps since the last applied one."""
 
-    @property
-    def clock(self) -> int:
-        """Samples consumed; the loader maps it to positions around skipped ranges."""
-        return self.loader.clock
-
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
         self.step += 1
@@ -87,10 +82,7 @@ class State:
         return state_shards(self.optimizer, self.engine.shards)
 
     def read(self, folder: Path) -> None:
-        """Read this rank's part of a checkpoint, which any number of ranks may have written.
-
-        Raises IntegrityError if it does not fit.
-        """
+        """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
@@ -102,25 +94,22 @@ class State:
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
 
-    def read_weights(self, folder: Path, *, new_head: bool = False) -> None:
-        """Read only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
-
-        new_head: the head of the folder is ignored, and ours gets initial values.
-        """
-        self._read_base(folder, None, new_head=new_head)
-
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""
         if not is_adapter(folder):
-            self._read_base(folder, read_added(folder))
+            self.read_weights(folder, read_added(folder))
             return
         steps, added = read_adapter(folder, self.spec.config, self.spec.vocab)
         if list(steps) != list(self.spec.surgery):
             raise IntegrityError(f"{folder} was made by other surgery than this run's: {list(steps)}")
-        self._read_base(base_of(folder), added)
+        self.read_weights(base_of(folder), added)
 
-    def _read_base(self, folder: Path, added: dict[str, Tensor] | None, *, new_head: bool = False) -> None:
-        """Read the weights of a folder; parameters added by surgery get the values in `added`, else initial ones."""
+    def read_weights(self, folder: Path, added: dict[str, Tensor] | None = None, *, new_head: bool = False) -> None:
+        """Read only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
+
+        added: values of the parameters that surgery added; without them these get initial values. new_head: the head of
+        the folder is ignored, and ours gets initial values.
+        """
         _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
@@ -133,9 +122,8 @@ class State:
 
     def _read_moments(self, path: Path) -> None:
         entries, reader, moments = read_header(path), Reader(), self.moments()
-        check_cover(
-            {name: each.shape for name, each in moments.items()}, {name: entry.shape for name, entry in entries.items()}
-        )
+        shapes = ({name: each.shape for name, each in found.items()} for found in (moments, entries))
+        check_cover(*shapes)
         for name, moment in moments.items():
             if (dtype := CODES[moment.tensor.dtype]) != entries[name].dtype:
                 raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this optimizer keeps it as {dtype}")
@@ -147,7 +135,7 @@ class State:
             "format": FORMAT,
             "step": self.step,
             "tokens": self.tokens,
-            "clock": self.clock,
+            "clock": self.loader.clock,  # samples consumed; the loader maps it to positions around skipped ranges
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }

@@ -24,13 +24,11 @@ class Step:
     tokens: int
     """Tokens consumed, this step's included."""
     step_tokens: int
-    """Tokens of this step."""
     loss: float
     """Mean negative log-likelihood per target token, in nats."""
     grad_norm: float
     """Global gradient norm before clipping."""
     lr: float
-    """Learning rate used."""
     skipped: bool
     """Loss or gradient was not finite, and the update was refused: weights and moments are as before."""
     token_hash: str
@@ -46,11 +44,6 @@ class Step:
     final: bool
     """The run ends with this step."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput of this step."""
-        return self.step_tokens / self.seconds if self.seconds else 0.0
-
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
         record: dict[str, Any] = {**self.record()}
@@ -65,7 +58,7 @@ class Step:
             "loss": self.loss,
             "gradient_norm": self.grad_norm,
             "lr": self.lr,
-            "tokens_per_second": round(self.tokens_per_second, 1),
+            "tokens_per_second": round(self.step_tokens / self.seconds, 1) if self.seconds else 0.0,
             "seconds": round(self.seconds, 6),
             "data_seconds": round(self.data_seconds, 6),
             "step_tokens": self.step_tokens,

@@ -43,12 +43,11 @@ class Timekeeper:
         return self._now - self._zero
 
     def tokens_in_time(self, step: Step, length: TrainingLength) -> int:
-        """Length of the run in tokens with which it ends in time; `length.tokens` if it does so unchanged.
-
-        Call it after every step, once its observers and its save are done.
-        """
+        """Length in tokens with which the run ends in time. Call it once a step, its observers and save are done."""
         self._measure(step)
-        if not self._knows_enough() or self.expected(step.tokens, length) <= self._limit:
+        measured, elapsed = self._steps - 1, self.elapsed
+        enough = measured >= MEASURED_STEPS or elapsed >= self._limit or (measured > 0 and elapsed > self._half)
+        if not enough or self.expected(step.tokens, length) <= self._limit:
             return length.tokens
         left = self._limit - self.elapsed - self._longest
         tokens = (1 - MARGIN) * left / self._seconds_per_token if left > 0 else 0.0
@@ -71,12 +70,6 @@ class Timekeeper:
             self._recent.clear()  # the first step compiles
         self._recent.append((step.seconds, step.step_tokens))
         self._steps, self._tokens = self._steps + 1, self._tokens + step.step_tokens
-
-    def _knows_enough(self) -> bool:
-        measured = self._steps - 1
-        if measured >= MEASURED_STEPS or self.elapsed >= self._limit:
-            return True
-        return measured > 0 and self.elapsed > self._half
 
 
 def seconds_spent(run: RunDir) -> float:

@@ -13,7 +13,7 @@ from hornbook.optim.build import build_optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
-from hornbook.run.checkpoints.async_checkpointer import open_checkpointer
+from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
@@ -39,9 +39,9 @@ def train(job: Job) -> Exit:
         engine = state.engine
         with (
             open_observers(job, engine, consoles) as observers,
-            open_checkpointer(job, world, observers) as checkpointer,
+            AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
-            initialize_or_restore(job, world, state, checkpointer, observers)
+            initialize_or_restore(job, state, checkpointer, observers)
             observers.state_file.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from hornbook.run.checkpoints.async_checkpointer import (
     NICE,
     SLOW_DISK,
     WAIT_SECONDS,
-    AsyncCheckpointer,
-    Background,
+    deadline,
+    in_background,
 )
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
@@ -161,16 +162,16 @@ def test_the_next_save_waits_for_the_one_in_flight(
     slow_save(monkeypatch, 4, until, order)
 
     waits = 0
-    wait = Background.wait
+    wait = futures.wait
 
-    def counted(self: Background[Any], seconds: float | None = None) -> bool:
+    def counted(*words: Any) -> Any:
         nonlocal waits
         waits += 1
         if waits == 4:
             until.set()
-        return wait(self, seconds)
+        return wait(*words)
 
-    monkeypatch.setattr(Background, "wait", counted)
+    monkeypatch.setattr(futures, "wait", counted)
     watch_steps(monkeypatch, lambda step: order.append(f"step {step}"))
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert order.index("step 8") < order.index("end 4") < order.index("step 9")
@@ -195,10 +196,8 @@ def test_a_disk_that_never_answers_ends_the_run(
 
 
 def test_how_long_a_save_may_take() -> None:
-    checkpointer = AsyncCheckpointer(None, None, None, None, background=True)  # pyright: ignore[reportArgumentType]
-    assert checkpointer._deadline == MIN_DEADLINE
-    checkpointer._slowest = 84e9 / SLOW_DISK  # seven billion parameters with their moments
-    assert checkpointer._deadline == pytest.approx(5 * 84e9 / 50e6)
+    assert deadline(0.0) == MIN_DEADLINE
+    assert deadline(84e9 / SLOW_DISK) == pytest.approx(5 * 84e9 / 50e6)  # seven billion parameters with their moments
 
 
 def test_after_a_failure_the_loop_waits_for_its_save(
@@ -247,19 +246,16 @@ def test_a_thread_that_gives_way_has_a_lower_priority_of_its_own() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = priority()
-    assert Background(priority, gives_way=True).result() == min(before + NICE, 19)
-    assert Background(priority).result() == before == priority()
+    assert in_background(priority, gives_way=True).result() == min(before + NICE, 19)
+    assert in_background(priority).result() == before == priority()
 
 
 def test_a_call_in_the_background_hands_over_its_error() -> None:
     def fail() -> None:
         raise StorageError("no space left")
 
-    call = Background(fail)
-    assert call.wait(120)
-    assert call.done
     with pytest.raises(StorageError, match="no space left"):
-        call.result()
+        in_background(fail).result(120)
 
 
 def test_the_scale_of_fp16_goes_on(tmp_path: Path, launch_run: Launch) -> None:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +21,7 @@ from hornbook.files.filesystem import open_inside
 from hornbook.files.safetensors import read_header as read_tensors
 from hornbook.files.safetensors import read_header_inside
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
-from hornbook.run.checkpoints import commit as commit_module
-from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
+from hornbook.run.checkpoints.checkpoint_store import HEADROOM, CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import check_weights, checkpoint_path, newest_verified
 from hornbook.run.config import CheckpointConfig
@@ -427,14 +427,18 @@ def test_litter_of_dead_writers_is_removed_and_noted(tmp_path: Path):
 # --- space ------------------------------------------------------------------------------------------------------------
 
 
+def have_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+
+
 def test_too_little_space_is_told_in_bytes_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = make(tmp_path, range(1, 2), keep=1)
-    needed = commit_module.needed_bytes(read_manifest(tmp_path / "step-00000001").total_bytes)
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 1)
+    needed = int(HEADROOM * read_manifest(tmp_path / "step-00000001").total_bytes)
+    have_free(monkeypatch, needed - 1)
     with pytest.raises(StorageError, match=f"needs {needed:,} bytes and {needed - 1:,} are free"):
         checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000001"]
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed)
+    have_free(monkeypatch, needed)
     checkpoints.save(Weights(2))
     assert names(tmp_path) == ["step-00000002"]
 
@@ -442,12 +446,12 @@ def test_too_little_space_is_told_in_bytes_before_anything_is_written(tmp_path: 
 def test_surplus_checkpoints_make_room_but_only_if_that_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = make(tmp_path, range(1, 5), keep=4)
     size = read_manifest(tmp_path / "step-00000004").total_bytes
-    needed = commit_module.needed_bytes(size)
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 3 * size - 1)
+    needed = int(HEADROOM * size)
+    have_free(monkeypatch, needed - 3 * size - 1)
     with pytest.raises(StorageError):
         checkpoints.save(Weights(5))
     assert len(names(tmp_path)) == 4
-    monkeypatch.setattr("hornbook.run.checkpoints.checkpoint_store.free_bytes", lambda _: needed - 2 * size)
+    have_free(monkeypatch, needed - 2 * size)
     checkpoints.save(Weights(5))
     assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005"]
     assert [note.kind for note in checkpoints.take_notes()] == ["checkpoint_removed"] * 2

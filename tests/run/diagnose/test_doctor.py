@@ -4,6 +4,7 @@ import os
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -119,7 +120,7 @@ def test_a_slow_or_full_disk_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: tuple[float, float, int], bad: int
 ):
     monkeypatch.setattr(doctor, "disk_rate", lambda _: figures[:2])
-    monkeypatch.setattr(doctor, "free_bytes", lambda _: figures[2])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=figures[2]))
     assert [check.verdict for check in doctor.check_disk(tmp_path)] == ["warn" if i == bad else "ok" for i in range(3)]
 
 

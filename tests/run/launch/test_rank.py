@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
-from hornbook.run.launch import failure as failure_module
 from hornbook.run.launch import rank as ranks
-from hornbook.run.launch.failure import await_stacks, diagnose_end, diagnose_hang
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launch import check_supervision
-from hornbook.run.launch.rank import Rank, Report, fork_rank, wait_for_ends
+from hornbook.run.launch.rank import (
+    Rank,
+    Report,
+    await_stacks,
+    diagnose_end,
+    diagnose_hang,
+    fork_rank,
+    wait_for_ends,
+)
 from tests.processes import wait_until
 
 Fork = Callable[..., Rank]
@@ -118,11 +124,11 @@ def test_an_error_is_reported_with_its_traceback(fork: Fork) -> None:
     assert wait_for_ends([rank], 60) == [rank]
     assert rank.report is not None
     assert (rank.report.kind, rank.report.text, rank.report.ours) == ("UsageError", "write it otherwise", True)
-    assert "in fail" in rank.evidence
+    assert "in fail" in rank.report.traceback
 
 
 def test_the_first_to_fail_is_to_blame_even_if_it_ends_last(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_module, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 60.0)
     read, write = os.pipe()
 
     def late() -> Exit:
@@ -148,11 +154,11 @@ def test_a_killed_rank_comes_before_one_that_failed(fork: Fork) -> None:
     for rank in (victim, culprit):
         assert wait_for_ends([rank], 60)
     assert diagnose_end([victim, culprit], []).cause == "was killed by SIGSEGV"
-    assert "in sleep" in culprit.evidence  # a crash leaves its stacks
+    assert "in sleep" in culprit.stacks  # a crash leaves its stacks
 
 
 def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
     victim, culprit = fork(lambda: fail(RuntimeError("timed out")), 0), fork(sleep, 1)
     culprit.send(signal.SIGSTOP)
     assert wait_for_ends([victim], 60)
@@ -161,12 +167,12 @@ def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: py
 
 
 def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_module, "DUMP_SECONDS", 60.0)  # it ends when all have written
+    monkeypatch.setattr(ranks, "DUMP_SECONDS", 60.0)  # it ends when all have written
     one, other = fork(sleep, 0), fork(sleep, 1)
     wait_until_up(one, other)
     failure = diagnose_hang({one: 11.0, other: 12.0}, [one, other])
     assert (failure.rank, failure.cause) == (1, "was silent for 12.0 s")
-    wait_until(lambda: all("in sleep" in rank.evidence for rank in (one, other)))
+    wait_until(lambda: all("in sleep" in rank.stacks for rank in (one, other)))
 
 
 def test_a_process_that_cannot_be_killed_is_named(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:

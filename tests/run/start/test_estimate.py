@@ -62,7 +62,7 @@ def test_a_step_is_its_microbatches_and_one_update(
 ) -> None:
     inputs = inputs_of("eval.every=0", "train.micro_batch=3")
     bare = replace(inputs, loader=inputs.loader)
-    monkeypatch.setattr(estimate, "_measure", lambda *_: estimate._Measured(2.0, 0.5, 10**6, "a microbatch"))
+    monkeypatch.setattr(estimate, "_measure", lambda *_: (2.0, 0.5, 10**6, "a microbatch"))
     monkeypatch.setattr(estimate, "_scored", lambda *_: 0)
     found = estimate.estimate(bare, bare.length, 0)
     assert found.tokens_per_second == 128 / (2 * 2.0 + 0.5)  # 4 rows: two microbatches, the second of one row

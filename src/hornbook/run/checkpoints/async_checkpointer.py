@@ -21,16 +21,15 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
-from hornbook.run.control import Control
 from hornbook.run.job import Job
-from hornbook.run.ledger import Ledger, Position
+from hornbook.run.ledger import Position
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
 from hornbook.run.state import State
@@ -50,36 +49,22 @@ GRACE_SECONDS = 0.5
 T = TypeVar("T")
 
 
-class Background(Generic[T]):
-    """One call in a daemon thread. `gives_way`: the thread runs at a lower priority than the others of the process."""
+def in_background(call: Callable[[], T], *, gives_way: bool = False) -> futures.Future[T]:
+    """The future of a call in a daemon thread. `gives_way`: the thread has a lower priority than the others."""
+    future: futures.Future[T] = futures.Future()
 
-    def __init__(self, call: Callable[[], T], *, gives_way: bool = False) -> None:
-        self._call, self._gives_way = call, gives_way
-        self._future: futures.Future[T] = futures.Future()
-        threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
-
-    @property
-    def done(self) -> bool:
-        """Whether the call has ended, with a result or an error."""
-        return self._future.done()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end, at most `seconds`; whether it has ended."""
-        return bool(futures.wait([self._future], seconds).done)
-
-    def result(self) -> T:
-        """The result of the call; raises its error."""
-        return self._future.result()
-
-    def _run(self) -> None:
-        if self._gives_way and sys.platform == "linux":  # elsewhere a priority is that of the whole process
+    def run() -> None:
+        if gives_way and sys.platform == "linux":  # elsewhere a priority is that of the whole process
             with contextlib.suppress(OSError):
                 thread = threading.get_native_id()
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
         try:
-            self._future.set_result(self._call())
+            future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - `result` raises it again
-            self._future.set_exception(error)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 @dataclass
@@ -90,7 +75,7 @@ class _SaveInFlight:
     final: bool
     started: float
     """Seconds of the monotonic clock."""
-    written: Background[tuple[Path, float]]
+    written: futures.Future[tuple[Path, float]]
     """(the checkpoint, the monotonic time at which it was durable)."""
     held_seconds: float
     """Time for which the loop waited for it."""
@@ -99,14 +84,14 @@ class _SaveInFlight:
 
 
 class AsyncCheckpointer:
-    """Begins saves, waits for them, and records them in the ledger."""
+    """Begins the saves of this rank, waits for them, and records them in the ledger."""
 
-    def __init__(
-        self, store: CheckpointStore, ledger: Ledger, control: Control, observers: Observers, *, background: bool
-    ) -> None:
-        """`background`: write scheduled saves while training goes on."""
-        self._store, self._ledger, self._control, self._observers = store, ledger, control, observers
-        self._background = background
+    def __init__(self, job: Job, world: World, observers: Observers) -> None:
+        self._ledger, self._control, self._observers = job.ledger, job.control, observers
+        self._exchange = Exchange(world.store, world.rank, world.size)
+        why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
+        self._store = CheckpointStore(job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign)
+        self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
         self._buffers: Buffers | None = None
         self._in_flight: _SaveInFlight | None = None
         self._saved_step: int | None = None
@@ -121,7 +106,7 @@ class AsyncCheckpointer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._in_flight is None or kind is KeyboardInterrupt:
             return
-        self._store.leave()  # other ranks may be gone; finish the part of this one
+        self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
 
     def restore(self, state: State) -> Path | None:
@@ -139,7 +124,7 @@ class AsyncCheckpointer:
         self._settle(state)
         if self._saved_step != state.step:
             self._begin(state, None, final=final)
-            self._finish(state)
+            self._settle(state, may_fail=False)
 
     def try_save(self, state: State) -> None:
         """Begin a scheduled save. The first failure is noted, and the run goes on."""
@@ -153,42 +138,40 @@ class AsyncCheckpointer:
 
     def poll(self, state: State) -> None:
         """Record a save that has reached the disk since the last step."""
-        if self._in_flight is not None and self._in_flight.written.done:
+        if self._in_flight is not None and self._in_flight.written.done():
             self._settle(state)
 
     def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
         """Start to write the state, from a copy in `buffers`, or itself (it must not change until then)."""
         started = time.monotonic()
         self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
-        self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
-        snapshot, score = take_snapshot(state, buffers), self._observers.score(state.step)
-        metrics, ledger = self._observers.metrics.extent, self._ledger.ends
+        metrics = self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
+        snapshot, score = take_snapshot(state, buffers), self._observers.evaluation.losses.get(state.step)
+        ledger = self._ledger.ends
 
         def write() -> tuple[Path, float]:
             return self._store.save(snapshot, final=final, score=score, ledger=ledger), time.monotonic()
 
-        written = Background(write, gives_way=buffers is not None)
+        written = in_background(write, gives_way=buffers is not None)
         self._in_flight = _SaveInFlight(snapshot, final, started, written, time.monotonic() - started, metrics)
 
-    def _settle(self, state: State) -> None:
-        """Return when no save is in flight. The first failure is noted, the second in a row raised."""
-        at = self._in_flight.snapshot if self._in_flight is not None else state
-        self._await(state)
-        try:
-            self._finish(state)
-        except StorageError as error:
-            self._failures += 1
-            if self._failures > 1:
-                raise
-            self._ledger.note("warning", at, text=f"the save failed: {error}")
-            self._observers.note(f"could not save, older checkpoints are untouched, training goes on: {error}")
-
-    def _finish(self, state: State) -> None:
-        """Wait for the save in flight, and record it; StorageError if it failed."""
+    def _settle(self, state: State, *, may_fail: bool = True) -> None:
+        """Return when no save is in flight. If it may fail, the first failure is noted, the second in a row raised."""
         self._await(state)
         if self._in_flight is None:
             return
         save, self._in_flight = self._in_flight, None
+        try:
+            self._record(save, state)
+        except StorageError as error:
+            self._failures += 1
+            if self._failures > 1 or not may_fail:
+                raise
+            self._ledger.note("warning", save.snapshot, text=f"the save failed: {error}")
+            self._observers.note(f"could not save, older checkpoints are untouched, training goes on: {error}")
+
+    def _record(self, save: _SaveInFlight, state: State) -> None:
+        """Write into the ledger that a save has ended well; StorageError if it failed."""
         folder, durable = save.written.result()
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
@@ -208,26 +191,22 @@ class AsyncCheckpointer:
         if in_time:
             return
         self._in_flight = None
-        self._store.leave()
-        if save.written.wait(GRACE_SECONDS):
+        self._exchange.cancel()
+        if futures.wait([save.written], GRACE_SECONDS).done:
             save.written.result()
+        limit = deadline(self._slowest)
         raise StorageError(
-            f"the save of step {save.snapshot.step:,} was given up after {self._deadline:.0f} s: the disk does "
+            f"the save of step {save.snapshot.step:,} was given up after {limit:.0f} s: the disk does "
             "not answer, or far too slowly. Older checkpoints are untouched: see to it, then `hornbook resume` goes on"
         )
 
     def _ends_in_time(self, save: _SaveInFlight, at: Position) -> bool:
         """Wait for a save; whether it ended before its deadline, not counting time in which this process was frozen."""
-        for _ in range(math.ceil(self._deadline / WAIT_SECONDS)):
-            if save.written.wait(WAIT_SECONDS):
+        for _ in range(math.ceil(deadline(self._slowest) / WAIT_SECONDS)):
+            if futures.wait([save.written], WAIT_SECONDS).done:
                 return True
             self._control.enter("save", at)
         return False
-
-    @property
-    def _deadline(self) -> float:
-        """Seconds that a save may take."""
-        return max(MIN_DEADLINE, PATIENCE * self._slowest)
 
     def pass_on_notes(self, state: State) -> None:
         """Write the notes of the store (damage, litter, removals) into the ledger."""
@@ -236,16 +215,12 @@ class AsyncCheckpointer:
             self._observers.note(f"{note.path}: {note.text}")
 
 
+def deadline(slowest: float) -> float:
+    """Seconds that a save may take, where the slowest so far took `slowest`."""
+    return max(MIN_DEADLINE, PATIENCE * slowest)
+
+
 def num_bytes(state: State) -> int:
     """Approximate size of a checkpoint of all ranks: weights in float32, and moments."""
     moments = sum(math.prod(each.shape) * each.tensor.element_size() for each in state.moments().values())
     return 4 * state.engine.num_parameters + moments
-
-
-def open_checkpointer(job: Job, world: World, observers: Observers) -> AsyncCheckpointer:
-    """The checkpointer of this rank."""
-    exchange = Exchange(world.store, world.rank, world.size)
-    why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
-    store = CheckpointStore(job.run.checkpoints, job.recipe.checkpoint, exchange, why_foreign)
-    background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
-    return AsyncCheckpointer(store, job.ledger, job.control, observers, background=background)

@@ -4,13 +4,14 @@ A checkpoint verifies if every byte is as its manifest says. Where the newest do
 the caller gets a note; where none does, that is an error: training never starts from scratch by itself.
 """
 
-import math
+import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import clean_folder, discard, storage_errors, write_atomic
@@ -20,28 +21,27 @@ from hornbook.run.checkpoints.commit import (
     LATEST,
     checkpoint_name,
     commit,
-    free_bytes,
     list_checkpoints,
-    needed_bytes,
     read_pointer,
     step_of,
 )
-from hornbook.run.checkpoints.exchange import Exchange, Fillable, SharedSave
+from hornbook.run.checkpoints.exchange import Exchange, SharedSave
 from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, read_manifest, verify_folder
-from hornbook.run.checkpoints.path import all_damaged, newest_verified
+from hornbook.run.checkpoints.path import all_damaged, examine, newest_verified
 from hornbook.run.config import CheckpointConfig
+from hornbook.run.step_report import is_due
 
+if TYPE_CHECKING:
+    from hornbook.run.checkpoints.snapshot import Snapshot
+    from hornbook.run.state import State
+
+HEADROOM = 1.2
+"""Free space that a save asks for, as a multiple of its size."""
 _NEEDED = {
     "*.safetensors": "the weights",
     "trainer/optimizer*.safetensors": "the optimizer's moments",
     "trainer/state.json": "the trainer's state",
 }
-
-
-class Readable(Protocol):
-    """The state of one rank, which a checkpoint is read into."""
-
-    def read(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,9 @@ class CheckpointStore:
         notes, self._notes = self._notes, []
         return notes
 
-    def leave(self) -> None:
-        """Stop waiting for other ranks: this one is leaving."""
-        self._exchange.cancel()
-
     def save(
         self,
-        state: Fillable,
+        state: "Snapshot",
         final: bool = False,
         score: ValidationLoss | None = None,
         ledger: tuple[str, str] | None = None,
@@ -94,38 +90,29 @@ class CheckpointStore:
 
         score: measured after this very step; the lowest over the same rows becomes `best`. ledger: identity of the run
         (`Ledger.ends`). Raises StorageError (disk full, failing, read-only) on every rank: older checkpoints are then
-        untouched, and training may go on and try again. Raises RankLostError if it still waits after `leave`.
+        untouched, and training may go on and try again. Raises RankLostError if it still waits after `Exchange.cancel`.
         """
         shared = SharedSave(self._exchange, state)
         if not self._exchange.is_rank0:
             shared.follow(self._directory)
             return self._directory / checkpoint_name(state.step)
         try:
-            folder = self._commit(shared, state, final, score, ledger)
+            folder = self._commit(shared, Manifest(state.step, state.tokens, score, final, ledger=ledger))
         except BaseException as error:
             shared.end(error)
             raise
         shared.end()
         return folder
 
-    def _commit(
-        self,
-        shared: SharedSave,
-        state: Fillable,
-        final: bool,
-        score: ValidationLoss | None,
-        ledger: tuple[str, str] | None,
-    ) -> Path:
+    def _commit(self, shared: SharedSave, manifest: Manifest) -> Path:
         with storage_errors(self._directory):
             self._directory.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
             self._clean()
             self._make_room()
-        folder, manifest = commit(
-            self._directory, shared.write, step=state.step, tokens=state.tokens, score=score, final=final, ledger=ledger
-        )
+        folder, manifest = commit(self._directory, shared.write, manifest)
         self._verified, self.digest = folder, manifest.digest
         try:
-            self._tidy(folder, score)
+            self._tidy(folder, manifest.score)
         except (OSError, StorageError) as error:
             self._notes.append(Note("tidying_failed", str(folder), f"saved, but: {error}"))
         return folder
@@ -137,7 +124,7 @@ class CheckpointStore:
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
 
-    def restore(self, state: Readable) -> Path | None:
+    def restore(self, state: "State") -> Path | None:
         """Read the newest checkpoint that verifies; None where there is none at all.
 
         Every rank calls it and reads the same one. Directories that do not verify are set aside as `damaged-step-N`
@@ -159,16 +146,10 @@ class CheckpointStore:
         if not is_folder(self._directory):
             return ""
         self._clean()
-        for folder in list_checkpoints(self._directory):
-            try:
-                manifest = self.verify(folder)
-            except IntegrityError as error:
-                damaged.append((folder, str(error)))
-                continue
-            foreign = self._why_foreign(manifest)
-            if foreign is None:
+        for folder, problem, _ in examine(self._directory, self.verify, self._why_foreign):
+            if not problem:
                 return folder.name
-            damaged.append((folder, f"{folder}: {foreign}"))
+            damaged.append((folder, problem))
         if damaged:
             raise IntegrityError(all_damaged(damaged))
         return ""
@@ -186,14 +167,13 @@ class CheckpointStore:
 
     def _clean(self) -> None:
         for name in clean_folder(self._directory, "step-*"):
-            self._notes.append(
-                Note("litter_removed", str(self._directory / name), "left by a save that was interrupted")
-            )
+            path = str(self._directory / name)
+            self._notes.append(Note("litter_removed", path, "left by a save that was interrupted"))
 
     def _make_room(self) -> None:
         """Make sure that a save of the last one's size fits, if need be by deleting surplus checkpoints early."""
-        needed = needed_bytes(self._expected_bytes())
-        free = free_bytes(self._directory)
+        newest = next(filter(None, map(_size, list_checkpoints(self._directory))), 0)
+        needed, free = int(newest * HEADROOM), shutil.disk_usage(self._directory).free
         if free >= needed:
             return
         chosen: list[Path] = []
@@ -205,26 +185,18 @@ class CheckpointStore:
                 return
         raise StorageError(
             f"cannot save in {self._directory}: a checkpoint needs {needed:,} bytes and "
-            f"{free_bytes(self._directory):,} are free; free some space, or lower checkpoint.keep"
+            f"{shutil.disk_usage(self._directory).free:,} are free; free some space, or lower checkpoint.keep"
         )
-
-    def _expected_bytes(self) -> int:
-        """Size of the newest checkpoint; 0 before the first."""
-        return next((size for folder in list_checkpoints(self._directory) if (size := _size(folder))), 0)
 
     def _surplus(self, keep: int) -> list[Path]:
         """Checkpoints that need not be kept, newest first; `keep`: number of newest ones to keep."""
         if self._verified is None:
             self._verified = newest_verified(self._directory)
         best = read_pointer(self._directory, BEST) if self._config.best else None
-        rotating = []
-        for folder in list_checkpoints(self._directory):
-            step = step_of(folder) or 0
-            milestone = self._config.keep_every and step % self._config.keep_every == 0
-            if not (milestone or folder in (self._verified, best)):
-                rotating.append(folder)
-        newer = list_checkpoints(self._directory)[:keep]
-        return [folder for folder in rotating if folder not in newer]
+        there = list_checkpoints(self._directory)
+        kept = {self._verified, best, *there[:keep]}
+        rotating = [folder for folder in there if not is_due(step_of(folder) or 0, self._config.keep_every)]
+        return [folder for folder in rotating if folder not in kept]
 
     def _remove(self, folders: Iterable[Path], reason: str | None = None) -> None:
         for folder in folders:
@@ -248,16 +220,15 @@ class CheckpointStore:
     def _beats_best(self, score: ValidationLoss, folder: Path) -> bool:
         """Whether the checkpoint becomes `best`: always, if the loss of the present best is of other rows."""
         best = read_pointer(self._directory, BEST)
-        if best is None or best == folder:
-            return math.isfinite(score.loss)
-        try:
-            held = read_manifest(best).score
-        except IntegrityError:
-            held = None
+        held = None
+        if best is not None and best != folder:
+            with contextlib.suppress(IntegrityError):
+                held = read_manifest(best).score
         return score.beats(held)
 
 
 def _size(folder: Path) -> int:
+    """Bytes of a checkpoint; 0 where its manifest cannot be read."""
     try:
         return read_manifest(folder).total_bytes
     except IntegrityError:

@@ -7,7 +7,6 @@ deleted and may go at any time. A step that is saved again takes the place of th
 so that one of the two is there at every moment.
 """
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,12 @@ from pathlib import Path
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import is_folder, is_own_folder, list_folder
-from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, write_manifest
+from hornbook.run.checkpoints.manifest import Manifest, write_manifest
 
 LATEST = "latest"
 BEST = "best"
 
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
-_HEADROOM = 1.2
 
 
 def checkpoint_name(step: int) -> str:
@@ -43,25 +41,17 @@ def list_checkpoints(parent: Path) -> list[Path]:
     return sorted(found, key=lambda path: (-(step_of(path) or 0), path.name))
 
 
-def commit(
-    parent: Path,
-    write: Callable[[Path], None],
-    *,
-    step: int,
-    tokens: int,
-    score: ValidationLoss | None = None,
-    final: bool = False,
-    ledger: tuple[str, str] | None = None,
-) -> tuple[Path, Manifest]:
+def commit(parent: Path, write: Callable[[Path], None], manifest: Manifest) -> tuple[Path, Manifest]:
     """Let `write` fill a directory and publish it; when this returns, the checkpoint survives a power cut.
 
+    manifest: all but the files, which are those that `write` makes. Returns the directory and its manifest.
     Raises StorageError where the disk is full or fails; what was there before is then still there.
     """
-    target = parent / checkpoint_name(step)
+    target = parent / checkpoint_name(manifest.step)
     try:
         with storage_errors(target), writing_folder(target, synced=True) as stage:
             write(stage)
-            manifest = write_manifest(stage, step=step, tokens=tokens, score=score, final=final, ledger=ledger)
+            manifest = write_manifest(stage, manifest)
     except IntegrityError as error:  # what was written a moment ago does not read back
         raise StorageError(f"cannot write {target}: {error}; check the disk") from error
     return target, manifest
@@ -74,14 +64,3 @@ def read_pointer(directory: Path, name: str) -> Path | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return folder if folder.parent == directory and step_of(folder) is not None and is_folder(folder) else None
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that a process without privileges can still write."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
-
-
-def needed_bytes(expected: int) -> int:
-    """Free space that a save of `expected` bytes asks for."""
-    return int(expected * _HEADROOM)

@@ -8,51 +8,31 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hornbook import errors
 from hornbook.errors import HornbookError, RankLostError
-from hornbook.files.durable import storage_error
+from hornbook.files.durable import storage_errors
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+    from hornbook.run.checkpoints.snapshot import Snapshot
 
 POLL_SECONDS = 0.02
-
-
-class Fillable(Protocol):
-    """The part of a checkpoint that one rank writes."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    def create(self, folder: Path) -> None:
-        """Create every file at its full size, in an empty folder; rank 0 calls it."""
-
-    def fill(self, folder: Path) -> None:
-        """Write the part of this rank into the files, and sync it."""
-
-
-class Values(Protocol):
-    """A key-value store shared by all ranks (`torch.distributed.Store`)."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Exchange:
     """Coordinates the ranks of a run for its checkpoints. All make the same calls in the same order."""
 
-    def __init__(self, store: Values | None = None, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, store: "Store | None" = None, rank: int = 0, size: int = 1) -> None:
         assert size == 1 or store is not None
         self.rank, self.size = rank, size
+        self.is_rank0 = rank == 0
+        """Whether this rank creates, publishes and deletes checkpoints."""
         self._store = store
         self._count = 0
         self._leaving = threading.Event()
-
-    @property
-    def is_rank0(self) -> bool:
-        """Whether this rank creates, publishes and deletes checkpoints."""
-        return self.rank == 0
 
     def cancel(self) -> None:
         """End every wait for another rank, in any thread, with a RankLostError that names the rank."""
@@ -101,7 +81,7 @@ class Exchange:
 class SharedSave:
     """One save by all ranks."""
 
-    def __init__(self, exchange: Exchange, state: Fillable) -> None:
+    def __init__(self, exchange: Exchange, state: "Snapshot") -> None:
         self._exchange, self._state = exchange, state
         key = exchange.next_key()
         self._stage, self._end, self._rank = f"{key}/stage", f"{key}/end", f"{key}/rank-{{}}"
@@ -134,10 +114,9 @@ class SharedSave:
     def _fill(self, stage: Path) -> None:
         mine, problem = self._rank.format(self._exchange.rank), "it ended"
         try:
-            self._state.fill(stage)
+            with storage_errors(stage):
+                self._state.fill(stage)
             problem = ""
-        except OSError as error:
-            problem = str(storage_error(error, stage))
         except HornbookError as error:
             problem = str(error)
         finally:

@@ -8,14 +8,12 @@ Names in a manifest are input like any other: only regular files inside the dire
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xxhash
-
 from hornbook.errors import IntegrityError
-from hornbook.files.artifact import measure_file
+from hornbook.files.artifact import digest_of, measure_file
 from hornbook.files.durable import sync_folders, write_file
 from hornbook.files.filesystem import is_own_folder, open_inside, walk_files
 
@@ -47,11 +45,10 @@ class Manifest:
 
     step: int
     tokens: int
-    score: ValidationLoss | None
-    """What was measured at this step."""
-    final: bool
+    score: ValidationLoss | None = None
+    final: bool = False
     """Whether the run was complete."""
-    files: dict[str, tuple[int, str]]
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Relative POSIX name to (size in bytes, XXH3-128 in hex)."""
     ledger: tuple[str, str] | None = None
     """`sha` of the first and the newest record in the ledger of the run that made it; None: no run, or an older one."""
@@ -64,22 +61,14 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Its hash of itself, in hex."""
-        return _digest(_body(self))
+        return digest_of(_body(self))
 
 
-def write_manifest(
-    folder: Path,
-    *,
-    step: int,
-    tokens: int,
-    score: ValidationLoss | None = None,
-    final: bool = False,
-    ledger: tuple[str, str] | None = None,
-) -> Manifest:
-    """Hash and sync every file under `folder`, then write and sync the manifest and the directories."""
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Hash and sync every file under `folder`, then write and sync the manifest with them, and the directories."""
     paths = [path.relative_to(folder) for path in sorted(walk_files(folder))]
     files = {path.as_posix(): measure_file(folder, path.as_posix(), sync=True) for path in paths}
-    manifest = Manifest(step, tokens, score, final, files, ledger)
+    manifest = replace(manifest, files=files)
     write_file(folder / MANIFEST, _encode(manifest))
     sync_folders(folder, paths)
     return manifest
@@ -91,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
         raw = _read_small(folder, MANIFEST)
         data = json.loads(raw)
         claimed = data.pop(_SELF)
-        if claimed != _digest(data):
+        if claimed != digest_of(data):
             raise IntegrityError(f"{folder}: {MANIFEST} does not match its own hash")
         if (data["format"], data["version"]) != (FORMAT, VERSION):
             raise IntegrityError(f"{folder}: {MANIFEST} is of version {data['version']}, this hornbook reads {VERSION}")
@@ -175,7 +164,3 @@ def _body(manifest: Manifest) -> dict[str, Any]:
     if manifest.score is not None and manifest.score.rows is not None:
         data["scored_rows"] = manifest.score.rows
     return data if manifest.ledger is None else {**data, "ledger": list(manifest.ledger)}
-
-
-def _digest(data: dict[str, Any]) -> str:
-    return xxhash.xxh3_128(json.dumps(data, sort_keys=True).encode()).hexdigest()

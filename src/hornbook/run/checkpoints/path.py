@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hornbook.errors import IntegrityError, UsageError
@@ -28,23 +29,15 @@ def newest_verified(directory: Path) -> Path | None:
 
 
 def _newest_undamaged(directory: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """(the newest undamaged checkpoint or None, (folder, problem) of newer ones); logs these if there is one to use.
-
-    A checkpoint that the run did not save is used only if there is no other.
-    """
+    """(newest undamaged checkpoint or None, problems of newer ones, logged); a foreign one if there is no other."""
     problems: list[tuple[Path, str]] = []
     foreign: Path | None = None
-    for folder in list_checkpoints(directory):
-        try:
-            manifest = verify_folder(folder)
-        except IntegrityError as error:
-            problems.append((folder, str(error)))
-            continue
-        reason = _why_foreign(directory, manifest)
-        if reason is None:
+    for folder, problem, whole in examine(directory, verify_folder, lambda found: _why_foreign(directory, found)):
+        if not problem:
             return _found(folder, problems)
-        foreign = foreign or folder
-        problems.append((folder, f"{folder}: {reason}"))
+        problems.append((folder, problem))
+        if whole:
+            foreign = foreign or folder
     return _found(foreign, problems) if foreign is not None else (None, problems)
 
 
@@ -52,6 +45,20 @@ def _found(folder: Path, problems: list[tuple[Path, str]]) -> tuple[Path, list[t
     for _, problem in problems:
         _log.warning("%s; %s is used", problem, folder.name)
     return folder, problems
+
+
+def examine(
+    directory: Path, verify: Callable[[Path], Manifest], why_foreign: Callable[[Manifest], str | None]
+) -> Iterator[tuple[Path, str, bool]]:
+    """(folder, its problem, whether it is undamaged) of each checkpoint, newest first; "" where it can be used."""
+    for folder in list_checkpoints(directory):
+        try:
+            manifest = verify(folder)
+        except IntegrityError as error:
+            yield folder, str(error), False
+            continue
+        reason = why_foreign(manifest)
+        yield folder, f"{folder}: {reason}" if reason else "", True
 
 
 def _why_foreign(directory: Path, manifest: Manifest) -> str | None:

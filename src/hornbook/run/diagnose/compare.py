@@ -6,7 +6,7 @@ clock, the weights and the moments. Equal means equal bits, not close numbers.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.files.filesystem import is_folder, list_folder
-from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import steps_that_count
 from hornbook.files.safetensors import Entry, read_header_inside
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import verify_folder
@@ -31,13 +31,11 @@ class Part:
     name: str
     """`tokens`, `losses`, `clock`, `weights` or `optimizer`."""
     compared: int
-    """Number of steps that were compared."""
     different: int
-    """Number of steps at which they differ."""
+    """Of the compared steps, the number of those at which they differ."""
     first: int | None = None
     """First step at which they differ."""
     detail: str = ""
-    """The difference there."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,11 @@ class Comparison:
 
 
 def compare_runs(a: RunDir, b: RunDir) -> Comparison:
-    """Compare everything that both runs have.
-
-    Raises UsageError where there is nothing to compare, IntegrityError where a file of either is damaged.
-    """
+    """Compare all that both runs have. UsageError where there is nothing, IntegrityError for a damaged file."""
     for run in (a, b):
         if not run.exists():
             raise UsageError(f"{run.path}: no run there")
-    left, right = steps_of(a), steps_of(b)
+    left, right = ({record["step"]: record for record in steps_that_count(run)} for run in (a, b))
     saved = _common_checkpoints(a, b)
     common = sorted(left.keys() & right.keys())
     if not common and not saved:
@@ -93,11 +88,6 @@ def compare_runs(a: RunDir, b: RunDir) -> Comparison:
     return Comparison((max(left, default=0), max(right, default=0)), parts)
 
 
-def steps_of(run: RunDir) -> dict[int, dict[str, Any]]:
-    """Step -> its record, of the attempt that counts."""
-    return {record["step"]: record for record in current_branch(record for record, _ in read_records(run.metrics))}
-
-
 def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
     """A description of the tensors that differ between two checkpoints; "" where none does."""
     left, right = list_tensors(a, prefix), list_tensors(b, prefix)
@@ -110,12 +100,10 @@ def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
     return f"{len(differing)} of {len(left)} tensors, {first} first{_distance(left[first], right[first])}"
 
 
-def _compare(name: str, steps: Iterable[int], differ: Callable[[int], str]) -> Part:
-    steps = sorted(steps)
-    found = [(step, text) for step in steps if (text := differ(step))]
-    if not found:
-        return Part(name, len(steps), 0)
-    return Part(name, len(steps), len(found), *found[0])
+def _compare(name: str, steps: Collection[int], differ: Callable[[int], str]) -> Part:
+    found = [(step, text) for step in sorted(steps) if (text := differ(step))]
+    first, detail = found[0] if found else (None, "")
+    return Part(name, len(steps), len(found), first, detail)
 
 
 def _differ(a: dict[str, Any], b: dict[str, Any], key: str) -> str:
@@ -153,7 +141,7 @@ def _distance(x: Entry, y: Entry) -> str:
 
 def _values(entry: Entry) -> np.ndarray | None:
     """The numbers of a tensor as float64, None for types that are not floating point."""
-    raw = read_bytes(entry)
+    raw = b"".join(_chunks(entry))
     if entry.dtype == "BF16":  # the upper half of a float32
         return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
     return np.frombuffer(raw, _NUMPY[entry.dtype]).astype(np.float64) if entry.dtype in _NUMPY else None
@@ -161,10 +149,9 @@ def _values(entry: Entry) -> np.ndarray | None:
 
 def list_tensors(folder: Path, prefix: str = "") -> dict[str, Entry]:
     """All tensors of the safetensors files in `folder/prefix`, by name."""
-    files = [path.name for path in list_folder(folder / prefix, "*.safetensors")] if is_folder(folder / prefix) else []
     tensors: dict[str, Entry] = {}
-    for file in files:
-        tensors |= read_header_inside(folder, f"{prefix}/{file}" if prefix else file)
+    for path in list_folder(folder / prefix, "*.safetensors") if is_folder(folder / prefix) else ():
+        tensors |= read_header_inside(folder, path.relative_to(folder).as_posix())
     return tensors
 
 
@@ -173,11 +160,6 @@ def same_bytes(a: Entry, b: Entry) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return all(left == right for left, right in zip(_chunks(a), _chunks(b), strict=True))
-
-
-def read_bytes(entry: Entry) -> bytes:
-    """The data of one tensor."""
-    return b"".join(_chunks(entry))
 
 
 def _chunks(entry: Entry, size: int = 4 << 20) -> Iterator[bytes]:

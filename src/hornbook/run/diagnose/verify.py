@@ -9,18 +9,11 @@ from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.filesystem import exists, is_file
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import find_runs
+from hornbook.files.run_status import find_runs, steps_that_count
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
-from hornbook.run.diagnose.compare import steps_of
 from hornbook.run.ledger import Monotone, check_ledger, read_past, remedy
-from hornbook.run.start.bound import (
-    describe_edits,
-    edited_settings,
-    metrics_problem,
-    recipe_in_force,
-    why_foreign,
-)
+from hornbook.run.start.bound import describe_edits, edited_settings, metrics_problem, recipe_in_force, why_foreign
 from hornbook.run.start.lineage import lineage_of
 
 
@@ -104,8 +97,8 @@ def _check_metrics(run: RunDir, past: Monotone) -> str:
     problem = metrics_problem(run, past)
     if problem is not None:
         raise IntegrityError(problem)
-    steps = steps_of(run)
-    missing = sorted(set(range(min(steps), max(steps) + 1)) - steps.keys()) if steps else []
+    steps = {record["step"] for record in steps_that_count(run)}
+    missing = sorted(set(range(min(steps), max(steps) + 1)) - steps) if steps else []
     if missing:
         raise IntegrityError(f"{run.metrics}: step {missing[0]:,} is missing ({len(missing):,} in all)")
     return f"{len(steps):,} steps"

@@ -66,13 +66,8 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
 def code_digest() -> str:
     """Digest over path and content of every source file of this package."""
     package = Path(__file__).parents[2]
-    return digest_of(
-        {
-            path.relative_to(package).as_posix(): digest_file(path)
-            for path in walk_files(package)
-            if path.suffix == ".py"
-        }
-    )
+    sources = (path for path in walk_files(package) if path.suffix == ".py")
+    return digest_of({path.relative_to(package).as_posix(): digest_file(path) for path in sources})
 
 
 def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:

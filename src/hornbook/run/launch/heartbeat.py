@@ -12,42 +12,32 @@ from dataclasses import dataclass
 from hornbook.run.ledger import At, Position
 
 PHASES = ("setup", "data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "sample", "save", "end")
-"""Phases of a rank."""
 BATCH_PHASES = ("data", "forward_backward")
 """Phases whose time grows with the batch."""
 SLOT_BYTES = 64
 READS = 10_000
 """Reads before a half-written slot is given up: milliseconds for an interrupted writer to finish."""
-_SLOT = struct.Struct("=8Q")
+_SLOT = struct.Struct("=6Q")
 
 
 @dataclass(frozen=True)
 class RankStatus:
     """The content of a slot at one moment."""
 
-    generation: int
-    """Number of restarts before the rank that wrote it, from 0."""
     sequence: int
     """Grows with every phase that is entered."""
     phase: str
     step: int
     tokens: int
-    entered: int
-    """Nanoseconds of the monotonic clock when the phase was entered."""
     slowest: int
     """Longest time in nanoseconds that this rank spent, or will spend, in this phase; 0: never entered before."""
-
-    @property
-    def at(self) -> At:
-        """The position of the rank."""
-        return At(self.step, self.tokens)
 
 
 class Heartbeat:
     """The heartbeat of one rank; without shared memory only this process can read it."""
 
-    def __init__(self, memory: mmap.mmap | bytearray | None = None, rank: int = 0, generation: int = 0) -> None:
-        self.rank, self.generation = rank, generation
+    def __init__(self, memory: mmap.mmap | bytearray | None = None, rank: int = 0) -> None:
+        self.rank = rank
         self._memory = bytearray(SLOT_BYTES * (rank + 1)) if memory is None else memory
         self._offset = SLOT_BYTES * rank
         self._slowest, self._newest = [0] * len(PHASES), [0] * len(PHASES)
@@ -76,8 +66,8 @@ class Heartbeat:
             self._slowest[phase] = max(self._slowest[phase], int(self._newest[phase] * growth))
 
     def _write(self, at: Position) -> None:
-        first = last = self._sequence
-        where = (self.generation, self._phase, at.step, at.tokens, self._entered, self._slowest[self._phase])
+        first = last = self._sequence  # the reader sees two numbers while a write is half done
+        where = (self._phase, at.step, at.tokens, self._slowest[self._phase])
         _SLOT.pack_into(self._memory, self._offset, first, *where, last)
 
     def read(self) -> RankStatus:
@@ -87,11 +77,11 @@ class Heartbeat:
             before, values = values, _SLOT.unpack_from(self._memory, self._offset)
             if values == before and values[0] == values[-1]:
                 break
-        sequence, generation, phase, step, tokens, entered, slowest, _ = values
-        return RankStatus(generation, sequence, PHASES[phase], step, tokens, entered, slowest)
+        sequence, phase, step, tokens, slowest, _ = values
+        return RankStatus(sequence, PHASES[phase], step, tokens, slowest)
 
 
-def shared_heartbeats(ranks: int, generation: int) -> list[Heartbeat]:
+def shared_heartbeats(ranks: int) -> list[Heartbeat]:
     """One heartbeat per rank, in memory that this process shares with its future forks."""
     memory = mmap.mmap(-1, SLOT_BYTES * ranks)
-    return [Heartbeat(memory, rank, generation) for rank in range(ranks)]
+    return [Heartbeat(memory, rank) for rank in range(ranks)]

@@ -6,7 +6,6 @@ two runs.
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -27,8 +26,8 @@ from hornbook.model.init.init import check_overrides
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.control import Control, refuse_if_held
-from hornbook.run.inputs import Inputs, open_inputs
-from hornbook.run.job import Job, RunWriter, Start
+from hornbook.run.inputs import Inputs, compile_for, open_inputs
+from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launcher_env import launcher_rank
@@ -36,12 +35,11 @@ from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger import At, Ledger, RunWriter
 from hornbook.run.observe.event_files import require_tensorboard
 from hornbook.run.start.bound import describe_edits, edited_settings, recipe_in_force
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
-from hornbook.run.start.kernels import compile_for
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
 from hornbook.settings.recipe import Recipe
@@ -86,10 +84,8 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         if not again:
             return open_job(run, inputs, signals, start)
         # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
-        changes = changed_settings(run, inputs.recipe)
-        return open_job(
-            run, inputs, signals, dataclasses.replace(start, mode="resume", init_from=None, changes=changes)
-        )
+        resumed = dataclasses.replace(start, mode="resume", init_from=None)
+        return open_job(run, inputs, signals, with_changes(inputs.recipe, run, resumed))
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
         check_directory(run, start.mode)
@@ -127,7 +123,8 @@ def _follow(recipe: Recipe, inputs: Inputs, run: RunDir, start: Start, signals: 
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
     ledger = Ledger(run, silent=True)
     ledger.attempt = attempt
-    return Job(inputs, with_changes(recipe, run, start), RunWriter(run, ledger), Control(run, ledger, signals))
+    output = RunWriter(run, ledger)
+    return Job(inputs, with_changes(recipe, run, start), output, Control(output, signals))
 
 
 def check_start(recipe: Recipe, run: RunDir, start: Start) -> Start:
@@ -161,9 +158,12 @@ def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) ->
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
     with Ledger(run) as ledger:
-        job = Job(inputs, start, RunWriter(run, ledger), Control(run, ledger, signals))
-        lock_data(job)
-        if start.mode == "start":
+        output, lock = RunWriter(run, ledger), inputs.corpus.lock()
+        job = Job(inputs, start, output, Control(output, signals))
+        if start.mode == "resume":
+            check_data_lock(run.data_lock, lock)
+        else:
+            output.write_json(run.data_lock, lock)
             if start.init_from is not None:  # before the recipe makes this a run: a resume must know the checkpoint
                 ledger.note("origin", At(), **start.init_from.fields())
             job.write_recipe()
@@ -185,15 +185,9 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
     """The changes of a resume with `recipe`; UsageError naming old, new and `fork` for what must not change."""
     old = recipe_in_force(run)
     path = old.data.path if recipe.data.path is None else str(Path(recipe.data.path).resolve())
-    settled = recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update={"path": path}),
-            "model": recipe.model.model_copy(
-                update={"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
-            ),
-        }
-    )
-    changes = resume_changes(old, settled)
+    settled = {"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
+    data, model = recipe.data.model_copy(update={"path": path}), recipe.model.model_copy(update=settled)
+    changes = resume_changes(old, recipe.model_copy(update={"data": data, "model": model}))
     try:
         refuse_incompatible(changes)
     except UsageError as error:
@@ -208,15 +202,6 @@ def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
     if getattr(head, "labels", None) == [] and head.kind == before.kind:
         return head.model_copy(update={"labels": getattr(before, "labels", [])})
     return head
-
-
-def lock_data(job: Job) -> None:
-    """Write data.lock at the start of a run; at a resume, check the data against it (IntegrityError)."""
-    current = job.inputs.corpus.lock()
-    if job.start.mode == "resume":
-        check_data_lock(job.run.data_lock, current)
-    else:
-        job.output.write(job.run.data_lock, json.dumps(current, indent=2) + "\n")
 
 
 def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:

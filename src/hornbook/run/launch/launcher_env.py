@@ -23,56 +23,42 @@ def launcher_rank(environ: Mapping[str, str], size: int) -> RankInfo | None:
 
     size: parallel.data. Raises UsageError: a variable is missing or invalid, or the sizes differ.
     """
-    if _under_torchrun(environ):
-        info, source, remedy = _torchrun_rank(environ), "torchrun (WORLD_SIZE)", "with --nproc-per-node"
-    elif _in_slurm_step(environ):
-        info, source, remedy = _slurm_rank(environ), "Slurm (SLURM_NTASKS)", "with --ntasks"
+    # srun started this process; a batch script has a SLURM_PROCID too, but there hornbook starts the ranks.
+    in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
+    if "RANK" in environ or ("WORLD_SIZE" in environ and not in_slurm_step):  # in a step it is the batch script's own
+        source, remedy = "torchrun (WORLD_SIZE)", "with --nproc-per-node"
+        names, address_of = ("WORLD_SIZE", "RANK", "LOCAL_RANK"), _torchrun_address
+    elif in_slurm_step:
+        source, remedy = "Slurm (SLURM_NTASKS)", "with --ntasks"
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        names, address_of = (tasks, "SLURM_PROCID", "SLURM_LOCALID"), _slurm_address
     else:
         return None
-    if info is not None and info.size != size:
+    ranks = _number(environ, names[0], 1)
+    rank = _number(environ, names[1], 0, ranks - 1)
+    if ranks == 1:
+        return None
+    connect = functools.partial(open_store, address_of(environ, rank == 0))
+    info = RankInfo(rank, ranks, _number(environ, names[2], 0), functools.cache(connect))
+    if ranks != size:
         raise UsageError(
-            f"{source} started {info.size} ranks, and parallel.data is {size}: give --parallel.data {info.size}, "
+            f"{source} started {ranks} ranks, and parallel.data is {size}: give --parallel.data {ranks}, "
             f"or start {size} {remedy}"
         )
     return info
 
 
-def _under_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether RANK is set, or WORLD_SIZE outside of a Slurm step (in one, it is the batch script's own)."""
-    return "RANK" in environ or ("WORLD_SIZE" in environ and not _in_slurm_step(environ))
-
-
-def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process. A batch script has a SLURM_PROCID too, but there hornbook starts the ranks."""
-    return "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
-
-
-def _torchrun_rank(environ: Mapping[str, str]) -> RankInfo | None:
-    size = _number(environ, "WORLD_SIZE", 1)
-    rank = _number(environ, "RANK", 0, size - 1)
-    if size == 1:
-        return None
+def _torchrun_address(environ: Mapping[str, str], is_rank0: bool) -> Address:
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address = Address(_text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT", 1, 65535), rank == 0, agent)
-    return _rank_info(rank, size, _number(environ, "LOCAL_RANK", 0), address)
+    return Address(_text(environ, "MASTER_ADDR"), _number(environ, "MASTER_PORT", 1, 65535), is_rank0, agent)
 
 
-def _slurm_rank(environ: Mapping[str, str]) -> RankInfo | None:
-    size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS", 1)
-    rank = _number(environ, "SLURM_PROCID", 0, size - 1)
-    if size == 1:
-        return None
+def _slurm_address(environ: Mapping[str, str], is_rank0: bool) -> Address:
     host = environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"])
     if "MASTER_PORT" in environ:
-        port = _number(environ, "MASTER_PORT", 1, 65535)
-    else:
-        step = _number(environ, "SLURM_STEP_ID", 0) if "SLURM_STEP_ID" in environ else 0
-        port = 65536 - _PORTS + (_number(environ, "SLURM_JOB_ID", 0) + step) % _PORTS
-    return _rank_info(rank, size, _number(environ, "SLURM_LOCALID", 0), Address(host, port, rank == 0))
-
-
-def _rank_info(rank: int, size: int, local_rank: int, address: Address) -> RankInfo:
-    return RankInfo(rank, size, local_rank, functools.cache(functools.partial(open_store, address)))
+        return Address(host, _number(environ, "MASTER_PORT", 1, 65535), is_rank0)
+    step = _number(environ, "SLURM_STEP_ID", 0) if "SLURM_STEP_ID" in environ else 0
+    return Address(host, 65536 - _PORTS + (_number(environ, "SLURM_JOB_ID", 0) + step) % _PORTS, is_rank0)
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -1,4 +1,4 @@
-"""One rank of a run: a fork of the supervisor, what it shares with it, and how it ends.
+"""One rank of a run: a fork of the supervisor, what it shares with it, how it ends, and which of several failed first.
 
 It dies with its supervisor, and its own children die with it: it leads a process group of its own. Its error and its
 stacks are written to memory files, so that nothing has to be cleaned up on any disk.
@@ -13,18 +13,28 @@ import re
 import select
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NoReturn
 
+import hornbook.errors
 from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
-from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.files.durable import write_atomic
+from hornbook.files.run_directory import RunDir
+from hornbook.run.launch.heartbeat import Heartbeat, RankStatus
 from hornbook.run.launch.signals import STOP_SIGNALS
 
 KILL_SECONDS = 30.0
 """Longest wait for a killed process to end; only one that waits in the kernel for a device takes longer."""
+GRACE_SECONDS = 1.0
+"""Wait for the first rank to fail, where the others ended because it was gone."""
+DUMP_SECONDS = 3.0
+"""Longest wait for hanging ranks to write their stacks."""
+QUIET_SECONDS = 0.5
+"""Time without a further frame after which stacks count as complete."""
 _PR_SET_PDEATHSIG = 1
 _LOST_PEER = re.compile(
     r"(?i)closed by peer|reset by peer|broken pipe|connection refused|connection was likely closed|timed out|timeout"
@@ -49,7 +59,9 @@ class Report:
     @classmethod
     def of(cls, error: BaseException) -> "Report":
         """The report of an error."""
-        first = list(_chain(error))[-1]
+        first = error
+        while cause := first.__cause__ or first.__context__:
+            first = cause
         failed = isinstance(first, RuntimeError) and bool(_LOST_PEER.search(str(first)))
         by_peer = failed or isinstance(error, RankLostError)
         whole = "".join(traceback.format_exception(error))
@@ -91,11 +103,6 @@ class Rank:
     def stacks(self) -> str:
         """Stacks of all its threads, if it was asked for them or crashed; else ""."""
         return _content(self._stacks)
-
-    @property
-    def evidence(self) -> str:
-        """Stacks and traceback; "" where it left neither."""
-        return self.stacks + (self.report.traceback if self.report is not None else "")
 
     @property
     def stopped(self) -> bool:
@@ -182,13 +189,95 @@ def die_with(parent: int) -> None:
         os._exit(Exit.DEFECT)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, then its causes and contexts."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
-
-
 def _content(descriptor: int) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first rank to fail, and how."""
+
+    rank: int
+    cause: str
+    """The predicate of a sentence about the rank: `was killed by SIGKILL`."""
+    status: RankStatus
+    """Its last heartbeat."""
+    report: Report | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.cause} (step {self.status.step}, {self.status.phase})"
+
+    @property
+    def lasting_error(self) -> HornbookError | None:
+        """The rank's own error, where a restart would meet it again; else None."""
+        if self.report is None or not self.report.ours or self.report.by_peer:
+            return None
+        return getattr(hornbook.errors, self.report.kind, HornbookError)(self.report.text)
+
+
+def diagnose_end(ended: list[Rank], running: Sequence[Rank]) -> Failure:
+    """The first rank to fail; the others failed because it was gone, a moment later or even before it ended."""
+    deadline, running = time.monotonic() + GRACE_SECONDS, list(running)
+    while running and all(_order(rank) == _LOST_ANOTHER for rank in ended) and time.monotonic() < deadline:
+        newly = wait_for_ends(running, deadline - time.monotonic())
+        running = [rank for rank in running if rank not in newly]
+        ended = ended + [rank for rank in newly if not rank.ended_cleanly]
+    first = min(ended, key=_order)
+    stopped = [rank for rank in running if rank.stopped]
+    if stopped and _order(first) == _LOST_ANOTHER:
+        return Failure(stopped[0].number, "was stopped, and the others gave up", stopped[0].heartbeat.read())
+    return Failure(first.number, _cause(first), first.heartbeat.read(), first.report)
+
+
+_KILLED, _FAILED, _LOST_ANOTHER = range(3)
+
+
+def _order(rank: Rank) -> int:
+    """Sort key: the lower, the nearer to the cause."""
+    if rank.killed:
+        return _KILLED
+    return _LOST_ANOTHER if rank.report is not None and rank.report.by_peer else _FAILED
+
+
+def _cause(rank: Rank) -> str:
+    if rank.killed:
+        name = signal.Signals(rank.end.si_status).name
+        return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+    if rank.report is None:
+        return f"ended with exit code {rank.end.si_status}"
+    return f"failed with {rank.report.kind}: {rank.report.text}"
+
+
+def diagnose_hang(silent: dict[Rank, float], running: Sequence[Rank]) -> Failure:
+    """Of silent ranks (rank -> seconds), the one that the others wait for; all running ranks write their stacks."""
+    stopped = [rank for rank in silent if rank.stopped]
+    culprit = max(stopped or silent, key=lambda rank: silent[rank])
+    what = "was stopped, and silent" if stopped else "was silent"
+    failure = Failure(culprit.number, f"{what} for {silent[culprit]:.1f} s", culprit.heartbeat.read())
+    for rank in running:
+        rank.send(signal.SIGUSR2)
+        rank.send(signal.SIGCONT)  # a stopped process writes nothing
+    await_stacks(running)
+    return failure
+
+
+def await_stacks(ranks: Sequence[Rank]) -> None:
+    """Wait until every rank has written its stacks, frame by frame, and none has written more for QUIET_SECONDS."""
+    deadline, seen, since = time.monotonic() + DUMP_SECONDS, [""], 0.0
+    while (now := time.monotonic()) < deadline:
+        if (stacks := [rank.stacks for rank in ranks]) != seen:
+            seen, since = stacks, now
+        elif all(stacks) and now - since > QUIET_SECONDS:
+            return
+        time.sleep(0.02)
+
+
+def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
+    """Write stacks and tracebacks into `incidents/ATTEMPT/rank-N.txt`; a full disk must not stop a restart."""
+    folder = run.incidents / str(attempt)
+    for rank in ranks:
+        if text := rank.stacks + (rank.report.traceback if rank.report is not None else ""):
+            with contextlib.suppress(OSError, StorageError):
+                run.incidents.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
+                folder.mkdir(exist_ok=True)
+                write_atomic(folder / f"rank-{rank.number}.txt", text)

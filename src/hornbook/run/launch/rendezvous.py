@@ -132,10 +132,7 @@ def _timeout() -> datetime.timedelta:
 
 @contextlib.contextmanager
 def rank0_first(store: Store, size: int) -> Iterator[dict[str, Any]]:
-    """The block that rank 0 runs before the other ranks may read the run directory.
-
-    They get the dictionary that it filled, once the block has ended, or the HornbookError that it raised.
-    """
+    """The block that rank 0 runs first; the others then get the dictionary that it filled, or its HornbookError."""
     published: dict[str, Any] = {}
     try:
         yield published

@@ -30,8 +30,7 @@ def leave_early() -> None:
             signal.signal(number, _leave)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
+def _leave(number: int, _: FrameType | None) -> None:
     text = f"ended by {signal.Signals(number).name} while no step was made: run the same command again\n"
     text = f"\r\x1b[J\x1b[?25h{text}" if os.isatty(2) else text  # a progress bar hides the cursor
     with contextlib.suppress(OSError):
@@ -64,21 +63,16 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _catch(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT" and not self.patient:
             raise KeyboardInterrupt
         if number == signal.SIGINT and self.received != "SIGINT" and self.announces:
-            _write_stopping()
+            with contextlib.suppress(OSError):
+                start = "\n" if os.isatty(2) else ""  # after the ^C that the terminal shows
+                # To the descriptor: the interrupted code may hold the lock of `sys.stderr`.
+                os.write(2, f"{start}{STOPPING}\n".encode())
         self.received = self.received or signal.Signals(number).name
         if number == signal.SIGINT:
             self.received = "SIGINT"
         if self.pass_on is not None:
             self.pass_on(number)
-
-
-def _write_stopping() -> None:
-    """Write to the descriptor: the interrupted code may hold the lock of `sys.stderr`."""
-    with contextlib.suppress(OSError):
-        start = "\n" if os.isatty(2) else ""  # after the ^C that the terminal shows
-        os.write(2, f"{start}{STOPPING}\n".encode())

@@ -8,7 +8,6 @@ verifies: as far as checkpoints know, a step is done by all ranks or by none.
 import contextlib
 import functools
 import importlib
-import itertools
 import os
 import signal
 import sys
@@ -26,11 +25,10 @@ from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
-from hornbook.run.launch.failure import Failure, diagnose_end, diagnose_hang, keep_evidence
 from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
-from hornbook.run.launch.rank import Rank, fork_rank, wait_for_ends
+from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger import At, Ledger, Position
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
@@ -56,29 +54,30 @@ class Supervisor:
         """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
         failure = None
         try:
-            for number in itertools.count():
-                outcome = self._run_generation(open_job, loop, size, number, failure)
+            while True:
+                outcome = self._run_generation(open_job, loop, size, failure)
+                if outcome == Exit.INTERRUPTED:
+                    raise KeyboardInterrupt
                 if not isinstance(outcome, Failure):
-                    return self._leave(outcome)
+                    return outcome
                 failure = outcome
                 self._prepare_restart(failure)
                 if self._signals.received is not None:  # another generation could only stop where this one started
-                    return self._stop(failure.status.at)
-            raise AssertionError
+                    return self._stop(failure.status)
         except KeyboardInterrupt:
-            return self._leave(Exit.INTERRUPTED)
+            self._set_status("stopped")
+            return Exit.INTERRUPTED
         except BaseException as error:
-            self._note_failure(error, failure.status.at if failure else At())
+            self._note_failure(error, failure.status if failure else At())
             raise
 
-    def _run_generation(
-        self, open_job: OpenJob, loop: Loop, size: int, number: int, failure: Failure | None
-    ) -> Exit | Failure:
+    def _run_generation(self, open_job: OpenJob, loop: Loop, size: int, failure: Failure | None) -> Exit | Failure:
         with contextlib.ExitStack() as stack:
-            with open_job(number > 0) as job:
+            with open_job(failure is not None) as job:
                 if failure is not None:
-                    job.ledger.note("restart", failure.status.at, restarts=self._restarts, **failure.record())
-                ranks = stack.enter_context(running_ranks(job, loop, size, number, self._signals))
+                    cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
+                    job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
+                ranks = stack.enter_context(running_ranks(job, loop, size, self._signals))
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
@@ -133,26 +132,21 @@ class Supervisor:
                 sys.stderr.write(shown + line)
                 sys.stderr.flush()
 
-    def _stop(self, at: At) -> Exit:
+    def _stop(self, at: Position) -> Exit:
         """Stop between two generations: no rank is there to save, the newest checkpoint is the state."""
         self._note("stop", at, reason=self._signals.received)
         self._set_status("stopped")
         self._log(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
         return Exit.RESUMABLE
 
-    def _leave(self, code: Exit) -> Exit:
-        if code == Exit.INTERRUPTED:
-            self._set_status("stopped")
-        return code
-
-    def _note_failure(self, error: BaseException, at: At) -> None:
+    def _note_failure(self, error: BaseException, at: Position) -> None:
         """Record in ledger and state.json that the run ended with an error."""
         with contextlib.suppress(StorageError, IntegrityError):
             self._run.check()
             self._set_status("failed")
             self._note("fail", at, error=type(error).__name__, text=str(error))
 
-    def _note(self, kind: str, at: At, **fields: Any) -> None:
+    def _note(self, kind: str, at: Position, **fields: Any) -> None:
         """Write into the ledger, as part of the attempt that has ended."""
         with Ledger(self._run) as ledger:
             ledger.attempt = max(ledger.past.attempt, 1)
@@ -190,7 +184,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def running_ranks(job: Job, loop: Loop, size: int, generation: int, signals: StopSignals) -> Iterator[list[Rank]]:
+def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iterator[list[Rank]]:
     """Fork ranks that run `loop`; when the context ends, all are killed and reaped.
 
     They meet in a memory file: no port, no folder, and no other process can join. A stop signal reaches either this
@@ -207,7 +201,7 @@ def running_ranks(job: Job, loop: Loop, size: int, generation: int, signals: Sto
     announces = signals.announces
     try:
         with stop_signals_blocked():
-            for heartbeat in shared_heartbeats(size, generation):
+            for heartbeat in shared_heartbeats(size):
                 info = RankInfo(heartbeat.rank, size, heartbeat.rank, connect, same_devices=True)
                 ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, job, loop, info, heartbeat, signals)))
             signals.pass_on = pass_on

@@ -104,9 +104,9 @@ class _Screen(Terminal):
             self.quiet = True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watch:
-    """Functions that the panel calls at every refresh, since a step may take long."""
+    """The last lines of the panel, computed at every refresh: memory, a phase that lasts a second or more, a stop."""
 
     stopping: Callable[[], bool] = bool
     """Whether a stop was requested."""
@@ -114,6 +114,24 @@ class Watch:
     """Memory in use, total, and peak."""
     doing: Callable[[], tuple[str, int]] = lambda: ("", 0)
     """(phase, step): one of `hornbook.run.launch.heartbeat.PHASES`, and the last finished step."""
+
+    def __post_init__(self) -> None:
+        self._seen, self._since = ("", 0), time.monotonic()
+
+    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        line = "   ".join(filter(None, (self.memory(), self._phase())))
+        if line:
+            yield Text(line, no_wrap=True)
+        if self.stopping():
+            yield Text(STOPPING, style="bold")
+
+    def _phase(self) -> str:
+        doing, now = self.doing(), time.monotonic()
+        if doing != self._seen:
+            self._seen, self._since = doing, now
+        lasts = now - self._since
+        return f"{_DOING[doing[0]]} {clock(lasts)}" if doing[0] and lasts >= 1 else ""
 
 
 _DOING = {
@@ -131,29 +149,6 @@ _DOING = {
 """Phase -> text for people."""
 
 
-class _Now:
-    """The last lines of the panel, computed at every refresh: memory, a phase that lasts a second or more, a stop."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._doing, self._since = ("", 0), time.monotonic()
-
-    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
-        del console, options
-        line = "   ".join(filter(None, (self._watch.memory(), self._phase())))
-        if line:
-            yield Text(line, no_wrap=True)
-        if self._watch.stopping():
-            yield Text(STOPPING, style="bold")
-
-    def _phase(self) -> str:
-        doing, now = self._watch.doing(), time.monotonic()
-        if doing != self._doing:
-            self._doing, self._since = doing, now
-        lasts = now - self._since
-        return f"{_DOING[doing[0]]} {clock(lasts)}" if doing[0] and lasts >= 1 else ""
-
-
 class Console:
     """Observer that shows a run on `stream` (stderr by default)."""
 
@@ -164,7 +159,7 @@ class Console:
         every: int,
         stream: TextIO | None = None,
         live: bool | None = None,
-        watch: Watch = Watch(),
+        watch: Watch | None = None,
     ) -> None:
         self._header = header
         self._every = every
@@ -174,17 +169,13 @@ class Console:
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
-        self._now = _Now(watch)
+        self._watch = watch or Watch()
         self._last: Step | None = None
-        use_live = self._terminal.is_terminal if live is None else live
-        self._live = None
-        if use_live:
-            self._live = Live(self._panel(), console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND)
-
-    @property
-    def live(self) -> bool:
+        self.live = self._terminal.is_terminal if live is None else live
         """Whether there is a panel, which shows a requested stop."""
-        return self._live is not None
+        self._live = None
+        if self.live:
+            self._live = Live(self._panel(), console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND)
 
     def __enter__(self) -> "Console":
         if self._live is not None:
@@ -261,20 +252,14 @@ class Console:
         )
 
     def _panel(self) -> RenderableType:
-        lines = [Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis")]
-        if self._last is not None:
-            lines += self._metric_lines(self._last)
-        return Group(*lines, self._now)
-
-    def _metric_lines(self, step: Step) -> list[Text]:
+        title, step = Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis"), self._last
+        if step is None:
+            return Group(title, self._watch)
         best = "" if self._best is None else f", best {self._best:.4f}"
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} ({self._coverage}{best})"
         rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s"
-        return [
-            _coloured(f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"),
-            _coloured(rate),
-            _coloured(self._progress(step)),
-        ]
+        loss = f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"
+        return Group(title, *map(_coloured, (loss, rate, self._progress(step))), self._watch)
 
     def _progress(self, step: Step) -> str:
         """Steps, a bar that fills the line, time left; a narrow terminal may cut off the end."""

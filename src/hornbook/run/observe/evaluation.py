@@ -1,6 +1,5 @@
 """Observers that run the model: validation losses and samples of text."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -37,8 +36,8 @@ class Evaluation:
         self._job, self._engine, self._consoles = job, engine, consoles
         inputs, recipe = job.inputs, job.recipe
         self._evaluator = Evaluator(inputs.corpus, inputs.tokenizer, recipe, recipe.train.sequence)
-        self.newest: tuple[int, ValidationLoss] | None = None
-        """(step, loss) of the newest evaluation of this attempt."""
+        self.losses: dict[int, ValidationLoss] = {}
+        """Validation loss of this attempt by step."""
 
     def __call__(self, step: Step) -> None:
         if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
@@ -60,7 +59,7 @@ class Evaluation:
         if self._gives_way(at, last=last):
             return
         record = report.as_dict()
-        self.newest = (at.step, ValidationLoss(report.total.loss, record["rows"]))
+        self.losses[at.step] = ValidationLoss(report.total.loss, record["rows"])
         self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | record)
         self._job.ledger.note("evaluation", at, **record)
         self._show_scores(report)
@@ -94,7 +93,7 @@ class Evaluation:
         return next((each for each in evaluations(self._job.run) if each.get("step") == step), None)
 
     def _write(self, step: int, record: dict[str, Any]) -> None:
-        self._job.output.write(self._job.run.evals / f"step-{step:08d}.json", json.dumps(record, indent=2) + "\n")
+        self._job.output.write_json(self._job.run.evals / f"step-{step:08d}.json", record)
 
     def _show_scores(self, report: Report) -> None:
         total = report.total
@@ -124,10 +123,7 @@ class Evaluation:
 
 
 class Samples:
-    """Text that the model makes of a fixed prompt with a fixed seed, to show its progress.
-
-    A decoder continues the prompt; an encoder-decoder and an encoder fill a hole at its end.
-    """
+    """Text made of a fixed prompt with a fixed seed: a decoder continues it, other models fill a hole at its end."""
 
     def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
         self._job, self._engine, self._consoles = job, engine, consoles
@@ -136,16 +132,12 @@ class Samples:
         self._prompt = "" if labelled else job.recipe.eval.prompt
 
     def __call__(self, step: Step) -> None:
-        if self._prompt and (step.final or is_due(step.step, self._every)):
-            self._sample(step)
-
-    def _sample(self, step: Step) -> None:
         prompt = self._prompt
+        if not prompt or not (step.final or is_due(step.step, self._every)):
+            return
         text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
-        self._job.output.write(
-            self._job.run.samples / f"step-{step.step:08d}.json", json.dumps(record, indent=2) + "\n"
-        )
+        self._job.output.write_json(self._job.run.samples / f"step-{step.step:08d}.json", record)
         for console in self._consoles:
             console.note(f"sample {prompt}{text}")
 

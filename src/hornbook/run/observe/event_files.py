@@ -41,7 +41,9 @@ class EventFiles:
 
     def __init__(self, run: RunDir, warn: Callable[[str], None]) -> None:
         self._run, self._warn = run, warn
-        self._protocol: Any = None
+        self._event: Any = None
+        self._summary: Any = None
+        """The protobuf messages of event files."""
         self._writer: Any = None
         self._failed = False
 
@@ -77,21 +79,22 @@ class EventFiles:
         """Write metrics at the record's step. purge: the step from which on a new file withdraws earlier events."""
         if self._writer is None:
             self._open(purge, record["step"])
-        summary, shown = self._protocol.summary.Summary, [pair for pair in metrics if math.isfinite(pair[1])]
+        summary, shown = self._summary.Summary, [pair for pair in metrics if math.isfinite(pair[1])]
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in shown]
         self._send(record, summary=summary(value=values))
 
     def _open(self, purge: int, before: int) -> None:
         """Begin a file; the first of a run begins with all that was recorded before a step."""
         try:
-            self._protocol = _Protocol()
+            self._event = importlib.import_module("tensorboard.compat.proto.event_pb2")
+            self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2")
             module = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         except Exception as error:  # any error of other packages, such as protobuf
             raise OSError(f"tensorboard cannot be imported: {error}") from error
         first = not any(self._run.tensorboard.glob("events.out.tfevents.*"))
         self._writer = module.EventFileWriter(str(self._run.tensorboard), _QUEUE, _FLUSH_SECONDS)
         if not first:
-            log = self._protocol.event.SessionLog
+            log = self._event.SessionLog
             self._send({"step": purge, "time": time.time()}, session_log=log(status=log.START))
             return
         for record in steps_that_count(self._run):
@@ -103,15 +106,7 @@ class EventFiles:
 
     def _send(self, record: Mapping[str, Any], **content: Any) -> None:
         when = record.get("time") or time.time()
-        self._writer.add_event(self._protocol.event.Event(wall_time=when, step=record["step"], **content))
-
-
-class _Protocol:
-    """The protobuf messages of event files."""
-
-    def __init__(self) -> None:
-        self.event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
-        self.summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        self._writer.add_event(self._event.Event(wall_time=when, step=record["step"], **content))
 
 
 def _of_step(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

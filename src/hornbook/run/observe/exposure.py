@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,7 +49,6 @@ class Exposure:
     unknown: tuple[str, ...]
     """Origins that cannot be looked up."""
     last_step: int
-    """Last step of the run."""
 
     @property
     def first(self) -> int | None:
@@ -61,7 +61,7 @@ class Tracer:
 
     def __init__(self, name: str, runs: Sequence[RunDir]) -> None:
         self._name, self._runs = name, list(runs)
-        self._by_run: dict[object, _RunSteps] = {}
+        self._by_run: dict[Path, _RunSteps] = {}
 
     def exposure(self, run: RunDir) -> Exposure:
         """Raises UsageError or IntegrityError where the run, its data or an origin cannot be read."""
@@ -77,31 +77,31 @@ class Tracer:
     def _steps_of(self, run: RunDir) -> "_RunSteps":
         key = run.path.resolve()
         if key not in self._by_run:
-            self._by_run[key] = _RunSteps(run, self._name)
+            self._by_run[key] = _steps_in(run, self._name)
         return self._by_run[key]
 
 
-class _RunSteps:
-    """The steps of one run alone."""
+class _RunSteps(NamedTuple):
+    """The steps of one run alone that learned from a document or source, ascending."""
 
-    def __init__(self, run: RunDir, name: str) -> None:
-        loader, self._learned = loader_of(run), learned(run)
-        self._index, self._name = loader.index, name
-        self.is_source = name in loader.corpus.train
-        self.documents = [] if self.is_source else find_documents(all_streams(self._index), name)
-        self.known = self.is_source or bool(self.documents)
-        self.last_step = int(self._learned.steps[-1]) if len(self._learned.steps) else 0
+    known: bool
+    documents: list[FoundDocument]
+    steps: list[int]
+    last_step: int
 
-    @cached_property
-    def steps(self) -> list[int]:
-        """Steps that learned from it, ascending."""
-        if self.is_source:
-            first = first_step(self._index, self._name, self._learned)
-            return [] if first is None else [first]
-        if not self.documents:
-            return []
-        positions = positions_of_documents(self._index, self.documents, self._learned.end)
-        return sorted({step for step in self._learned.step_of(positions).tolist() if step >= 0})
+
+def _steps_in(run: RunDir, name: str) -> _RunSteps:
+    loader, past = loader_of(run), learned(run)
+    last_step = int(past.steps[-1]) if len(past.steps) else 0
+    if name in loader.corpus.train:
+        first = first_step(loader.index, name, past)
+        return _RunSteps(True, [], [] if first is None else [first], last_step)
+    documents = find_documents(all_streams(loader.index), name)
+    if not documents:
+        return _RunSteps(False, [], [], last_step)
+    positions = positions_of_documents(loader.index, documents, past.end)
+    steps = {step for step in past.step_of(positions).tolist() if step >= 0}
+    return _RunSteps(True, documents, sorted(steps), last_step)
 
 
 def loader_of(run: RunDir) -> Loader:

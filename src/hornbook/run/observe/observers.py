@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,9 +11,8 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
-from hornbook.run.checkpoints.manifest import ValidationLoss
 from hornbook.run.job import Job
-from hornbook.run.ledger import Position, SilentAppender
+from hornbook.run.ledger import Position, RunWriter
 from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
@@ -29,36 +28,46 @@ STATE_SECONDS = 1.0
 
 
 class Metrics:
-    """One line in metrics.jsonl per step."""
+    """One line in metrics.jsonl per step; nothing on ranks other than 0, which have no appender."""
 
-    def __init__(self, appender: Appender | SilentAppender) -> None:
+    def __init__(self, appender: Appender | None) -> None:
         self._appender = appender
 
     def __call__(self, step: Step) -> None:
-        self._appender.append(step.record())
+        if self._appender is not None:
+            self._appender.append(step.record())
 
-    def sync(self) -> None:
-        """Return when every line is on disk: a checkpoint must not be newer than the record of its steps."""
+    def sync(self) -> dict[str, Any]:
+        """Return when every line is on disk: size and digest of the file, for the ledger (`Appender.extent`)."""
+        if self._appender is None:
+            return {}
         self._appender.check()
         self._appender.sync()
-
-    @property
-    def extent(self) -> dict[str, Any]:
-        """Size and digest of the file, for the ledger (`Appender.extent`)."""
         return self._appender.extent
 
 
 class StateFile:
     """state.json, at most once a second: the position of the run, and that it lives."""
 
-    def __init__(self, write: Callable[[StateRecord], None], owner: Mapping[str, Any], total_tokens: int) -> None:
-        self._write, self._owner, self._total_tokens = write, owner, total_tokens
+    def __init__(self, output: RunWriter, total_tokens: int) -> None:
+        self._output, owner = output, output.owner
         self._written = -STATE_SECONDS
-        self._attempt, self._step, self._tokens = 0, 0, 0
-        self._loss: float | None = None
+        self._record: StateRecord = {
+            "attempt": 0,
+            "step": 0,
+            "tokens": 0,
+            "status": "running",
+            "heartbeat": 0.0,
+            "total_tokens": total_tokens,
+            "loss": None,
+            "pid": owner["pid"],
+            "host": owner["host"],
+            "boot": owner["boot"],
+            "started": owner["started"],
+        }
 
     def __call__(self, step: Step) -> None:
-        self._attempt, self._step, self._tokens, self._loss = step.attempt, step.step, step.tokens, step.loss
+        self._record.update({"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "loss": step.loss})
         if time.monotonic() - self._written >= STATE_SECONDS:
             self.write("running")
 
@@ -71,30 +80,18 @@ class StateFile:
 
     def start(self, attempt: int, at: Position) -> None:
         """Write that the run is up, before its first step."""
-        self._attempt, self._step, self._tokens = attempt, at.step, at.tokens
+        self._record.update({"attempt": attempt, "step": at.step, "tokens": at.tokens})
         self.write("running")
 
     def shorten(self, total_tokens: int) -> None:
         """Set a new length of the run."""
-        self._total_tokens = total_tokens
+        self._record["total_tokens"] = total_tokens
 
     def write(self, status: Status) -> None:
         """Write the file now."""
-        record: StateRecord = {
-            "attempt": self._attempt,
-            "step": self._step,
-            "tokens": self._tokens,
-            "status": status,
-            "heartbeat": time.time(),
-            "total_tokens": self._total_tokens,
-            "loss": self._loss,
-            "pid": self._owner["pid"],
-            "host": self._owner["host"],
-            "boot": self._owner["boot"],
-            "started": self._owner["started"],
-        }
+        self._record.update({"status": status, "heartbeat": time.time()})
         with contextlib.suppress(StorageError):  # the next write tries again; a save reports the disk
-            self._write(record)
+            self._output.write_state(self._record)
         self._written = time.monotonic()
 
 
@@ -123,18 +120,15 @@ class Observers:
         for console in self.consoles:
             console.shorten(step, length.steps_from(0), length.tokens)
 
-    def score(self, step: int) -> ValidationLoss | None:
-        """The validation loss measured after this very step, if any."""
-        newest = self.evaluation.newest
-        return newest[1] if newest is not None and newest[0] == step else None
-
 
 @contextlib.contextmanager
 def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
     """The observers of this rank; only rank 0's write or show anything. An exception sets state.json to `failed`."""
     with contextlib.ExitStack() as stack:
-        lines, output = stack.enter_context(job.output.open_metrics(job.recipe.log.sync_seconds)), job.output
-        state_file = stack.enter_context(StateFile(output.write_state, output.owner, job.length.tokens))
+        output, lines = job.output, None
+        if output.is_rank0:
+            lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
+        state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         event_files: list[EventFiles] = []
         observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files)
@@ -146,10 +140,7 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
 
 @contextlib.contextmanager
 def open_consoles(job: Job, world: World) -> Iterator[list[Console]]:
-    """log.txt, and stderr unless the start is quiet; none on ranks other than 0.
-
-    They open before the model is built, which may take a while.
-    """
+    """log.txt, and stderr unless the start is quiet, before the model is built; none on ranks other than 0."""
     with contextlib.ExitStack() as stack:
         if not job.output.is_rank0:
             yield []
@@ -160,7 +151,7 @@ def open_consoles(job: Job, world: World) -> Iterator[list[Console]]:
         if not job.start.quiet:
             shown = Console(header, every=every, watch=watch_of(job, world))
             if shown.live:
-                job.control.show_interrupts()
+                job.control.signals.announces = False  # the panel shows a stop; a line on stderr would break it
             consoles.append(stack.enter_context(shown))
         yield consoles
 

@@ -24,7 +24,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
-from hornbook.run.start.kernels import model_jobs
+from hornbook.run.inputs import model_jobs
 
 MORE_STEPS_PER_SECOND = 4.0
 """Least speed at which the next larger model is measured too."""

@@ -77,9 +77,7 @@ def package_version(package: str) -> str | None:
 
 
 def _hardware(world: World) -> dict[str, Any]:
-    device = str(world.device)
-    if world.device.type == "cuda":
-        device = torch.cuda.get_device_name(world.device)
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
     return {
         "device": device,
         "cpu": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),

@@ -5,25 +5,20 @@ Where it takes longer, the time follows from the rate of matrix products (as in 
 from the bytes of state.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hornbook.model.build import build_model
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed
-from hornbook.run.diagnose.doctor import matmul_rate
-from hornbook.run.inputs import Inputs
+from hornbook.run.diagnose.doctor import matmul_rate, timed
+from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
-from hornbook.run.start.kernels import compile_for
 from hornbook.run.state import State
 from hornbook.run.train import build_state, fetch
 from hornbook.run.training_length import TrainingLength
@@ -63,16 +58,6 @@ class Estimate:
         return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Seconds of a microbatch and of the rest of a step; peak memory of this process in bytes."""
-
-    microbatch: float
-    update: float
-    memory: int
-    computed: str
-
-
 def saved_bytes(inputs: Inputs) -> int:
     """Approximate size of a checkpoint: weights and moments."""
     recipe = inputs.recipe
@@ -81,42 +66,32 @@ def saved_bytes(inputs: Inputs) -> int:
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
-    """Memory and time of the rest of a run, after `consumed` tokens and `spent` seconds.
-
-    Raises UsageError for a device that is not there.
-    """
+    """Memory and time of the rest of a run, after `consumed` tokens and `spent` seconds. UsageError without device."""
     recipe = inputs.recipe
     device = choose_device(recipe.train.device)
     free = free_memory(device)
     least = _least_bytes(inputs)
-    row = _row_operations(inputs) / (PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision]))
-    found = _measure(inputs, free) if least <= free and row <= ROW_SECONDS else None
-    rows = recipe.train.micro_batch
-    if found is None:
-        found = _Measured(row * rows, 0.0, least, "")
+    operations = operations_per_token(recipe.model, inputs.vocab, recipe.train.sequence).values()
+    speed = PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision])
+    row = recipe.train.sequence * sum(each.total for each in operations) / speed
+    rows, fits = recipe.train.micro_batch, least <= free and row <= ROW_SECONDS
+    microbatch, update, memory, computed = _measure(inputs, free) if fits else (row * rows, 0.0, least, "")
     ranks = recipe.parallel.data
     microbatches = -(-recipe.train.batch_tokens // recipe.train.sequence // rows)
-    step = found.microbatch * microbatches + found.update
+    step = microbatch * microbatches + update
     rate = recipe.train.batch_tokens / step * (1 if device.type == "cpu" else ranks)  # ranks on a CPU share its cores
     seconds = (length.tokens - consumed + SCORING_COST * _scored(inputs, length, consumed)) / rate
     if recipe.train.seconds is not None:
         seconds = min(seconds, max(recipe.train.seconds - spent, 0.0))
-    memory = found.memory * (recipe.parallel.world if device.type == "cpu" else 1)
-    return Estimate(str(device), seconds, rate, memory, free, found.computed)
-
-
-def _row_operations(inputs: Inputs) -> float:
-    model, sequence = inputs.recipe.model, inputs.recipe.train.sequence
-    return sequence * sum(each.total for each in operations_per_token(model, inputs.vocab, sequence).values())
+    memory *= recipe.parallel.world if device.type == "cpu" else 1
+    return Estimate(str(device), seconds, rate, memory, free, computed)
 
 
 def _least_bytes(inputs: Inputs) -> int:
     """Weights, gradients and moments that one process holds."""
     recipe = inputs.recipe
-    total, trained = (
-        count_parameters(recipe.model, inputs.vocab),
-        trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
-    )
+    total = count_parameters(recipe.model, inputs.vocab)
+    trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
     return sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
 
 
@@ -128,8 +103,11 @@ def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:
     return times * sum(min(size, inputs.recipe.eval.tokens) for size in sizes) + sum(sizes)
 
 
-def _measure(inputs: Inputs, free: int) -> _Measured:
-    """Compute an update, some rows, then a microbatch where there is time and memory for it."""
+def _measure(inputs: Inputs, free: int) -> tuple[float, float, int, str]:
+    """Compute an update, some rows, then a microbatch where there is time and memory for it.
+
+    Returns the seconds of a microbatch and of the rest of a step, the peak memory of this process, what was computed.
+    """
     recipe, rows = inputs.recipe, inputs.recipe.train.micro_batch
     few = min(rows, PROBE_ROWS)
     compile_for(inputs)
@@ -139,18 +117,18 @@ def _measure(inputs: Inputs, free: int) -> _Measured:
         def peak() -> int:
             return memory_of(world.device).peak
 
-        state.fill(initial_values(build_model(recipe.model, inputs.vocab, "meta"), recipe.model, recipe.seed))
+        state.fill(inputs.initial_values())
         _forward_backward(state, inputs, 1)
         _update(state, recipe.optim.clip)  # moments are there from here on
         _forward_backward(state, inputs, min(few, 2))
         two = peak()
-        seconds, computed = _timed(lambda: _forward_backward(state, inputs, few)) / few * rows, f"{few} rows"
+        seconds, computed = timed(lambda: _forward_backward(state, inputs, few)) / few * rows, f"{few} rows"
         memory = peak() + (rows - few) * (peak() - two) // max(few - 2, 1)
         copy = saved_bytes(inputs) if recipe.checkpoint.background and world.device.type == "cpu" else 0
         if seconds <= MICROBATCH_SECONDS and memory + copy <= free:
-            seconds = min(_timed(lambda: _forward_backward(state, inputs, rows)) for _ in range(3))
+            seconds = min(timed(lambda: _forward_backward(state, inputs, rows)) for _ in range(3))
             memory, computed = peak(), "a microbatch"
-        return _Measured(seconds, _timed(lambda: _update(state, recipe.optim.clip)), memory + copy, computed)
+        return seconds, timed(lambda: _update(state, recipe.optim.clip)), memory + copy, computed
 
 
 def _forward_backward(state: State, inputs: Inputs, rows: int) -> None:
@@ -163,9 +141,3 @@ def _update(state: State, clip: float) -> None:
     norm = state.engine.clip_gradients(clip)
     fetch(norm, state.engine.step(state.optimizer))
     state.engine.zero_gradients()
-
-
-def _timed(act: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    act()
-    return time.perf_counter() - begun

@@ -14,7 +14,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.run_directory import RunDir
-from hornbook.model.config.head import HeadConfig, LabelHeadConfig
+from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.surgery.adapters.files import is_adapter
@@ -88,7 +88,8 @@ def init_from_import(resolved: Resolved, checkpoint: Path) -> tuple[Resolved, In
     stored, head = read_hf(checkpoint)[0].head, adopted.recipe.model.head
     if (path := resolved.recipe.data.path) is not None:
         head = labelled_head(head, Corpus.open(path))
-    return adopted, InitFrom("import", checkpoint, new_head=_shape_of_head(head) != _shape_of_head(stored))
+    shapes = [each.model_dump(exclude=set(TRAINING_ONLY)) for each in (head, stored)]
+    return adopted, InitFrom("import", checkpoint, new_head=shapes[0] != shapes[1])
 
 
 def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
@@ -113,11 +114,6 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
         lines = [f"  {key}: {text}" for key, text in problems]
         raise UsageError("\n".join([f"the recipe does not go together with the model of {label}:", *lines]))
     return Resolved(found, origins)
-
-
-def _shape_of_head(head: HeadConfig) -> dict[str, Any]:
-    """The settings on which the shapes of its weights depend."""
-    return head.model_dump(exclude=set(TRAINING_ONLY))
 
 
 def _refuse_other_model(resolved: Resolved, adopted: ModelConfig, label: str) -> None:

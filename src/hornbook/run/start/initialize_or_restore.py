@@ -1,29 +1,35 @@
 """The state before the first step: the newest checkpoint, else the initial checkpoint, else initial values.
 
-The ledger records the choice before the first step, with everything that the last bits of sums depend on.
+The ledger records the choice before the first step, with everything that the last bits of sums depend on. A run that
+trains adapters writes a copy of their frozen base, `RUN/base`, once: checkpoints hold the adapters alone, and the run
+no longer needs the checkpoint it was started from.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError
-from hornbook.model.build import build_model
+from hornbook.files.durable import storage_errors, writing_folder
+from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.model.config.head import describe_head
 from hornbook.model.config.surgery import adapter_of
-from hornbook.model.init.init import initial_values, scale_to_unit_variance
+from hornbook.model.hf.hf import read_hf, write_hf
+from hornbook.model.init.init import scale_to_unit_variance, with_new_head
+from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.inputs import vocabulary_warning
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
-from hornbook.run.start.base import keep_base
 from hornbook.run.start.environment import bits_depend_on, describe_environment
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
@@ -31,10 +37,11 @@ from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
 from hornbook.settings.toml import dotted
 
+_BASE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+"""Files of a model folder that are copied into a base."""
 
-def initialize_or_restore(
-    job: Job, world: World, state: State, checkpointer: AsyncCheckpointer, observers: Observers
-) -> None:
+
+def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointer, observers: Observers) -> None:
     """Fill the state, write the first record of this attempt into the ledger, and show the lines before the first step.
 
     Imported weights are evaluated before the first step, to show what training changes; their loss belongs to the first
@@ -44,7 +51,7 @@ def initialize_or_restore(
     restored = checkpointer.restore(state)
     initial = start.init_from or InitFrom.from_record(past.init_from)
     init_from = None if restored is not None else initial
-    if restored is None and past.saved:
+    if restored is None and past.saved_manifests:
         raise IntegrityError(
             f"{job.run.checkpoints} holds no checkpoint, though the ledger says that one was saved: put them back, "
             "or start anew in another folder"
@@ -55,7 +62,7 @@ def initialize_or_restore(
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, init_from)
-    environment = _environment(job, world)
+    environment = _environment(job, state.engine.world)
     state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
     job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))
     if job.output.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
@@ -92,8 +99,7 @@ def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restore
 
 def _initialize(job: Job, state: State) -> None:
     """Initial values by the recipe's scheme, which may read the first microbatch; the clock stays at 0."""
-    model = build_model(job.recipe.model, job.inputs.vocab, "meta")
-    state.fill(initial_values(model, job.recipe.model, job.recipe.seed))
+    state.fill(job.inputs.initial_values())
     if job.recipe.model.init.kind == "lsuv":
         batch = state.loader.take(job.recipe.train.micro_batch).batches[0]
         scale_to_unit_variance(state.engine.model, lambda: state.engine.evaluate(batch))
@@ -146,7 +152,48 @@ def _environment(job: Job, world: World) -> dict[str, Any]:
     try:
         before = bits_depend_on(json.loads(job.run.env.read_bytes()))
     except (OSError, ValueError):
-        job.output.write(job.run.env, json.dumps(environment, indent=2) + "\n")
+        job.output.write_json(job.run.env, environment)
         return now
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
     return now | ({"changed": changed} if changed else {})
+
+
+def keep_base(job: Job, state: State, init_from: InitFrom | None) -> None:
+    """Write `RUN/base` if it is not there, and set `state.spec.base_digest`. Only rank 0 does.
+
+    init_from: the initial checkpoint; None: initial values, or the run goes on. Raises StorageError, and IntegrityError
+    where the base is not that of the run's newest checkpoint.
+    """
+    if not job.output.is_rank0:
+        return
+    base = job.run.base
+    if not exists(base):
+        _publish_base(job, init_from, base)
+    digest = tensors_digest(read_hf(base)[2])
+    newest = newest_verified(job.run.checkpoints)
+    if newest is not None:
+        check_base(newest, read_meta(newest).base_digest, digest, base)
+    state.spec = replace(state.spec, base_digest=digest)
+
+
+def _publish_base(job: Job, init_from: InitFrom | None, base: Path) -> None:
+    with storage_errors(base), writing_folder(base) as stage:
+        if init_from is None:
+            _write_initial(job, stage)
+        elif init_from.new_head:  # the head that the adapters belong to is not in the checkpoint
+            model, vocab = job.inputs.recipe.model, job.inputs.vocab
+            values = with_new_head(read_hf(init_from.checkpoint)[2], model, vocab, job.inputs.recipe.seed)
+            write_hf(stage, values, model, vocab, job.inputs.corpus.root / "tokenizer")
+        else:
+            source = base_of(init_from.checkpoint) if is_adapter(init_from.checkpoint) else init_from.checkpoint
+            for path in sorted({path for pattern in _BASE_FILES for path in list_folder(source, pattern)}):
+                if is_file(path) and path.name != "MANIFEST.json":
+                    shutil.copyfile(path, stage / path.name)
+
+
+def _write_initial(job: Job, stage: Path) -> None:
+    if job.start.mode == "resume" and newest_verified(job.run.checkpoints) is not None:
+        raise IntegrityError(f"{job.run.base}, the base of this run's adapters, is gone: put it back")
+    inputs = job.inputs
+    tokenizer, start = inputs.corpus.root / "tokenizer", inputs.decoder_start
+    write_hf(stage, inputs.initial_values(), inputs.recipe.model, inputs.vocab, tokenizer, decoder_start=start)

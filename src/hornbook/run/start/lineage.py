@@ -5,7 +5,7 @@ origin in turn. The ledger names the origin. Folders made from other models (exp
 `lineage.json`, by name and first ledger record of a run and never by a path, because such folders are given away.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,35 +81,26 @@ def write_lineage(out: Path, verb: str, source: Path) -> None:
 
 
 def lineage_of(run: RunDir, known: Sequence[RunDir] = ()) -> Lineage:
-    """The origins of a run. Runs that were moved are looked up among `known`.
-
-    Raises IntegrityError where a ledger on the way is damaged.
-    """
-    before = _origin(run)
-    if before is None:
-        return Lineage()
-    found = list(_walk(before, [*known, *_parent(run)], {_identity(run)}))
-    ancestors = tuple(each for each in found if isinstance(each, Ancestor))
-    return Lineage(ancestors, tuple(each for each in found if isinstance(each, str)))
-
-
-def _walk(source: Mapping[str, Any], known: Sequence[RunDir], seen: set[str]) -> Iterator[Ancestor | str]:
-    if "run" in source:
-        identity, step = str(source["run"]), int(source["step"])
-        if identity in seen:
-            return
-        run = next((each for each in known if _identity(each) == identity), None)
-        if run is None:
-            yield f"the run {source['name']} up to step {step:,}, which is not here"
-        else:
-            yield Ancestor(run, step)
-            known = [*known, *_parent(run)]
-        seen.add(identity)
-    elif "made_by" not in source:
-        yield f"{source.get('folder', 'a model')}, of whose training nothing is recorded"
-    before = source.get("from")
-    if isinstance(before, Mapping):
-        yield from _walk(before, known, seen)
+    """The origins of a run; moved runs are looked up among `known`. Raises IntegrityError for a damaged ledger."""
+    source, known, seen = _origin(run), [*known, *_parent(run)], {_identity(run)}
+    ancestors: list[Ancestor] = []
+    unknown: list[str] = []
+    while isinstance(source, Mapping):
+        if "run" in source:
+            identity, step = str(source["run"]), int(source["step"])
+            if identity in seen:
+                break
+            seen.add(identity)
+            ancestor = next((each for each in known if _identity(each) == identity), None)
+            if ancestor is None:
+                unknown.append(f"the run {source['name']} up to step {step:,}, which is not here")
+            else:
+                ancestors.append(Ancestor(ancestor, step))
+                known += _parent(ancestor)
+        elif "made_by" not in source:
+            unknown.append(f"{source.get('folder', 'a model')}, of whose training nothing is recorded")
+        source = source.get("from")
+    return Lineage(tuple(ancestors), tuple(unknown))
 
 
 def _parent(run: RunDir) -> list[RunDir]:

@@ -21,10 +21,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def settle_precision(resolved: Resolved) -> Resolved:
-    """The recipe with a precision in place of `auto`, whose origin is the reason of the choice.
-
-    Raises UsageError for a device that is not there, or that cannot compute in the given precision.
-    """
+    """The recipe with a precision in place of `auto`. UsageError for a device that is missing or lacks it."""
     recipe = resolved.recipe
     if recipe.train.precision != "auto":
         _refuse_missing(recipe)
