@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from hornbook.cli import main as frame
-from hornbook.cli.examples import EXAMPLES
+from hornbook.cli.commands import EXAMPLES
 from hornbook.cli.main import COMMANDS, build_command, main
 from hornbook.cli.settings.help import FREQUENT, setting_rows
 from hornbook.cli.shell import DryRun, Words, guard, split_target

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.commands import ExampleCommand
 from hornbook.cli.result import CommandGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.errors import EXIT_MEANING, UsageError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.commands import ExampleCommand
 from hornbook.cli.shell import forget, people, reader_has_gone
 from hornbook.errors import Exit
 from hornbook.files.journal import finite

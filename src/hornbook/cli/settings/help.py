@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.commands import ExampleCommand
 
 _TEXT = [
     "text.steps",
