@@ -1,57 +1,33 @@
-"""The layout of `--help`, and the examples at its end: command lines to copy."""
+"""The table of commands (`commands.toml`), and the layout of their `--help`: settings, examples."""
 
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand
 
-EXAMPLES = {
-    "prepare": (
-        "hornbook prepare my-texts --out data/mine",
-        "hornbook prepare reviews.csv --text-field body --out data/reviews",
-    ),
-    "tokenize": (
-        "hornbook tokenize data/mine --vocab 16k",
-        "hornbook tokenize data/mine --tokenizer base/tokenizer.json",
-    ),
-    "train": (
-        "hornbook train tiny --data data/mine --out runs/mine",
-        "hornbook train tiny --data data/mine --from base --out runs/tuned --optim.lr 1e-4",
-    ),
-    "resume": (
-        "hornbook resume runs/mine",
-        "hornbook resume runs/mine --train.epochs 2",
-    ),
-    "fork": ("hornbook fork runs/mine --at 100 --out runs/other --optim.lr 1e-3",),
-    "eval": (
-        "hornbook eval runs/mine --baselines",
-        "hornbook eval my-model --data held-out.txt",
-    ),
-    "generate": (
-        'hornbook generate runs/mine -p "Once upon a time"',
-        "hornbook generate my-model --greedy < prompts.txt",
-    ),
-    "chat": (
-        "hornbook chat runs/mine",
-        'hornbook chat my-model --system "Answer in one sentence." --temperature 0.5',
-    ),
-    "predict": (
-        "hornbook predict runs/labels texts.txt",
-        "hornbook predict runs/labels rows.jsonl --json > answers.jsonl",
-    ),
-    "runs plot": (
-        "hornbook runs plot runs/mine --out loss.svg",
-        "hornbook runs plot runs/mine runs/other --out runs.html --x tokens",
-    ),
-    "import": (
-        "hf download openai-community/gpt2 --local-dir gpt2",
-        "hornbook import gpt2 --out base",
-    ),
-    "export": (
-        "hornbook export runs/mine --out my-model",
-        "hornbook export runs/mine --quantize int8 --out my-model-int8",
-    ),
-}
-"""Command -> example command lines, with the folders of the README."""
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command is defined: module `hornbook.cli.MODULE`, and in it a function, or `app` for a group."""
+
+    module: str
+    function: str
+    help: str
+    section: str
+    examples: Sequence[str] = ()
+    settings: str = ""
+    """Name of a list in `COMMON_SETTINGS`; "" for a command that takes no settings."""
+
+
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+COMMANDS = {name: Command(**row) for name, row in _TABLE["commands"].items()}
+"""Every command, in the order of `--help`."""
+COMMON_SETTINGS: dict[str, list[str]] = _TABLE["settings"]
+"""Lists of settings that `hornbook COMMAND --help` shows; `--help-all` shows all."""
+_ALL = "hornbook.help_all"
 
 
 class ExampleCommand(TyperCommand):
@@ -65,9 +41,9 @@ class ExampleCommand(TyperCommand):
         """The usual help, then what `format_more` adds, then examples."""
         super().format_help(ctx, formatter)
         self.format_more(ctx, formatter)
-        if lines := EXAMPLES.get(ctx.info_name or ""):
+        if (entry := COMMANDS.get(ctx.info_name or "")) and entry.examples:
             with formatter.section("Examples"):
-                formatter.write("".join(f"  {line}\n" for line in lines))
+                formatter.write("".join(f"  {line}\n" for line in entry.examples))
 
     def format_more(self, ctx: Any, formatter: Any) -> None:
         """Write what comes between options and examples."""
@@ -79,3 +55,43 @@ def _usage(argument: Any) -> str:
     if " " in metavar:
         return metavar
     return f"{metavar if argument.required else f'[{metavar}]'}{'...' if argument.nargs == -1 else ''}"
+
+
+class SettingsCommand(ExampleCommand):
+    """A command that takes `--section.key value` in any place; `--help` shows common settings, `--help-all` all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Recognise `--help-all` and `--help all`, then parse as usual."""
+        wants_all = "--help-all" in args or any(args[i : i + 2] == ["--help", "all"] for i in range(len(args)))
+        if wants_all:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+    def format_more(self, ctx: Any, formatter: Any) -> None:
+        """Write the settings."""
+        every = ctx.meta.get(_ALL, False)
+        rows = setting_rows(None if every else COMMON_SETTINGS[COMMANDS[ctx.info_name].settings])
+        with formatter.section("Settings" if every else "Common settings (--help-all shows all)"):
+            formatter.write_dl(rows)
+
+
+def setting_rows(keys: list[str] | None) -> list[tuple[str, str]]:
+    """(option, description with type and default) of each setting in `keys`, or of all settings."""
+    from hornbook.settings.schema import REQUIRED, settings
+
+    rows = []
+    for key in keys or settings():
+        for setting in settings()[key]:
+            default = "" if setting.default is REQUIRED else f", default {_shown(setting.default)}"
+            where = f"; with {setting.where}" if setting.where and not keys else ""
+            rows.append((f"--{key}", f"{setting.doc} [{setting.type}{default}{where}]"))
+            if keys:
+                break
+    return rows
+
+
+def _shown(default: Any) -> str:
+    from hornbook.settings.show import toml_value
+
+    return "none" if default is None else toml_value(default)
