@@ -29,9 +29,8 @@ def plot(
     shows the values under the pointer. Neither needs a network. A run that cannot be read is named and left out.
     """
     from hornbook.files.durable import write_atomic
-    from hornbook.studio.chart import picture
+    from hornbook.studio.chart import page, picture
     from hornbook.studio.layout import make_chart
-    from hornbook.studio.page import page
 
     if out.suffix not in (".svg", ".html"):
         raise UsageError(f"--out {out}: the name must end with .svg (a picture) or .html (a page)")
