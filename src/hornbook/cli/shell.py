@@ -105,16 +105,15 @@ def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return split_words(words or [])
 
 
-def resolve_words(words: Sequence[str] | None, *extra: str, default: str | None = None) -> "Resolved":
+def resolve_words(words: Sequence[str] | None, *extra: str) -> "Resolved":
     """The recipe given by free words: a recipe or run directory, and settings anywhere.
 
-    `extra` are overrides that options of the command stand for, such as `data.path=DATA`; they win. `default`
-    is the recipe used when the words name none; without it, the schema's defaults are used.
+    `extra` are overrides that options of the command stand for, such as `data.path=DATA`; they win.
     """
     from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words)
-    return resolve(target or default, [*overrides, *extra])
+    return resolve(target, [*overrides, *extra])
 
 
 def guard(act: Callable[[], Any]) -> int:
@@ -125,11 +124,11 @@ def guard(act: Callable[[], Any]) -> int:
         flush_errors()
     except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", Exit.INTERRUPTED)
-    except BrokenPipeError as error:
-        if reader_has_gone():
-            return _close_quietly()
-        return _report(*_judge(error))
     except Exception as error:  # noqa: BLE001 - the outermost handler
+        if isinstance(error, BrokenPipeError) and reader_has_gone():  # as after `| head`: end silently, also at exit
+            forget(sys.stdout)
+            flush_errors()
+            return Exit.DONE
         return _report(*_judge(error))
     return int(result) if isinstance(result, int) else Exit.DONE
 
@@ -148,20 +147,16 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
         message = message.replace(": Value error, ", ": ")  # some versions of typer say so
         if not message:  # a group without a command, whose help has been printed
-            return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
+            first = " ".join([context.command_path, *context.command.list_commands(context)[:1]])
+            return f"a command is missing: choose one of those above, such as `{first}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # that of torch, which may not be imported
+    # torch, whose error it may be, need not be imported
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
     with contextlib.suppress(OSError):
         sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
     return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
-
-
-def _first_command(context: Any) -> str:
-    return " ".join([context.command_path, *context.command.list_commands(context)[:1]])
 
 
 def _report(message: str, code: Exit) -> int:
@@ -185,10 +180,3 @@ def reader_has_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def _close_quietly() -> int:
-    """End silently, as after `| head`, also at exit."""
-    forget(sys.stdout)
-    flush_errors()
-    return Exit.DONE

@@ -56,12 +56,6 @@ class Resolved:
 
         return recipe_toml(self.recipe, self.origins)
 
-    def explain(self, key: str) -> str:
-        """Doc, type, range, default, value and origin of one setting. Raises UsageError."""
-        from hornbook.settings.show import explain
-
-        return explain(self.recipe, self.origins, key)
-
 
 def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Resolved:
     """The recipe that `target`, the environment and `overrides` give together.

@@ -86,28 +86,20 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         lines = [f"  {_arrow(change)} cannot change on resume: {change.reason}" for change in refused]
-        raise UsageError(
-            "\n".join(
-                [
-                    "this run cannot go on with other settings",
-                    *lines,
-                    *_ways_out(refused),
-                ]
-            )
-        )
+        raise UsageError("\n".join(["this run cannot go on with other settings", *lines, _way_out(refused)]))
 
 
-def _ways_out(refused: Sequence[Change]) -> list[str]:
-    """The commands that can do it instead: a fork, unless it refuses the same changes."""
+def _way_out(refused: Sequence[Change]) -> str:
+    """The command that can do it instead: a fork, unless it refuses the same changes."""
     if any(change.key == "surgery" for change in refused):
-        return ["`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"]
+        return "`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"
     if any(changes_shape(change.key) for change in refused):
-        return [
+        return (
             "these weights fit no other shape: without model.* settings `hornbook train RECIPE --data DATA --from RUN` "
             "starts a new run from them as they are; `hornbook grow RUN --out BASE` makes weights with more or fewer "
             "layers, or with experts, for `train --from BASE`"
-        ]
-    return ["`hornbook fork RUN --out RUN2` starts a new run from these weights"]
+        )
+    return "`hornbook fork RUN --out RUN2` starts a new run from these weights"
 
 
 def changes_shape(key: str) -> bool:

@@ -140,7 +140,7 @@ def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
     """Loss by step, of one attempt or of the whole run (of repeated steps, the last one)."""
     found: dict[int, float] = {}
     if run.metrics.exists():
-        for record, _ in read_records(run.metrics):
+        for record in read_records(run.metrics):
             if attempt is None or record["attempt"] == attempt:
                 found[record["step"]] = record["loss"]
     return found

@@ -95,7 +95,7 @@ def compare_runs(a: RunDir, b: RunDir) -> Comparison:
 
 def steps_of(run: RunDir) -> dict[int, dict[str, Any]]:
     """Step -> its record, of the attempt that counts."""
-    return {record["step"]: record for record in current_branch(record for record, _ in read_records(run.metrics))}
+    return {record["step"]: record for record in current_branch(read_records(run.metrics))}
 
 
 def differing_tensors(a: Path, b: Path, prefix: str = "") -> str:
