@@ -36,7 +36,7 @@ Target = Annotated[
     Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint is used) or a checkpoint.")
 ]
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `hornbook prepare`.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done; write nothing.")]
 
 # -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the

@@ -50,8 +50,7 @@ app = CommandGroup(
 )
 
 Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs."),
+    Path | None, typer.Option(metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs.")
 ]
 
 

@@ -24,8 +24,8 @@ def fetch(
         typer.Argument(metavar="KEY=VALUE", help="A part, such as language=de or crawl=CC-MAIN-2025-05."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default corpora/NAME.")] = None,
-    files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="Maximum number of files.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="By default corpora/NAME.")] = None,
+    files: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of files.")] = 1,
     everything: Annotated[bool, typer.Option("--all", help="Fetch all files.")] = False,
     dry_run: DryRun = False,
 ) -> Result:

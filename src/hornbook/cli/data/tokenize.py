@@ -34,13 +34,11 @@ def tokenize(
         ),
     ] = None,
     *,
-    vocab: Annotated[
-        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k.")
-    ] = None,
+    vocab: Annotated[str | None, typer.Option(metavar="N", help="Train a tokenizer of this size, such as 16k.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
+        str | None, typer.Option(metavar="PATH", help="Use this tokenizer.json (or its folder).")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the tokenizer and tokens of other settings.")
     ] = False,
@@ -55,7 +53,7 @@ def tokenize(
         bool, typer.Option("--train-proxy", help="With --compare: also train the same small model with each.")
     ] = False,
     proxy_bytes: Annotated[
-        str | None, typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M).")
+        str | None, typer.Option(metavar="N", help="Bytes of text for the small models (1M).")
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:

@@ -38,7 +38,7 @@ _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
 def chat(
     target: Target,
     *,
-    system: Annotated[str | None, typer.Option("--system", help="A system message; needs a chat template.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message; needs a chat template.")] = None,
     tokens: MaxTokens = 256,
     seed: Seed = 0,
     greedy: Greedy = False,

@@ -29,8 +29,7 @@ WINDOW = 1024  # tokens per row for a checkpoint that belongs to no run
 def evaluate(
     target: Target,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="Text to score instead of the run's validation shards; may be repeated."),
+        list[str] | None, typer.Option(help="Text to score instead of the run's validation shards; may be repeated.")
     ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")

@@ -17,15 +17,11 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 def export(
     target: Target,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; new or empty.")],
-    to: Annotated[
-        Literal["hf", "peft"], typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")
-    ] = "hf",
-    dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option("--dtype", help="Data type of the stored weights.")
-    ] = "fp32",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; new or empty.")],
+    to: Annotated[Literal["hf", "peft"], typer.Option(help="hf: a whole model. peft: the adapter alone.")] = "hf",
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the stored weights.")] = "fp32",
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
+        str | None, typer.Option(help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
     certificate: Certify = True,
     dry_run: DryRun = False,

@@ -20,7 +20,7 @@ def grow(
         typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint), a checkpoint or an HF folder."),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
+    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     layers: Annotated[int | None, typer.Option(min=1, help="Layers of the new model.")] = None,
     encoder_layers: Annotated[
         int | None, typer.Option(min=1, help="Layers of the encoder of an encoder-decoder.")

@@ -15,9 +15,9 @@ from hornbook.errors import IntegrityError, UsageError
 def import_(
     source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
+    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     add_tokens: Annotated[
-        Path | None, typer.Option("--add-tokens", help="File of tokens to add to the tokenizer, one per line.")
+        Path | None, typer.Option(help="File of tokens to add to the tokenizer, one per line.")
     ] = None,
     certificate: Certify = True,
     dry_run: DryRun = False,

@@ -12,12 +12,10 @@ from hornbook.errors import UsageError
 
 
 def classifier(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
-    good: Annotated[list[str], typer.Option("--good", metavar="PATH", help="Files of good samples; may be repeated.")],
-    bad: Annotated[list[str], typer.Option("--bad", metavar="PATH", help="Files of bad samples; may be repeated.")],
-    words: Annotated[
-        str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="How words are split.")
-    ] = "cjk",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    good: Annotated[list[str], typer.Option(metavar="PATH", help="Files of good samples; may be repeated.")],
+    bad: Annotated[list[str], typer.Option(metavar="PATH", help="Files of bad samples; may be repeated.")],
+    words: Annotated[str, typer.Option(metavar="whitespace|unicode|cjk", help="How words are split.")] = "cjk",
 ) -> Result:
     """Train a classifier of documents, and measure it on samples it was not trained on.
 
@@ -38,14 +36,12 @@ def classifier(
 
 
 def perplexity(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
-    good: Annotated[list[str], typer.Option("--good", metavar="PATH", help="Files of good text; may be repeated.")],
-    order: Annotated[int, typer.Option("--order", min=2, max=8, help="Length of the longest n-grams, in bytes.")] = 7,
-    megabytes: Annotated[
-        int, typer.Option("--megabytes", min=1, help="Most text read: a uniform sample of the documents.")
-    ] = 64,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    good: Annotated[list[str], typer.Option(metavar="PATH", help="Files of good text; may be repeated.")],
+    order: Annotated[int, typer.Option(min=2, max=8, help="Length of the longest n-grams, in bytes.")] = 7,
+    megabytes: Annotated[int, typer.Option(min=1, help="Most text read: a uniform sample of the documents.")] = 64,
     ngrams: Annotated[
-        int, typer.Option("--ngrams", min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are dropped.")
+        int, typer.Option(min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are dropped.")
     ] = 4_000_000,
 ) -> Result:
     """Train an n-gram model of bytes on good text, and measure its bits per byte on documents it was not trained on.

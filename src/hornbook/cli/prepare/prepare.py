@@ -39,23 +39,19 @@ def prepare(
         ),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="DATA", help="Folder to write.")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", metavar="NAME", help="Column or key of the text in the PATHs.")
+        str | None, typer.Option(metavar="NAME", help="Column or key of the text in the PATHs.")
     ] = None,
-    id_field: Annotated[
-        str | None, typer.Option("--id-field", metavar="NAME", help="Column or key of the document ids.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
+    id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Column or key of the document ids.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
-    phase: Annotated[Phase | None, typer.Option("--phase", help="Run one phase only; see --shard.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Run one phase only; see --shard.")] = None,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
+        str, typer.Option(metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
-    on: Annotated[
-        Literal["here", "ray"], typer.Option("--on", help="Run tasks on this machine or on a Ray cluster.")
-    ] = "here",
+    on: Annotated[Literal["here", "ray"], typer.Option(help="Run tasks on this machine or on a Ray cluster.")] = "here",
     dry_run: DryRun = False,
 ) -> Result:
     """Read text, normalise it, drop empty documents and duplicates, and count every row.

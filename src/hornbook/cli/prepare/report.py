@@ -14,7 +14,7 @@ from hornbook.files.durable import write_atomic
 
 def report(
     data: Data,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default DATA.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="By default DATA.")] = None,
 ) -> Result:
     """Write report.html (the funnel, and examples and precision of every rule) and DATA_CARD.md."""
     from hornbook.text.refinery.pipeline.folder import CARD, PAGE

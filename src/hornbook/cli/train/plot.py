@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, in the order of the legend.")],
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")
-    ],
-    x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="The horizontal axis.")] = "step",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")],
+    x: Annotated[Literal["step", "tokens"], typer.Option(help="The horizontal axis.")] = "step",
     log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for the loss.")] = False,
     dry_run: DryRun = False,
 ) -> Result:
