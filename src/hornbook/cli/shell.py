@@ -106,10 +106,7 @@ def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def resolve_words(words: Sequence[str] | None, *extra: str) -> "Resolved":
-    """The recipe given by free words: a recipe or run directory, and settings anywhere.
-
-    `extra` are overrides that options of the command stand for, such as `data.path=DATA`; they win.
-    """
+    """The recipe given by free words, and by `extra`, settings of other options (`data.path=DATA`), which win."""
     from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words)

@@ -31,8 +31,6 @@ class Appender:
     A torn last line (its writer was killed) is cut off on opening; `torn` is the number of bytes that were cut. A write
     that fails leaves the file as it was and raises StorageError.
 
-    `head` is the `sha` of the newest record of a chained file, and `extent` says what the file holds.
-
     `sync_seconds`: longest time an appended record stays unsynced, judged at each append; 0 syncs every
     record, None leaves it to `sync()`. `chained` adds `prev` and `sha` to each record (see `chain`).
     """

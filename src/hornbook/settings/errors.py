@@ -49,9 +49,8 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind == "list_type":
         context["form"] = form = _form(shapes_at(tuple(map(str, path))))
         if origin == COMMAND_LINE and isinstance(item["input"], str):
-            return Problem(
-                dotted(path), f"cannot read {item['input']!r} as a list", origin, f"write '{dotted(path)}={form}'"
-            )
+            text = f"cannot read {item['input']!r} as a list"
+            return Problem(dotted(path), text, origin, f"write '{dotted(path)}={form}'")
     if kind == "missing":
         return Problem(dotted(path), "is required", origin)
     given: Any = item["input"]

@@ -181,7 +181,9 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
     """(exposure of each run to a document or source; run -> problem of the unreadable runs)."""
     from hornbook.run.observe.exposure import Tracer
 
-    runs = _runs(folder)
+    runs = find_runs(_folder(folder))
+    if not runs:
+        raise UsageError(f"{_folder(folder)} holds no run: name a run or a folder of runs with --runs")
     tracer, found, unread = Tracer(name, runs), {}, {}
     for run in runs:
         try:
@@ -197,13 +199,6 @@ def _checkpoints(run: RunDir, first: int) -> list[Path]:
 
 def _folder(runs: Path | None) -> Path:
     return runs or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
-
-
-def _runs(runs: Path | None) -> list[RunDir]:
-    found = find_runs(_folder(runs))
-    if not found:
-        raise UsageError(f"{_folder(runs)} holds no run: name a run or a folder of runs with --runs")
-    return found
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Result, columns
+from hornbook.files.durable import write_atomic
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.compare.compare import TextSample
@@ -27,7 +28,6 @@ def terms(
     `hornbook import CHECKPOINT --add-tokens FILE` adds them to a model, and `hornbook tokenize --compare` shows how
     much that saves.
     """
-    from hornbook.files.durable import write_atomic
     from hornbook.text.tokenizer.compare.terms import mine_terms
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -104,9 +104,8 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
     for name, path in named.items():
         overrides += source_settings(name, {"paths": [path]})
     if given and hasattr(resolve(recipe, overrides).recipe.text.labels, "text") and "text_field" in given:
-        overrides.append(
-            f"text.labels.text={given.pop('text_field')}"
-        )  # of labelled sets this section names the fields
+        # of labelled sets this section names the fields
+        overrides.append(f"text.labels.text={given.pop('text_field')}")
     overrides += [word for name in named for word in source_settings(name, given)]
     config = resolve(recipe, overrides).recipe.text
     if named:

@@ -161,13 +161,10 @@ def _held_out(runs: Sequence[RunDir]) -> tuple[list[dict[str, Any]], str]:
         last = metrics_of(each[widest][-1])
         metrics: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
         metrics["lowest of"] = coverage(each[along][-1])
-        metrics |= {f"last {_label(name)}": value for name, value in last.items()}
+        for name, value in last.items():
+            metrics[f"last {'validation loss' if name == 'loss' else name.replace('_', ' ')}"] = value
         found.append(metrics | {"last of": coverage(each[widest][-1])})
     return found, ""
-
-
-def _label(name: str) -> str:
-    return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
 def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
