@@ -126,7 +126,7 @@ def _publish_folder(stage: Path, path: Path) -> None:
             discard(old)
         os.rename(path, old)
     try:
-        os.rename(stage, path)
+        os.rename(stage, path)  # until here nothing is at `path`; after a crash `clean_folder` renames the old one back
     except OSError:
         if replaces:
             with suppress(OSError):

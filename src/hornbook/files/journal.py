@@ -209,7 +209,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _cut_torn_tail(file: int) -> tuple[int, int, dict[str, Any]]:
     """Cut the file after its last whole record: (bytes kept, bytes cut, last record)."""
     length = end = os.fstat(file).st_size
-    while end:
+    while end:  # nothing behind `end` is a whole record: go back by a line until the last one is
         start = _line_start(file, end - 1)
         line = os.pread(file, end - start, start)
         record = _parse(line) if line.endswith(b"\n") else None
