@@ -4,7 +4,6 @@ A command is one function. It returns a `Result` (result.py) or raises a `Hornbo
 """
 
 import contextlib
-import errno
 import os
 import select
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from hornbook.errors import Exit, HornbookError, UsageError
+from hornbook.files.durable import REMEDIES, storage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,6 @@ _SPEECH = {
     "-q": "HORNBOOK_QUIET",
     "--quiet": "HORNBOOK_QUIET",
 }
-
-_STORAGE_ERRNOS = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO}
 
 
 def take_speech(words: Sequence[str]) -> list[str]:
@@ -132,9 +130,7 @@ def guard(act: Callable[[], Any]) -> int:
 
 def _judge(error: Exception) -> tuple[str, Exit]:
     """Message and exit code of an error; for a defect, a traceback is written to stderr first."""
-    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
-        from hornbook.files.durable import storage_error
-
+    if isinstance(error, OSError) and error.errno in REMEDIES:
         error = storage_error(error)
     if isinstance(error, HornbookError):
         return str(error), error.exit_code
