@@ -140,8 +140,7 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
         message = message.replace(": Value error, ", ": ")  # some versions of typer say so
         if not message:  # a group without a command, whose help has been printed
-            first = " ".join([context.command_path, *context.command.list_commands(context)[:1]])
-            return f"a command is missing: choose one of those above, such as `{first}`", Exit.USAGE
+            return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE
     # torch, whose error it may be, need not be imported
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -150,6 +149,10 @@ def _judge(error: Exception) -> tuple[str, Exit]:
     with contextlib.suppress(OSError):
         sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))
     return "this is a defect of hornbook: please report it with the lines above (-v shows all)", Exit.DEFECT
+
+
+def _first_command(context: Any) -> str:
+    return " ".join([context.command_path, *context.command.list_commands(context)[:1]])
 
 
 def _report(message: str, code: Exit) -> int:
