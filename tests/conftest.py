@@ -166,7 +166,7 @@ def branch() -> Callable[[Path], list[dict[str, Any]]]:
     from hornbook.files.run_directory import RunDir
 
     def read(folder: Path) -> list[dict[str, Any]]:
-        records = current_branch(record for record, _ in read_records(RunDir(folder).metrics))
+        records = current_branch(read_records(RunDir(folder).metrics))
         return [
             _without(record, ("attempt", "seconds", "data_seconds", "tokens_per_second", "time")) for record in records
         ]
@@ -181,7 +181,7 @@ def events() -> Callable[..., list[dict[str, Any]]]:
     from hornbook.files.run_directory import RunDir
 
     def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-        return [record for record, _ in read_records(RunDir(folder).events) if not kinds or record["kind"] in kinds]
+        return [record for record in read_records(RunDir(folder).events) if not kinds or record["kind"] in kinds]
 
     return read
 

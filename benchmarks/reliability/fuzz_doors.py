@@ -281,7 +281,7 @@ def _events(_: Path) -> list[bytes]:
 
 def _enter_events(data: bytes, folder: Path) -> None:
     (folder / "events.jsonl").write_bytes(data)
-    current_branch(record for record, _ in read_records(folder / "events.jsonl"))
+    current_branch(read_records(folder / "events.jsonl"))
     verify_chain(folder / "events.jsonl")
 
 

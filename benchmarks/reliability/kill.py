@@ -94,7 +94,7 @@ def finish(command: Sequence[str]) -> None:
 
 def last_step(run: RunDir) -> int:
     """Step of the last whole record in the metrics."""
-    return max((record["step"] for record, _ in read_records(run.metrics)), default=0)
+    return max((record["step"] for record in read_records(run.metrics)), default=0)
 
 
 def litter(run: RunDir) -> list[str]:

@@ -63,7 +63,7 @@ def ranks_of(supervisor: int) -> list[int]:
 
 def last_attempt(run: RunDir) -> int:
     """Attempt of the last step on record."""
-    return max((record["attempt"] for record, _ in read_records(run.metrics)), default=0)
+    return max((record["attempt"] for record in read_records(run.metrics)), default=0)
 
 
 def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool], seconds: float = 120.0) -> bool:

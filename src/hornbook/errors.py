@@ -10,85 +10,65 @@ from enum import IntEnum
 class Exit(IntEnum):
     """Exit codes of all commands. A scheduler should start the same command again on 7 (with space freed), 8 and 75."""
 
-    DONE = 0
-    DEFECT = 1
-    USAGE = 2
-    INTEGRITY = 3
-    DOES_NOT_FIT = 4
-    DIVERGED = 5
-    IN_USE = 6
-    STORAGE = 7
-    HARDWARE = 8
-    RETRIES_SPENT = 9
-    RESUMABLE = 75
-    INTERRUPTED = 130
+    meaning: str
+    """For people; `hornbook --help` lists it."""
 
+    def __new__(cls, code: int, meaning: str) -> "Exit":
+        """A member is an integer that has a meaning."""
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
-EXIT_MEANING = {
-    Exit.DONE: "done",
-    Exit.DEFECT: "unexpected error",
-    Exit.USAGE: "wrong usage or configuration, or an incompatible resume",
-    Exit.INTEGRITY: "damaged or changed data or checkpoint, or a failed comparison",
-    Exit.DOES_NOT_FIT: "does not fit into memory",
-    Exit.DIVERGED: "training diverged",
-    Exit.IN_USE: "run directory in use",
-    Exit.STORAGE: "storage full or unwritable",
-    Exit.HARDWARE: "hardware suspected",
-    Exit.RETRIES_SPENT: "no restarts left (guard.max_restarts)",
-    Exit.RESUMABLE: "saved and stopped by a signal or a request: start the command again",
-    Exit.INTERRUPTED: "interrupted",
-}
+    DONE = 0, "done"
+    DEFECT = 1, "unexpected error"
+    USAGE = 2, "wrong usage or configuration, or an incompatible resume"
+    INTEGRITY = 3, "damaged or changed data or checkpoint, or a failed comparison"
+    DOES_NOT_FIT = 4, "does not fit into memory"
+    DIVERGED = 5, "training diverged"
+    IN_USE = 6, "run directory in use"
+    STORAGE = 7, "storage full or unwritable"
+    HARDWARE = 8, "hardware suspected"
+    RETRIES_SPENT = 9, "no restarts left (guard.max_restarts)"
+    RESUMABLE = 75, "saved and stopped by a signal or a request: start the command again"
+    INTERRUPTED = 130, "interrupted"
 
 
 class HornbookError(Exception):
-    """An error whose text tells the user what is wrong, where, and the remedy."""
+    """An error whose text tells the user what is wrong, where, and the remedy. A subclass may name its exit code."""
 
     exit_code = Exit.DEFECT
 
+    def __init_subclass__(cls, *, exit_code: Exit | None = None) -> None:
+        cls.exit_code = exit_code or cls.exit_code
 
-class UsageError(HornbookError, ValueError):
+
+class UsageError(HornbookError, ValueError, exit_code=Exit.USAGE):
     """The request cannot be carried out as written (configuration, arguments, incompatible resume)."""
 
-    exit_code = Exit.USAGE
 
-
-class IntegrityError(HornbookError):
+class IntegrityError(HornbookError, exit_code=Exit.INTEGRITY):
     """Data or a checkpoint is damaged, incomplete or not what its manifest says."""
 
-    exit_code = Exit.INTEGRITY
 
-
-class DoesNotFitError(HornbookError):
+class DoesNotFitError(HornbookError, exit_code=Exit.DOES_NOT_FIT):
     """The work needs more memory than there is."""
 
-    exit_code = Exit.DOES_NOT_FIT
 
-
-class DivergedError(HornbookError):
+class DivergedError(HornbookError, exit_code=Exit.DIVERGED):
     """Training diverged, and the guard's budget of skipped steps is spent."""
 
-    exit_code = Exit.DIVERGED
 
-
-class InUseError(HornbookError):
+class InUseError(HornbookError, exit_code=Exit.IN_USE):
     """Another process owns the run directory."""
 
-    exit_code = Exit.IN_USE
 
-
-class RankLostError(HornbookError):
+class RankLostError(HornbookError, exit_code=Exit.RESUMABLE):
     """Another rank of the run ended; when all are started again, they go on from the newest checkpoint."""
 
-    exit_code = Exit.RESUMABLE
 
-
-class RetriesSpentError(HornbookError):
+class RetriesSpentError(HornbookError, exit_code=Exit.RETRIES_SPENT):
     """The run was restarted as often as allowed without reaching another checkpoint."""
 
-    exit_code = Exit.RETRIES_SPENT
 
-
-class StorageError(HornbookError):
+class StorageError(HornbookError, exit_code=Exit.STORAGE):
     """The disk is full, read-only or failing."""
-
-    exit_code = Exit.STORAGE

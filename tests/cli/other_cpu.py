@@ -30,7 +30,7 @@ def hornbook(*words: str | Path) -> None:
 
 def losses(run: Path) -> list[float]:
     """Of every step that counts."""
-    return [record["loss"] for record in current_branch(record for record, _ in read_records(RunDir(run).metrics))]
+    return [record["loss"] for record in current_branch(read_records(RunDir(run).metrics))]
 
 
 def resumed(run: Path) -> list[float]:

@@ -13,12 +13,10 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from hornbook.cli import main as frame
-from hornbook.cli.examples import EXAMPLES
-from hornbook.cli.main import COMMANDS, build_command, main
-from hornbook.cli.settings.help import FREQUENT, setting_rows
+from hornbook.cli.commands import COMMANDS, COMMON_SETTINGS, Command, setting_rows
+from hornbook.cli.main import build_command, main
 from hornbook.cli.shell import DryRun, Words, guard, split_target
-from hornbook.errors import EXIT_MEANING, Exit
+from hornbook.errors import Exit
 from hornbook.settings.schema import settings
 from tests.test_documents import missing_words
 
@@ -49,7 +47,7 @@ def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
     for name, entry in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(entry.help)}", text, re.MULTILINE)
     for code in Exit:
-        assert re.search(rf"^  {int(code)} +{re.escape(EXIT_MEANING[code])}", text, re.MULTILINE)
+        assert re.search(rf"^  {int(code)} +{re.escape(code.meaning)}", text, re.MULTILINE)
     assert main(["-h"]) == main([]) == Exit.DONE
     assert capsys.readouterr().out == text * 2
 
@@ -62,12 +60,12 @@ def test_help_is_a_command_too(words: list[str], capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == text
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name, entry in COMMANDS.items() if entry.examples])
 def test_help_ends_with_examples_that_are_right(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == Exit.DONE
-    text = capsys.readouterr().out
-    assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name]))
-    assert list(missing_words("```\n" + "\n".join(EXAMPLES[name]) + "\n```")) == []
+    text, examples = capsys.readouterr().out, COMMANDS[name].examples
+    assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in examples))
+    assert list(missing_words("```\n" + "\n".join(examples) + "\n```")) == []
 
 
 @pytest.mark.parametrize("name", ["resume", "fork"])
@@ -114,7 +112,7 @@ def test_mistakes_in_words(words: list[str], text: str, capsys: pytest.CaptureFi
 def test_a_command_whose_file_is_absent_breaks_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(COMMANDS, "absent", frame.Command("absent", "absent", "Not there", "Look"))
+    monkeypatch.setitem(COMMANDS, "absent", Command("absent", "absent", "Not there", "Look"))
     assert main(["--help"]) == Exit.DONE
     assert main(["absent"]) == Exit.USAGE
     assert capsys.readouterr().err == "error `hornbook absent` is not part of this version\n"
@@ -181,12 +179,13 @@ def test_two_recipes_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> Non
 # --- help of commands with settings
 
 
-@pytest.mark.parametrize("name", FREQUENT)
+@pytest.mark.parametrize("name", [name for name, entry in COMMANDS.items() if entry.settings])
 def test_help_shows_what_people_change_most(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(FREQUENT[name]) <= set(settings())
+    common = COMMON_SETTINGS[COMMANDS[name].settings]
+    assert set(common) <= set(settings())
     assert main([name, "--help"]) == Exit.DONE
     text = capsys.readouterr().out
-    assert all(f"--{key}" in text for key in FREQUENT[name])
+    assert all(f"--{key}" in text for key in common)
     assert "Common settings (--help-all shows all)" in text
 
 

@@ -186,7 +186,7 @@ def test_targets_and_overrides() -> None:
 
 
 def test_resolving_words() -> None:
-    resolved = resolve_words(["--seed", "7"], "data.path=D", default="tiny")
+    resolved = resolve_words(["--seed", "7", "tiny"], "data.path=D")
     assert (resolved.recipe.name, resolved.recipe.seed, resolved.recipe.data.path) == ("tiny", 7, "D")
     assert resolve_words(["seed=1", "gpt2-124m"], "seed=2").recipe.seed == 2
 

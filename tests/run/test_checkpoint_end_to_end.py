@@ -37,7 +37,7 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def kinds(run: Path) -> list[str]:
-    return [record["kind"] for record, _ in read_records(RunDir(run).events)]
+    return [record["kind"] for record in read_records(RunDir(run).events)]
 
 
 def assert_equal_to(whole: Path, run: Path) -> None:

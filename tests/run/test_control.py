@@ -29,7 +29,7 @@ def control(run: RunDir) -> Iterator[Control]:
 
 
 def records(run: RunDir) -> list[dict[str, Any]]:
-    return [record for record, _ in read_records(run.events)]
+    return list(read_records(run.events))
 
 
 def test_nothing_is_asked(run: RunDir, control: Control) -> None:

@@ -27,7 +27,7 @@ def test_a_note_is_on_disk_before_anyone_hears_of_it(tmp_path: Path) -> None:
     heard = []
 
     def listen(record: dict) -> None:
-        heard.append((record["kind"], [stored["kind"] for stored, _ in read_records(run.events)]))
+        heard.append((record["kind"], [stored["kind"] for stored in read_records(run.events)]))
 
     with Ledger(run) as ledger:
         ledger.listeners.append(listen)
@@ -67,7 +67,7 @@ def test_a_failure_is_noted_with_where_it_was(tmp_path: Path) -> None:
     with Ledger(run) as ledger:
         ledger.note("save", At(7, 70))
         ledger.__exit__(RuntimeError, RuntimeError("the reason"), None)
-    last = [record for record, _ in read_records(run.events)][-1]
+    last = list(read_records(run.events))[-1]
     assert (last["kind"], last["step"], last["error"], last["text"]) == ("fail", 7, "RuntimeError", "the reason")
 
 

@@ -141,5 +141,5 @@ def test_a_head_that_does_not_fit_the_stack_is_refused(parent: Path) -> None:
 
 def test_the_ledger_of_older_runs_says_nothing_of_heads(tmp_path: Path, parent: Path, launch_run: Launch) -> None:
     launch_run(tmp_path / "run", init_from=InitFrom("import", parent))
-    records = [record for record, _ in read_records(RunDir(tmp_path / "run").events)]
+    records = list(read_records(RunDir(tmp_path / "run").events))
     assert all("new_head" not in json.dumps(record) for record in records)

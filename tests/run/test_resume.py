@@ -72,7 +72,7 @@ def test_steps_after_the_newest_checkpoint_are_made_again(tmp_path: Path, launch
     for step in (8, 12):
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    attempts = [(record["attempt"], record["step"]) for record, _ in read_records(run.metrics)]
+    attempts = [(record["attempt"], record["step"]) for record in read_records(run.metrics)]
     assert attempts == [(1, k) for k in range(1, 13)] + [(2, k) for k in range(5, 13)]
     assert branch(run.path) == branch(tmp_path / "whole")
     assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")

@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.schema import settings
-from hornbook.settings.show import explanation, json_schema, toml_value
+from hornbook.settings.show import explain_text, explanation, json_schema, toml_value
 
 CHANGED = [
     "train.epochs=2.5",
@@ -97,10 +97,14 @@ def test_values_are_toml(value: Any) -> None:
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
 
 
+def explain(resolved: Resolved, key: str) -> str:
+    return explain_text(explanation(resolved.recipe, resolved.origins, key))
+
+
 def test_explain() -> None:
     resolved = resolve("tiny", ["optim.schedule.floor=0.2"], {})
     assert (
-        resolved.explain("optim.schedule.floor")
+        explain(resolved, "optim.schedule.floor")
         == """\
 optim.schedule.floor
   where    optim.schedule.kind = "cosine"
@@ -110,16 +114,16 @@ optim.schedule.floor
   default  0.1
   value    0.2  (command line)"""
     )
-    assert resolved.explain("optim.schedule.decay-share").splitlines()[-1] == (
+    assert explain(resolved, "optim.schedule.decay-share").splitlines()[-1] == (
         "  value    not in use: the recipe has chosen another kind"
     )
 
 
 def test_explain_named_entries() -> None:
     resolved = resolve(None, ["text.sources.my-docs.paths=a", "data.weights.my-docs=2"], {})
-    assert "value    2.0  (command line)" in resolved.explain("data.weights.my-docs")
-    assert 'value    ["a"]  (command line)' in resolved.explain("text.sources.my-docs.paths")
-    assert "value" not in resolved.explain("data.weights.other")
+    assert "value    2.0  (command line)" in explain(resolved, "data.weights.my-docs")
+    assert 'value    ["a"]  (command line)' in explain(resolved, "text.sources.my-docs.paths")
+    assert "value" not in explain(resolved, "data.weights.other")
 
 
 @pytest.mark.parametrize("key", list(settings()))
@@ -134,20 +138,20 @@ def test_every_setting_is_documented(key: str) -> None:
 
 def test_explain_what_an_item_of_a_list_may_say() -> None:
     resolved = resolve(None, [], {})
-    kept = resolved.explain("text.steps.gopher_quality.min_words").splitlines()
+    kept = explain(resolved, "text.steps.gopher_quality.min_words").splitlines()
     assert kept[0] == "text.steps.gopher_quality.min_words"
     assert kept[-1] == "  default  50"
-    assert "type     list of [string, string]" in resolved.explain("text.steps.swap.pairs")
+    assert "type     list of [string, string]" in explain(resolved, "text.steps.swap.pairs")
     with pytest.raises(UsageError, match=r"its settings are text\.steps\.gopher_quality\.name, "):
-        resolved.explain("text.steps.gopher_quality")
+        explain(resolved, "text.steps.gopher_quality")
 
 
 def test_explain_what_is_not_there() -> None:
     resolved = resolve(None, [], {})
     with pytest.raises(UsageError, match=r"there is no setting optim\.learning_rate: did you mean optim\.lr\?"):
-        resolved.explain("optim.learning_rate")
+        explain(resolved, "optim.learning_rate")
     with pytest.raises(UsageError, match=r"optim\.schedule is a section; its settings are optim\.schedule\.kind, "):
-        resolved.explain("optim.schedule")
+        explain(resolved, "optim.schedule")
 
 
 def test_the_schema_speaks_toml() -> None:

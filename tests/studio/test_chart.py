@@ -8,10 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hornbook.studio.chart import picture
+from hornbook.studio.chart import page, picture
 from hornbook.studio.history import History, read_history
 from hornbook.studio.layout import Chart, make_chart
-from hornbook.studio.page import page
 from hornbook.studio.svg import LIGHT
 from tests.studio.conftest import MakeRun, score
 

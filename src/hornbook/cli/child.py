@@ -1,7 +1,4 @@
-"""Run a command in a child process that ends with its parent: `python -m hornbook.cli.child PARENT WORDS...`.
-
-If the process PARENT ends, even by SIGKILL, so does this one.
-"""
+"""`python -m hornbook.cli.child PARENT WORDS...`: a command that ends with the process PARENT, even by SIGKILL."""
 
 import sys
 

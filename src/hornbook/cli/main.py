@@ -8,63 +8,17 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.commands import COMMANDS, ExampleCommand, SettingsCommand
 from hornbook.cli.result import CommandGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
-from hornbook.errors import EXIT_MEANING, UsageError
+from hornbook.errors import Exit, UsageError
 from hornbook.kernels.ahead import announce_late_compiling
 from hornbook.run.launch.signals import leave_early
-
-
-@dataclass(frozen=True)
-class Command:
-    """Where a command is defined: module `hornbook.cli.MODULE`, and in it a function, or `app` for a group."""
-
-    module: str
-    function: str
-    help: str
-    section: str
-    words: bool = False
-    """Whether it takes settings (`--section.key value`) anywhere in its arguments."""
-
-
-COMMANDS = {
-    "quickstart": Command("start.quickstart", "quickstart", "Train and export a small model in three minutes", "Start"),
-    "doctor": Command("start.doctor", "doctor", "Check this machine", "Start"),
-    "fetch": Command("data.fetch", "fetch", "Download public corpora", "Data"),
-    "prepare": Command("prepare.prepare", "prepare", "Clean and deduplicate raw text", "Data", words=True),
-    "prepare report": Command("prepare.report", "report", "Report what prepare dropped, and why", "Data"),
-    "prepare review": Command("prepare.review", "review", "Judge examples of each rule, for its precision", "Data"),
-    "prepare curve": Command("prepare.curve", "curve", "Count documents kept for each value of a threshold", "Data"),
-    "prepare bias": Command("prepare.bias", "bias", "Show which words occur near groups of people", "Data"),
-    "prepare classifier": Command("prepare.classifier", "classifier", "Train a score on good and bad samples", "Data"),
-    "prepare perplexity": Command("prepare.perplexity", "perplexity", "Train a score on good text alone", "Data"),
-    "tokenize": Command("data.tokenize", "tokenize", "Train a tokenizer and write token shards", "Data", words=True),
-    "tokenize terms": Command("data.tokenize_terms", "terms", "Find words of a domain that a tokenizer splits", "Data"),
-    "train": Command("train.train", "train", "Train a model", "Train", words=True),
-    "resume": Command("train.resume", "resume", "Continue a run exactly where it stopped", "Train", words=True),
-    "fork": Command("train.fork", "fork", "Start a new run from a checkpoint of another", "Train", words=True),
-    "verify": Command("train.verify", "verify", "Compare two runs bit for bit, or check one", "Train"),
-    "eval": Command("model.evaluate", "evaluate", "Measure loss and bits per byte of a model", "Model"),
-    "generate": Command("model.generate", "generate", "Continue a prompt", "Model"),
-    "chat": Command("model.chat", "chat", "Talk with a model, or write a text with it", "Model"),
-    "predict": Command("model.predict", "predict", "Predict labels, tags, numbers or answers", "Model"),
-    "import": Command("model.import_", "import_", "Convert a Hugging Face model for training", "Model"),
-    "grow": Command("model.grow", "grow", "Copy a model with more or fewer layers, or experts", "Model"),
-    "export": Command("model.export", "export", "Write a certified Hugging Face folder", "Model"),
-    "data": Command("data.data", "app", "Find documents of a step, or steps of a document", "Inspect"),
-    "runs": Command("train.runs", "app", "List, show, compare and plot runs", "Inspect"),
-    "runs plot": Command("train.plot", "plot", "Plot runs as a picture (.svg) or a page (.html)", "Inspect"),
-    "recipes": Command("settings.recipes", "app", "List, show and copy the shipped recipes", "Inspect"),
-    "config": Command("settings.config", "app", "Show, explain and check settings", "Inspect"),
-}
-"""Every command, in the order of `--help`."""
 
 
 class AllCommands(TyperGroup):
@@ -107,7 +61,7 @@ class AllCommands(TyperGroup):
                 ]
             )
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_MEANING.items()])
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit])
 
 
 def load_command(name: str) -> Any:
@@ -120,7 +74,7 @@ def load_command(name: str) -> Any:
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
-        command = build_command(found, name, words=entry.words)
+        command = build_command(found, name, words=bool(entry.settings))
     command.name = name
     return command
 
@@ -128,13 +82,8 @@ def load_command(name: str) -> Any:
 def build_command(function: Any, name: str, *, words: bool) -> Any:
     """The parser's command for one function that returns a `Result`."""
     single = CommandGroup(add_completion=False)
-    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-    kind: type[TyperCommand] = ExampleCommand
-    if words:
-        from hornbook.cli.settings.help import SettingsCommand
-
-        kind, settings = SettingsCommand, settings | WORDS
-    single.command(name, cls=kind, context_settings=settings)(function)
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]} | (WORDS if words else {})
+    single.command(name, cls=SettingsCommand if words else ExampleCommand, context_settings=settings)(function)
     return typer.main.get_command(single)
 
 

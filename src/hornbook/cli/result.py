@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.examples import ExampleCommand
+from hornbook.cli.commands import ExampleCommand
 from hornbook.cli.shell import forget, people, reader_has_gone
 from hornbook.errors import Exit
 from hornbook.files.journal import finite
@@ -22,6 +22,7 @@ from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -130,3 +131,16 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def table(title: str, left: Sequence[str], right: Sequence[str], *, fold: bool = False, **more: Any) -> "Table":
+    """An empty table for people: columns aligned left, then numbers. fold: break words that are too long."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, **more)
+    for name in left:
+        made.add_column(name, overflow="fold" if fold else "ellipsis")
+    for name in right:
+        made.add_column(name, justify="right")
+    return made

@@ -4,7 +4,6 @@ A command is one function. It returns a `Result` (result.py) or raises a `Hornbo
 """
 
 import contextlib
-import errno
 import os
 import select
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from hornbook.errors import Exit, HornbookError, UsageError
+from hornbook.files.durable import REMEDIES, storage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ Target = Annotated[
     Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint is used) or a checkpoint.")
 ]
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `hornbook prepare`.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done; write nothing.")]
 
 # -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the
@@ -47,8 +47,6 @@ _SPEECH = {
     "-q": "HORNBOOK_QUIET",
     "--quiet": "HORNBOOK_QUIET",
 }
-
-_STORAGE_ERRNOS = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.EIO}
 
 
 def take_speech(words: Sequence[str]) -> list[str]:
@@ -105,16 +103,12 @@ def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return split_words(words or [])
 
 
-def resolve_words(words: Sequence[str] | None, *extra: str, default: str | None = None) -> "Resolved":
-    """The recipe given by free words: a recipe or run directory, and settings anywhere.
-
-    `extra` are overrides that options of the command stand for, such as `data.path=DATA`; they win. `default`
-    is the recipe used when the words name none; without it, the schema's defaults are used.
-    """
+def resolve_words(words: Sequence[str] | None, *extra: str) -> "Resolved":
+    """The recipe given by free words, and by `extra`, settings of other options (`data.path=DATA`), which win."""
     from hornbook.settings.resolve import resolve
 
     target, overrides = split_target(words)
-    return resolve(target or default, [*overrides, *extra])
+    return resolve(target, [*overrides, *extra])
 
 
 def guard(act: Callable[[], Any]) -> int:
@@ -125,20 +119,18 @@ def guard(act: Callable[[], Any]) -> int:
         flush_errors()
     except (KeyboardInterrupt, typer.Abort):
         return _report("interrupted", Exit.INTERRUPTED)
-    except BrokenPipeError as error:
-        if reader_has_gone():
-            return _close_quietly()
-        return _report(*_judge(error))
     except Exception as error:  # noqa: BLE001 - the outermost handler
+        if isinstance(error, BrokenPipeError) and reader_has_gone():  # as after `| head`: end silently, also at exit
+            forget(sys.stdout)
+            flush_errors()
+            return Exit.DONE
         return _report(*_judge(error))
     return int(result) if isinstance(result, int) else Exit.DONE
 
 
 def _judge(error: Exception) -> tuple[str, Exit]:
     """Message and exit code of an error; for a defect, a traceback is written to stderr first."""
-    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
-        from hornbook.files.durable import storage_error
-
+    if isinstance(error, OSError) and error.errno in REMEDIES:
         error = storage_error(error)
     if isinstance(error, HornbookError):
         return str(error), error.exit_code
@@ -150,9 +142,8 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         if not message:  # a group without a command, whose help has been printed
             return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # that of torch, which may not be imported
+    # torch, whose error it may be, need not be imported
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
     with contextlib.suppress(OSError):
@@ -185,10 +176,3 @@ def reader_has_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def _close_quietly() -> int:
-    """End silently, as after `| head`, also at exit."""
-    forget(sys.stdout)
-    flush_errors()
-    return Exit.DONE

@@ -126,7 +126,7 @@ def _publish_folder(stage: Path, path: Path) -> None:
             discard(old)
         os.rename(path, old)
     try:
-        os.rename(stage, path)
+        os.rename(stage, path)  # until here nothing is at `path`; after a crash `clean_folder` renames the old one back
     except OSError:
         if replaces:
             with suppress(OSError):
@@ -227,7 +227,7 @@ def sync_folders(folder: Path, names: Iterable[Path]) -> None:
         sync_directory(folder / parent)
 
 
-_REMEDIES = {
+REMEDIES = {
     errno.ENOSPC: "free some space or choose another place",
     errno.EDQUOT: "your quota is spent: free some space or choose another place",
     errno.EROFS: "choose a place that can be written",
@@ -235,11 +235,12 @@ _REMEDIES = {
     errno.EPERM: "check the permissions or choose another place",
     errno.EIO: "the device reports errors: check it before you go on",
 }
+"""What to do about the errors of storage."""
 
 
 def storage_error(error: OSError, path: Path | None = None) -> StorageError:
     """The error for the user: what the system said, and what to do. path: what could not be written, if it is known."""
-    remedy = _REMEDIES.get(error.errno or 0, "check the disk")
+    remedy = REMEDIES.get(error.errno or 0, "check the disk")
     name = error.filename or error.filename2
     place = f"cannot write {path}: " if path is not None else f"{os.fsdecode(name)}: " if name is not None else ""
     return StorageError(f"{place}{os.strerror(error.errno) if error.errno else error}; {remedy}")

@@ -65,6 +65,7 @@ def open_inside(folder: Path, name: str) -> int:
         raise IntegrityError(f"{name!r} is not a name inside the folder")
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # each part is opened below the folder that is open already, so that no link can be put on the way meanwhile
         for i, part in enumerate(parts):
             mode = os.stat(part, dir_fd=place, follow_symlinks=False).st_mode
             last = i == len(parts) - 1

@@ -31,8 +31,6 @@ class Appender:
     A torn last line (its writer was killed) is cut off on opening; `torn` is the number of bytes that were cut. A write
     that fails leaves the file as it was and raises StorageError.
 
-    `head` is the `sha` of the newest record of a chained file, and `extent` says what the file holds.
-
     `sync_seconds`: longest time an appended record stays unsynced, judged at each append; 0 syncs every
     record, None leaves it to `sync()`. `chained` adds `prev` and `sha` to each record (see `chain`).
     """
@@ -112,17 +110,17 @@ class Appender:
             self._file = -1
 
 
-def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield (record, byte offset after it) from `offset` on; an incomplete last line is not read.
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, none if it does not exist yet; an incomplete last line is not read.
 
-    A file that does not exist yet has no records. Raises IntegrityError where a whole line is not a JSON object.
+    Raises IntegrityError where a whole line is not a JSON object.
     """
+    offset = 0
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
-        file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
                 return
@@ -130,7 +128,7 @@ def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], 
             if record is None:
                 raise IntegrityError(f"{path}: the line at byte {offset} is not a JSON object: the file was damaged")
             offset += len(line)
-            yield record, offset
+            yield record
 
 
 def current_branch(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,7 +158,7 @@ def chain(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
 def verify_chain(path: Path) -> int:
     """Number of records of a chained file; IntegrityError naming the first line that was altered, lost or added."""
     previous, count = "", 0
-    for record, _ in read_records(path):
+    for record in read_records(path):
         if chain(record, record.get("prev", "")).get("sha") != record.get("sha"):
             raise IntegrityError(f"{path}: record {count + 1} was altered after it was written")
         if record["prev"] != previous:
@@ -211,7 +209,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _cut_torn_tail(file: int) -> tuple[int, int, dict[str, Any]]:
     """Cut the file after its last whole record: (bytes kept, bytes cut, last record)."""
     length = end = os.fstat(file).st_size
-    while end:
+    while end:  # nothing behind `end` is a whole record: go back by a line until the last one is
         start = _line_start(file, end - 1)
         line = os.pread(file, end - start, start)
         record = _parse(line) if line.endswith(b"\n") else None

@@ -49,15 +49,6 @@ class StepRecord(Record):
     time: NotRequired[float]
 
 
-class EventRecord(Record):
-    """A line of events.jsonl, the ledger. Other keys depend on the kind."""
-
-    kind: str
-    """start, resume, save, evaluation, skip, shorten, warning, stop, finish, ..."""
-    time: float
-    """Seconds since 1970."""
-
-
 class StateRecord(Record):
     """state.json: the heartbeat, replaced as a whole every few seconds."""
 

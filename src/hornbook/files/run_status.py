@@ -46,7 +46,7 @@ class Summary:
     """Why the run cannot be read; all other fields are empty then."""
 
 
-def status_of(run: RunDir, now: float | None = None) -> Verdict:
+def status_of(run: RunDir) -> Verdict:
     """Status by the heartbeat; `dead` if the heartbeat says running and the process is gone."""
     state = run.read_state()
     if state is None:
@@ -55,7 +55,7 @@ def status_of(run: RunDir, now: float | None = None) -> Verdict:
         return state["status"]
     alive = is_alive(state)
     if alive is None:
-        alive = (time.time() if now is None else now) - state["heartbeat"] < SILENCE_SECONDS
+        alive = time.time() - state["heartbeat"] < SILENCE_SECONDS
     return "running" if alive else "dead"
 
 
@@ -98,7 +98,7 @@ def find_runs(folder: Path) -> list[RunDir]:
 
 def steps_that_count(run: RunDir) -> list[dict[str, Any]]:
     """The record of each step by its last attempt."""
-    return current_branch(record for record, _ in read_records(run.metrics))
+    return current_branch(read_records(run.metrics))
 
 
 def newest_evaluation(run: RunDir) -> dict[str, Any] | None:
@@ -132,7 +132,7 @@ def coverage(score: Mapping[str, Any]) -> str:
 
 def events(run: RunDir) -> list[dict[str, Any]]:
     """The records of the ledger."""
-    return [record for record, _ in read_records(run.events)]
+    return list(read_records(run.events))
 
 
 def _evaluation_files(run: RunDir) -> list[Path]:

@@ -101,7 +101,7 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
 
 def read_past(run: RunDir) -> Monotone:
     """The monotone state that the ledger of a run holds; IntegrityError where a line of it is damaged."""
-    return replay(record for record, _ in read_records(run.events))
+    return replay(read_records(run.events))
 
 
 def check_ledger(run: RunDir) -> int:

@@ -77,7 +77,7 @@ def seconds_spent(run: RunDir) -> float:
     begun: dict[int, float] = {}
     ended: dict[int, float] = {}
     for path in (run.events, run.metrics):
-        for record, _ in read_records(path) if path.exists() else ():
+        for record in read_records(path) if path.exists() else ():
             attempt, at = record["attempt"], record.get("time", 0.0)
             if record.get("kind") in ("start", "resume"):
                 begun[attempt] = at

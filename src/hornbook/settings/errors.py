@@ -13,34 +13,11 @@ from hornbook.settings.schema import Array, Section, Shape, item_settings, setti
 from hornbook.settings.sources import COMMAND_LINE, Problem
 from hornbook.settings.toml import Path, dotted
 
-_INTEGER = "must be an integer (32k, 1.5M and 64Ki are read too)"
-_NUMBER = "must be a number"
-_TEXTS = {
-    "int_type": _INTEGER,
-    "int_parsing": _INTEGER,
-    "int_from_float": _INTEGER,
-    "int_parsing_size": "has too many digits",
-    "float_type": _NUMBER,
-    "float_parsing": _NUMBER,
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be text, in quotes in a TOML file",
-    "list_type": "must be a list such as {form}",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-    "model_attributes_type": "must be a table",
-    "literal_error": "must be {expected}",
-    "union_tag_invalid": "must be {expected_tags}",
-    "union_tag_not_found": "must be a table with a kind",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "extra_forbidden": "no such setting",
-    "too_short": "needs at least {min_length} items",
-    "value_error": "{error}",
-}
+
+@cache
+def _table(name: str) -> dict[str, str]:
+    """`errors`: kind of a pydantic error -> what is wrong; `synonyms`: names of other trainers -> dotted keys."""
+    return tomllib.loads((files("hornbook") / "settings" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
@@ -49,15 +26,14 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind == "list_type":
         context["form"] = form = _form(shapes_at(tuple(map(str, path))))
         if origin == COMMAND_LINE and isinstance(item["input"], str):
-            return Problem(
-                dotted(path), f"cannot read {item['input']!r} as a list", origin, f"write '{dotted(path)}={form}'"
-            )
+            text = f"cannot read {item['input']!r} as a list"
+            return Problem(dotted(path), text, origin, f"write '{dotted(path)}={form}'")
     if kind == "missing":
         return Problem(dotted(path), "is required", origin)
     given: Any = item["input"]
     if kind == "union_tag_invalid":
         given = context["tag"]
-    text = _TEXTS.get(kind, item["msg"]).format_map(context).replace("'", '"')
+    text = _table("errors").get(kind, item["msg"]).format_map(context).replace("'", '"')
     if kind == "union_tag_invalid":
         text = " or ".join(text.rsplit(", ", 1))
     hint = ""
@@ -100,18 +76,12 @@ _MAX_GAP = 0.08
 """How much less similar than the best suggestion another one may be."""
 
 
-@cache
-def _synonyms() -> dict[str, str]:
-    """Names of other trainers -> dotted keys."""
-    return tomllib.loads((files("hornbook") / "settings" / "synonyms.toml").read_text(encoding="utf-8"))
-
-
 def suggest(key: str) -> list[str]:
     """Up to three dotted keys that `key` may have been meant to be, best first."""
     key = key.replace("-", "_")
     last = key.rpartition(".")[2]
-    if last in _synonyms():
-        return [_synonyms()[last]]
+    if (meant := _table("synonyms").get(last)) is not None:
+        return [meant]
     scores = {name: _similarity(key, name) for name in settings()}
     enough = max(_MIN_SIMILARITY, max(scores.values()) - _MAX_GAP)
     best = sorted((name for name, score in scores.items() if score >= enough), key=lambda name: -scores[name])

@@ -125,18 +125,14 @@ def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[s
     if of_text and objective.kind == "labels" and objective.token != token:
         yield "data.objective.token", f'a text of models of kind "{model.kind}" carries its label on its {token} token'
     if any(model.layer(number).mlp.kind == "experts" for number in range(model.layers)):
-        yield (
-            "model.mlp",
-            "experts count tokens up to the last that is predicted, and labels stand anywhere: take others",
-        )
+        text = "experts count tokens up to the last that is predicted, and labels stand anywhere: take others"
+        yield "model.mlp", text
     if labels is not None and (problem := unlike(head, labels, "text.labels")):
         yield problem
     loss = recipe.train.loss
     if loss.z_loss or (loss.smoothing and head.kind in ("regression", "span")):
-        yield (
-            "train.loss",
-            f'the head "{head.kind}" has no z-loss, and only classes and tags have smoothing: leave it out',
-        )
+        text = f'the head "{head.kind}" has no z-loss, and only classes and tags have smoothing: leave it out'
+        yield "train.loss", text
 
 
 def unlike(head: LabelHeadConfig, labels: LabelsConfig, where: str) -> tuple[str, str] | None:
@@ -177,10 +173,8 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
     if adapter_of(recipe.surgery) is not None and recipe.model.init.kind == "lsuv":
         text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
-        yield (
-            "model.init.kind",
-            f"{text}: train it without surgery first, then `train --from` that run with another init",
-        )
+        remedy = "train it without surgery first, then `train --from` that run with another init"
+        yield "model.init.kind", f"{text}: {remedy}"
     prompt = sum(step.length for step in recipe.surgery if isinstance(step, PromptConfig))
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"

@@ -56,12 +56,6 @@ class Resolved:
 
         return recipe_toml(self.recipe, self.origins)
 
-    def explain(self, key: str) -> str:
-        """Doc, type, range, default, value and origin of one setting. Raises UsageError."""
-        from hornbook.settings.show import explain
-
-        return explain(self.recipe, self.origins, key)
-
 
 def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Resolved:
     """The recipe that `target`, the environment and `overrides` give together.
@@ -94,7 +88,7 @@ def _judge(merge: Merge) -> Resolved:
         for item in error.errors(include_url=False):
             path = _fault_path(item)
             merge.problems.append(problem_of(item, path, merge.origin(path)))
-        faults = {_section_of(_fault_path(item)) for item in error.errors(include_url=False)}
+            faults.add(path[:-1] if path[-1] == "kind" else path)  # for a wrong `kind`, its whole section
         comparable = _without(merge, faults)
     if comparable is not None:
         merge.problems += _cross_problems(merge, comparable, {dotted(path) for path in faults})
@@ -124,11 +118,6 @@ def _value(recipe: Recipe, path: Path) -> Any:
     for part in path:
         node = node[part] if isinstance(part, int) else getattr(node, part)
     return node
-
-
-def _section_of(path: Path) -> Path:
-    """Path to remove for a valid recipe: for a wrong `kind`, its whole section."""
-    return path[:-1] if path[-1] == "kind" else path
 
 
 def _without(merge: Merge, faults: set[Path]) -> Recipe | None:

@@ -1,14 +1,16 @@
-"""Which settings may change when a run is resumed: one table over all settings.
+"""Which settings may change when a run is resumed: one table over all settings, `resume_rules.toml`.
 
 `free`: the setting changes no number of the run. `journaled`: it changes the arithmetic or the end of the run, and each
 change is written to the ledger. `refused`: it would make the checkpoint meaningless, or change sample i; `hornbook
 fork` starts a run with another value.
 """
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import UsageError
@@ -22,31 +24,8 @@ Policy = Literal["free", "journaled", "refused"]
 TRAINING_ONLY = ("dropout", "init")
 """Sections of the model that its weights do not depend on."""
 
-RULES: tuple[tuple[str, Policy, str], ...] = (
-    ("name", "free", "the run keeps its directory"),
-    ("seed", "refused", "the seed decides the order of the data and every draw since the first step"),
-    ("text.*", "refused", "the tokens of this run are made already"),
-    ("data.path", "journaled", "the folder may move; data.lock holds the digests of what must be in it"),
-    ("data.*", "refused", "every sample since the first would be another"),
-    ("model.*", "refused", "the weights in the checkpoint have this shape and meaning"),
-    ("surgery", "refused", "the weights in the checkpoint belong to these steps"),
-    ("optim.kind", "refused", "the moments in the checkpoint belong to this optimizer"),
-    ("optim.*", "journaled", "the next steps follow the new value"),
-    ("parallel.*", "journaled", "the last bits of sums may differ"),
-    ("train.tokens", "journaled", "schedules are functions of the length"),
-    ("train.epochs", "journaled", "schedules are functions of the length"),
-    ("train.seconds", "journaled", "the run may end earlier, and its schedule with it"),
-    ("train.batch_tokens", "journaled", "the clock counts samples, so that any batch can follow"),
-    ("train.ramp.*", "journaled", "the batch is a function of the clock, so that any ramp can follow"),
-    ("train.sequence", "refused", "every sample since the first would be another"),
-    ("train.loss.*", "journaled", "what is learned is measured in another way"),
-    ("train.*", "journaled", "the last bits of sums may differ"),
-    ("checkpoint.*", "free", "saving changes no number of the run"),
-    ("guard.*", "journaled", "it decides when the run stops"),
-    ("eval.tokens", "journaled", "validation losses before and after are not over the same tokens"),
-    ("eval.*", "free", "looking changes no number of the run"),
-    ("log.*", "free", "logging changes no number of the run"),
-)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RULES: list[tuple[str, Policy, str]] = [(glob, policy, why) for glob, (policy, why) in _TABLE.items()]
 """(glob over dotted keys, policy, why); the first match decides."""
 
 
@@ -86,28 +65,20 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         lines = [f"  {_arrow(change)} cannot change on resume: {change.reason}" for change in refused]
-        raise UsageError(
-            "\n".join(
-                [
-                    "this run cannot go on with other settings",
-                    *lines,
-                    *_ways_out(refused),
-                ]
-            )
-        )
+        raise UsageError("\n".join(["this run cannot go on with other settings", *lines, _way_out(refused)]))
 
 
-def _ways_out(refused: Sequence[Change]) -> list[str]:
-    """The commands that can do it instead: a fork, unless it refuses the same changes."""
+def _way_out(refused: Sequence[Change]) -> str:
+    """The command that can do it instead: a fork, unless it refuses the same changes."""
     if any(change.key == "surgery" for change in refused):
-        return ["`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"]
+        return "`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"
     if any(changes_shape(change.key) for change in refused):
-        return [
+        return (
             "these weights fit no other shape: without model.* settings `hornbook train RECIPE --data DATA --from RUN` "
             "starts a new run from them as they are; `hornbook grow RUN --out BASE` makes weights with more or fewer "
             "layers, or with experts, for `train --from BASE`"
-        ]
-    return ["`hornbook fork RUN --out RUN2` starts a new run from these weights"]
+        )
+    return "`hornbook fork RUN --out RUN2` starts a new run from these weights"
 
 
 def changes_shape(key: str) -> bool:

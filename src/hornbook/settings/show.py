@@ -74,9 +74,8 @@ def explanation(recipe: Recipe, origins: dict[str, str], key: str) -> dict[str, 
     return known | {"value": values[path], "origin": origins.get(dotted(path), "default")}
 
 
-def explain(recipe: Recipe, origins: dict[str, str], key: str) -> str:
-    """The explanation as text: of the kind in use, or of all kinds if none of them is in use."""
-    known = explanation(recipe, origins, key)
+def explain_text(known: dict[str, Any]) -> str:
+    """An explanation as text: of the kind in use, or of all kinds if none of them is in use."""
     used = [variant for variant in known["variants"] if variant["in_use"]]
     lines = [known["key"]]
     for variant in used or known["variants"]:

@@ -69,7 +69,7 @@ def environment_source(environ: Mapping[str, str]) -> Source:
 
 def split_quoted(text: str, between: Callable[[str], bool] = str.isspace) -> list[str]:
     """Words between spaces, or other separators, that are outside of quotes and brackets, which stay."""
-    words, word, quote, depth = [], "", "", 0
+    words, word, quote, depth = [], "", "", 0  # the quote and the number of brackets that are open
     for character in text:
         if quote:
             quote = "" if character == quote else quote

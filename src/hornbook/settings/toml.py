@@ -30,13 +30,6 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def key_lines(text: str) -> dict[Path, int]:
-    """Line (from 1) of every key and list item of a valid TOML text, by path."""
-    scanner = _Scanner(text)
-    scanner.scan()
-    return scanner.lines
-
-
 @dataclass(frozen=True)
 class Token:
     """One part of a key, or a string that is a value, at `text[start:end]`."""
@@ -49,11 +42,14 @@ class Token:
     """Of a string; None for a part of a key."""
 
 
+def key_lines(text: str) -> dict[Path, int]:
+    """Line (from 1) of every key and list item of a valid TOML text, by path."""
+    return _Scanner(text).lines
+
+
 def tokens(text: str) -> list[Token]:
     """Every part of a key and every string of a valid TOML text, in order."""
-    scanner = _Scanner(text)
-    scanner.scan()
-    return scanner.tokens
+    return _Scanner(text).tokens
 
 
 class _Scanner:
@@ -63,8 +59,9 @@ class _Scanner:
         self.lines: dict[Path, int] = {}
         self.tokens: list[Token] = []
         self._counts: dict[Path, int] = {}
+        self._scan()
 
-    def scan(self) -> None:
+    def _scan(self) -> None:
         table: Path = ()
         self._skip()
         while self.at < len(self.text):

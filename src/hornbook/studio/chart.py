@@ -1,8 +1,11 @@
-"""A chart as an SVG picture."""
+"""A chart as an SVG picture, and as a page whose tooltip shows the values of the panel under the pointer."""
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from html import escape
+from pathlib import Path
 
 from hornbook.studio.axis import Axis, label
 from hornbook.studio.events import event_rows
@@ -10,6 +13,8 @@ from hornbook.studio.history import History
 from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
 from hornbook.studio.svg import LIGHT, element, line, path, safe, style, text
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""The browser lets the page load nothing."""
 _MAX_DOTS = 60
 
 
@@ -31,6 +36,25 @@ def picture(chart: Chart) -> str:
         + "\n".join(parts)
         + "\n</svg>\n"
     )
+
+
+def page(chart: Chart) -> str:
+    """The chart as one self-contained HTML file."""
+    sheet, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    names = ", ".join(history.name for history in chart.histories)
+    data = json.dumps(chart.data(), separators=(",", ":")).replace("<", "\\u003c")
+    head = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(names.encode(errors='replace').decode())}</title><style>\n{sheet}</style>",
+    ]
+    body = [
+        picture(chart),
+        '<div id="said" hidden></div>',
+        f'<script type="application/json" id="data">{data}</script>',
+    ]
+    return "\n".join([*head, *body, f"<script>\n{script}</script>"]) + "\n"
 
 
 def _foot(chart: Chart) -> Iterator[str]:

@@ -67,6 +67,7 @@ def find_spikes(y: Numbers) -> Iterator[Spike]:
     for at, value in enumerate(y.tolist()):
         if not np.isfinite(value):
             continue
+        # mean and variance are of the steps before this one that belong to no spike; `inside` counts those that do
         rise = value - mean
         if known >= _MEMORY and rise > _DEVIATIONS * variance**0.5 and rise > _LEAST_RISE * abs(mean):
             if spike is None or value > spike.peak:

@@ -59,7 +59,7 @@ def rewrite(run: RunDir, records: Sequence[dict[str, Any]]) -> None:
 
 
 def ledger(run: RunDir) -> list[dict[str, Any]]:
-    return [record for record, _ in read_records(run.events)]
+    return list(read_records(run.events))
 
 
 def as_before(run: RunDir) -> None:

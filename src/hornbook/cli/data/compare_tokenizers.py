@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.prepare.prepare import name_sources
+from hornbook.cli.result import table
 from hornbook.errors import UsageError
+from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics
@@ -43,7 +46,6 @@ def _is_prepared(word: str) -> bool:
 
 def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
     """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
-    from hornbook.cli.prepare.prepare import name_sources
     from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     samples: list[TextSample] = []
@@ -77,7 +79,6 @@ def _short_name(word: str) -> str:
 
 
 def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
-    from hornbook.progress import progress_bar
     from hornbook.settings.resolve import resolve
     from hornbook.text.config.text import Trained
     from hornbook.text.refinery.pipeline.folder import read_text_config
@@ -99,26 +100,20 @@ def _train(word: str, texts: Sequence[str]) -> "Tokenizer":
 
 def figures_table(found: "Sequence[TokenizerMetrics]", tokenizers: "dict[str, Tokenizer]") -> Any:
     """The comparison for people; on each text, the best compression of the lossless tokenizers is bold."""
-    from rich import box
-    from rich.table import Table
-
     from hornbook.text.tokenizer.compare.compare import ROUNDS
 
     title = f"Tokenizers compared (speed: the fastest of {ROUNDS} rounds, in turns, on all cores)"
     note = "exact: documents that decode to what they were; bold: the best of those that lose nothing"
-    table = Table(box=box.SIMPLE_HEAD, title=title, caption=note, title_justify="left", caption_justify="left")
-    table.pad_edge = False
-    table.add_column("text", overflow="fold")
-    for name in ("vocab", "bytes/\ntoken", "tokens/\nword", "unknown", "vocab\nused", "exact", "MB/s"):
-        table.add_column(name, justify="right")
+    numbers = ("vocab", "bytes/\ntoken", "tokens/\nword", "unknown", "vocab\nused", "exact", "MB/s")
+    made = table(title, ["text"], numbers, fold=True, caption=note, caption_justify="left")
     for corpus in dict.fromkeys(figures.corpus for figures in found):
         rows = [figures.to_json() for figures in found if figures.corpus == corpus]
         best = max((row["bytes_per_token"] for row in rows if row["exact_share"] == 1), default=None)
-        table.add_row(f"[cyan]{corpus}[/]")
+        made.add_row(f"[cyan]{corpus}[/]")
         for row in rows:
-            table.add_row(*_cells(row, tokenizers[row["tokenizer"]].vocab_size, best))
-        table.add_section()
-    return table
+            made.add_row(*_cells(row, tokenizers[row["tokenizer"]].vocab_size, best))
+        made.add_section()
+    return made
 
 
 def _cells(row: dict[str, Any], vocab: int, best: float | None) -> tuple[str, ...]:

@@ -16,10 +16,12 @@ from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import say
 from hornbook.cli.train.runs import existing_run
 from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import find_runs, steps_that_count
+from hornbook.run.checkpoints.commit import list_checkpoints, step_of
+from hornbook.run.ledger import read_past
 
 if TYPE_CHECKING:
-    from hornbook.data.loader.loader import Loader
-    from hornbook.files.run_directory import RunDir
     from hornbook.run.observe.exposure import Exposure
 
 
@@ -48,8 +50,7 @@ app = CommandGroup(
 )
 
 Runs = Annotated[
-    Path | None,
-    typer.Option("--runs", metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs."),
+    Path | None, typer.Option(metavar="FOLDER", help="A run or a folder of runs; $HORNBOOK_RUNS, or ./runs.")
 ]
 
 
@@ -58,8 +59,8 @@ def documents(
     place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and one of its steps.")],
 ) -> Result:
     """List the documents that a step was trained on."""
-    from hornbook.files.run_status import steps_that_count
-    from hornbook.run.ledger import read_past
+    import numpy as np
+
     from hornbook.run.observe.exposure import loader_of
 
     path, _, step = place.rpartition("@")
@@ -72,7 +73,8 @@ def documents(
     loader = loader_of(run)
     samples = _samples(read_past(run).skipped_ranges, record)
     found = [(sample, reference) for sample in samples for reference in loader.index.documents(sample)]
-    if (again := _token_hash(loader, samples)) != record["token_hash"]:
+    again = loader.index.batch(np.array(samples, np.int64), loader.micro_batch).token_hash
+    if again != record["token_hash"]:
         raise IntegrityError(
             f"step {step} read tokens {record['token_hash']}, the data has {again} now: it was changed"
         )
@@ -113,7 +115,7 @@ def where(
     return Result(value, "\n".join(lines + _unread(unread)), _code(unread))
 
 
-def _where_lines(run: "RunDir", each: "Exposure") -> list[str]:
+def _where_lines(run: RunDir, each: "Exposure") -> list[str]:
     held = {document.split for document in each.documents} == {"validation"}
     seen = ["held out for validation"] if held else [f"steps {_ranges(each.steps)}"] if each.steps else []
     seen += [f"inherited from {origin.run.path}, {_steps(origin.steps)}" for origin in each.origins]
@@ -179,7 +181,9 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
     """(exposure of each run to a document or source; run -> problem of the unreadable runs)."""
     from hornbook.run.observe.exposure import Tracer
 
-    runs = _runs(folder)
+    runs = find_runs(_folder(folder))
+    if not runs:
+        raise UsageError(f"{_folder(folder)} holds no run: name a run or a folder of runs with --runs")
     tracer, found, unread = Tracer(name, runs), {}, {}
     for run in runs:
         try:
@@ -189,23 +193,12 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
     return found, unread
 
 
-def _checkpoints(run: "RunDir", first: int) -> list[Path]:
-    from hornbook.run.checkpoints.commit import list_checkpoints, step_of
-
+def _checkpoints(run: RunDir, first: int) -> list[Path]:
     return [path for path in reversed(list_checkpoints(run.checkpoints)) if (step_of(path) or 0) >= first]
 
 
 def _folder(runs: Path | None) -> Path:
     return runs or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
-
-
-def _runs(runs: Path | None) -> "list[RunDir]":
-    from hornbook.files.run_status import find_runs
-
-    found = find_runs(_folder(runs))
-    if not found:
-        raise UsageError(f"{_folder(runs)} holds no run: name a run or a folder of runs with --runs")
-    return found
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -219,13 +212,3 @@ def _samples(windows: Sequence[tuple[int, int]], record: dict[str, Any]) -> list
     """Sample positions of a step: from its first one on, without those in skipped ranges."""
     free = (i for i in count(record["first_sample"]) if not any(first <= i < end for first, end in windows))
     return list(islice(free, record["num_samples"]))
-
-
-def _token_hash(loader: "Loader", samples: list[int]) -> str:
-    return loader.index.batch(_array(samples), loader.micro_batch).token_hash
-
-
-def _array(places: Sequence[int]) -> Any:
-    import numpy as np
-
-    return np.array(places, np.int64)

@@ -8,9 +8,10 @@ import typer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, people
 from hornbook.errors import UsageError
+from hornbook.progress import progress_bar, size_text
+from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, source_section
 
 if TYPE_CHECKING:
-    from hornbook.text.ingest.corpora.corpora import PublicCorpus
     from hornbook.text.ingest.corpora.fetch import Remote
 
 
@@ -23,8 +24,8 @@ def fetch(
         typer.Argument(metavar="KEY=VALUE", help="A part, such as language=de or crawl=CC-MAIN-2025-05."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="By default corpora/NAME.")] = None,
-    files: Annotated[int, typer.Option("--files", min=1, metavar="N", help="Maximum number of files.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="By default corpora/NAME.")] = None,
+    files: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of files.")] = 1,
     everything: Annotated[bool, typer.Option("--all", help="Fetch all files.")] = False,
     dry_run: DryRun = False,
 ) -> Result:
@@ -32,10 +33,9 @@ def fetch(
 
     Interrupted downloads resume, and published digests are checked. -n prints each URL and its size.
     """
-    from hornbook.text.ingest.corpora.corpora import CORPORA, corpus_of
-
     if name is None:
         return Result({"corpora": [_row(corpus) for corpus in CORPORA.values()]}, corpus_table())
+    from hornbook.text.ingest.corpora.fetch import fetch as download
     from hornbook.text.ingest.corpora.fetch import plan
 
     corpus = corpus_of(name)
@@ -44,18 +44,11 @@ def fetch(
     lines = _plan_lines(corpus, remotes, total, folder)
     people().print("\n".join(lines), markup=False)
     if not dry_run:
-        _fetch(remotes, folder)
+        with progress_bar() as progress:
+            download(remotes, folder, progress=progress)
     section = _section(corpus, remotes, folder)
     listed = [{"url": each.url, "path": str(folder / each.name), "bytes": each.size} for each in remotes]
     return Result({"dry_run": dry_run, "files": listed, "of": total, "section": section}, section)
-
-
-def _fetch(remotes: "list[Remote]", folder: Path) -> None:
-    from hornbook.progress import progress_bar
-    from hornbook.text.ingest.corpora.fetch import fetch as run
-
-    with progress_bar() as progress:
-        run(remotes, folder, progress=progress)
 
 
 def _given(words: list[str]) -> dict[str, str]:
@@ -68,15 +61,13 @@ def _given(words: list[str]) -> dict[str, str]:
     return given
 
 
-def _row(corpus: "PublicCorpus") -> dict[str, Any]:
+def _row(corpus: PublicCorpus) -> dict[str, Any]:
     fields = ("name", "what", "size", "licence", "cites", "note")
     return {name: getattr(corpus, name) for name in fields} | {"variables": dict(corpus.variables)}
 
 
 def corpus_table() -> str:
     """The list of corpora, for people."""
-    from hornbook.text.ingest.corpora.corpora import CORPORA
-
     lines: list[str] = []
     for corpus in CORPORA.values():
         parts = " ".join(f"{key}={value}" for key, value in corpus.variables.items())
@@ -91,9 +82,7 @@ def corpus_table() -> str:
     return "\n".join([*lines, "", "next: hornbook fetch NAME -n shows what would be downloaded"])
 
 
-def _plan_lines(corpus: "PublicCorpus", remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
-    from hornbook.progress import size_text
-
+def _plan_lines(corpus: PublicCorpus, remotes: "list[Remote]", total: int, folder: Path) -> list[str]:
     known = [each.size for each in remotes if each.size is not None]
     lines = [
         f"{each.url}  {size_text(each.size) if each.size is not None else 'size unknown'}"
@@ -107,11 +96,10 @@ def _plan_lines(corpus: "PublicCorpus", remotes: "list[Remote]", total: int, fol
     return [*lines, f"note: {corpus.note}"] if corpus.note else lines
 
 
-def _section(corpus: "PublicCorpus", remotes: "list[Remote]", folder: Path) -> str:
+def _section(corpus: PublicCorpus, remotes: "list[Remote]", folder: Path) -> str:
     """The [text.sources] section of a recipe. Files that must be unpacked first are named as they will be then."""
     import tomli_w
 
-    from hornbook.text.ingest.corpora.corpora import source_section
     from hornbook.text.ingest.inputs import NAMED_ONLY, format_of
 
     kinds = {(format_of(each.name) or ("",))[0] for each in remotes}

@@ -1,17 +1,22 @@
 """`hornbook tokenize`: train a tokenizer and encode documents to token shards."""
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.result import Result
+from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
+from hornbook.cli.data.train_proxy import Proxy, noise, proxy_table, train_proxies
+from hornbook.cli.result import Result, table
 from hornbook.cli.shell import DryRun, people, split_target, split_targets
 from hornbook.errors import UsageError
+from hornbook.progress import progress_bar, size_text
+from hornbook.settings.fields import parse_number
+from hornbook.settings.resolve import resolve
+from hornbook.text.config.text import TextConfig, TokenizerFile
 
 if TYPE_CHECKING:
-    from hornbook.cli.data.train_proxy import Proxy
-    from hornbook.text.config.text import TextConfig
     from hornbook.text.tokenizer.compare.compare import TextSample
     from hornbook.text.tokenizer.tokenize import TokenReport
     from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -29,13 +34,11 @@ def tokenize(
         ),
     ] = None,
     *,
-    vocab: Annotated[
-        str | None, typer.Option("--vocab", metavar="N", help="Train a tokenizer of this size, such as 16k.")
-    ] = None,
+    vocab: Annotated[str | None, typer.Option(metavar="N", help="Train a tokenizer of this size, such as 16k.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json (or its folder).")
+        str | None, typer.Option(metavar="PATH", help="Use this tokenizer.json (or its folder).")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the tokenizer and tokens of other settings.")
     ] = False,
@@ -50,7 +53,7 @@ def tokenize(
         bool, typer.Option("--train-proxy", help="With --compare: also train the same small model with each.")
     ] = False,
     proxy_bytes: Annotated[
-        str | None, typer.Option("--proxy-bytes", metavar="N", help="Bytes of text for the small models (1M).")
+        str | None, typer.Option(metavar="N", help="Bytes of text for the small models (1M).")
     ] = None,
     dry_run: DryRun = False,
 ) -> Result:
@@ -59,7 +62,6 @@ def tokenize(
     Settings come from the recipe given to prepare. A killed tokenize resumes; any number of workers writes the
     same bytes.
     """
-    from hornbook.progress import progress_bar
     from hornbook.text.tokenizer.tokenize import tokenize as run
 
     if proxy_bytes is not None and not train_proxy:
@@ -79,9 +81,8 @@ def tokenize(
     return Result({"data": str(data), **report.to_json()}, report=report_tables(report, data))
 
 
-def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tuple[Path, TextConfig]":
+def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> tuple[Path, TextConfig]:
     """The data folder, and its stored [text] section with the settings of the command line."""
-    from hornbook.settings.resolve import resolve
     from hornbook.text.refinery.pipeline.folder import TEXT_TOML, read_text_config
 
     target, overrides = split_target(words, "data folder")
@@ -104,8 +105,6 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> "tupl
 
 def _compare(words: list[str], proxy_bytes: int) -> Result:
     """Compare tokenizers; with `proxy_bytes`, also by small models trained on that amount of text."""
-    from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, load_tokenizers, sort_words
-    from hornbook.cli.data.train_proxy import noise, proxy_table
     from hornbook.text.tokenizer.compare.compare import compare
 
     targets, overrides = split_targets(words)
@@ -124,12 +123,7 @@ def _compare(words: list[str], proxy_bytes: int) -> Result:
     return Result(value, report=proxy_table(proxies, lossy))
 
 
-def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> "list[Proxy]":
-    import tempfile
-
-    from hornbook.cli.data.train_proxy import train_proxies
-    from hornbook.progress import progress_bar
-
+def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample]") -> list[Proxy]:
     with tempfile.TemporaryDirectory(prefix="hornbook-proxy-") as scratch:
         found: list[Proxy] = []
         with progress_bar() as progress:
@@ -142,17 +136,13 @@ def _train_proxies(tokenizers: "dict[str, Tokenizer]", samples: "list[TextSample
 
 def read_count(text: str) -> int:
     """Parse a positive integer such as 64k or 1.5M. Raises UsageError."""
-    from hornbook.settings.fields import parse_number
-
     number = parse_number(text)
     if not isinstance(number, int) or number <= 0:
         raise UsageError(f"--proxy-bytes {text}: write a number of bytes, such as 500k or 2M")
     return number
 
 
-def _plan(data: Path, config: "TextConfig") -> Result:
-    from hornbook.text.config.text import TokenizerFile
-
+def _plan(data: Path, config: TextConfig) -> Result:
     kind = config.tokenizer
     what = f"use {kind.path}" if isinstance(kind, TokenizerFile) else f"train {kind.kind}, {kind.vocab:,} tokens"
     share = f"{config.validation:.1%} held out"
@@ -163,27 +153,18 @@ def _plan(data: Path, config: "TextConfig") -> Result:
 
 def report_tables(report: "TokenReport", data: Path) -> list[Any]:
     """The report for people: a table, notes and the next command."""
-    from rich import box
-    from rich.table import Table
-
     made = "trained" if report.trained else "given"
     title = f"Tokens ({report.vocab:,} in the vocabulary, {made}; {report.seconds:.1f} s)"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    table.add_column("source")
-    table.add_column("split")
-    for name in ("documents", "tokens", "text", "bytes/token"):
-        table.add_column(name, justify="right")
+    shown = table(title, ["source", "split"], ["documents", "tokens", "text", "bytes/token"])
     last = ""
     for (source, split), share in report.shares.items():
-        table.add_row("" if source == last else source, split, *_cells(share))
+        shown.add_row("" if source == last else source, split, *_cells(share))
         last = source
-    table.add_section()
-    table.add_row("[bold]all[/]", "", *(f"[bold]{cell}[/]" for cell in _cells(report.total())))
+    shown.add_section()
+    shown.add_row("[bold]all[/]", "", *(f"[bold]{cell}[/]" for cell in _cells(report.total())))
     notes = "".join(f"note: {note}\n" for note in report.notes)
-    return [table, f"{notes}next: hornbook train RECIPE --data {data}"]
+    return [shown, f"{notes}next: hornbook train RECIPE --data {data}"]
 
 
 def _cells(share: Any) -> tuple[str, ...]:
-    from hornbook.progress import size_text
-
     return f"{share.documents:,}", f"{share.tokens:,}", size_text(share.bytes), f"{share.bytes_per_token:.2f}"

@@ -8,34 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Result, columns
+from hornbook.files.durable import write_atomic
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.compare.compare import TextSample
 
-_TokenizerPath = Annotated[
-    Path, typer.Option("--tokenizer", metavar="TOKENIZER", help="A tokenizer.json, or its folder.")
-]
-
 
 def terms(
     text: Annotated[str, typer.Argument(metavar="DATA|PATH", help="Text of the domain: a prepared folder, or files.")],
-    tokenizer: _TokenizerPath,
-    general: Annotated[
-        str, typer.Option("--general", metavar="DATA|PATH", help="General text: terms must be rarer in it.")
-    ] = "",
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of terms.")] = 100,
-    least: Annotated[int, typer.Option("--least", min=1, help="Minimum number of occurrences of a term.")] = 5,
-    megabytes: Annotated[int, typer.Option("--megabytes", min=1, help="Megabytes read of each text.")] = 20,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the terms here, one per line.")
-    ] = None,
+    tokenizer: Annotated[Path, typer.Option(metavar="TOKENIZER", help="A tokenizer.json, or its folder.")],
+    general: Annotated[str, typer.Option(metavar="DATA|PATH", help="General text: terms must be rarer in it.")] = "",
+    top: Annotated[int, typer.Option(min=1, help="Number of terms.")] = 100,
+    least: Annotated[int, typer.Option(min=1, help="Minimum number of occurrences of a term.")] = 5,
+    megabytes: Annotated[int, typer.Option(min=1, help="Megabytes read of each text.")] = 20,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the terms here, one per line.")] = None,
 ) -> Result:
     """Find the words of a domain that would save most tokens of its text if each were one token.
 
     `hornbook import CHECKPOINT --add-tokens FILE` adds them to a model, and `hornbook tokenize --compare` shows how
     much that saves.
     """
-    from hornbook.files.durable import write_atomic
     from hornbook.text.tokenizer.compare.terms import mine_terms
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.result import table
 from hornbook.errors import Exit, HornbookError
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import fullest, newest_evaluation
 
 if TYPE_CHECKING:
     from hornbook.text.tokenizer.compare.compare import TextSample
@@ -45,12 +48,8 @@ class Proxy:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "tokenizer": self.tokenizer,
-            "tokens": self.tokens,
-            "bits_per_byte": self.mean,
-            "by_seed": list(self.bits_per_byte),
-        }
+        measured = {"bits_per_byte": self.mean, "by_seed": list(self.bits_per_byte)}
+        return {"tokenizer": self.tokenizer, "tokens": self.tokens, **measured}
 
 
 def train_proxies(
@@ -102,8 +101,6 @@ def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
 
 def _train(data: Path, out: Path, seed: int) -> float:
     """Train the small model; returns the bits it needs for the held-out text."""
-    from hornbook.files.run_directory import RunDir
-    from hornbook.files.run_status import fullest, newest_evaluation
     from hornbook.run.job import Start
     from hornbook.run.launch.launch import launch
     from hornbook.settings.resolve import resolve
@@ -124,20 +121,15 @@ def _train(data: Path, out: Path, seed: int) -> float:
 
 def proxy_table(found: Sequence[Proxy], lossy: Sequence[str]) -> list[Any]:
     """The results for people, the difference that may be chance, and the tokenizers that lose some of the text."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="The same small model on each", title_justify="left", pad_edge=False)
-    table.add_column("tokenizer", overflow="fold")
-    for name in ("tokens read", *(f"seed {seed}" for seed in SEEDS), "bits/byte"):
-        table.add_column(name, justify="right")
+    numbers = ("tokens read", *(f"seed {seed}" for seed in SEEDS), "bits/byte")
+    made = table("The same small model on each", ["tokenizer"], numbers, fold=True)
     best = min((proxy.mean for proxy in found if proxy.tokenizer not in lossy), default=None)
     for proxy in found:
         seeds = [f"{bits:.3f}" for bits in proxy.bits_per_byte]
         mean = f"[bold]{proxy.mean:.3f}[/]" if proxy.mean == best else f"{proxy.mean:.3f}"
-        table.add_row(proxy.tokenizer, f"{proxy.tokens:,}", *seeds, mean)
+        made.add_row(proxy.tokenizer, f"{proxy.tokens:,}", *seeds, mean)
     # the difference of two means varies by sqrt(2) as much as a mean; twice that is clear
     clear = 2 * math.sqrt(2) * noise(found)
     notes = [f"differences below {clear:.3f} may be chance (two seeds); a larger model may rank them otherwise"]
     notes += [f"{name} loses some of the text: its bits per byte are too few to compare" for name in lossy]
-    return [table, "\n".join(notes)]
+    return [made, "\n".join(notes)]

@@ -4,7 +4,8 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +38,7 @@ _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
 def chat(
     target: Target,
     *,
-    system: Annotated[str | None, typer.Option("--system", help="A system message; needs a chat template.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message; needs a chat template.")] = None,
     tokens: MaxTokens = 256,
     seed: Seed = 0,
     greedy: Greedy = False,
@@ -100,28 +101,24 @@ class Turns:
 
     def reset(self) -> None:
         """Forget all turns but the system message."""
-        from hornbook.model.generate.chat import Message
-
-        self._messages: list[Message] = [] if self._system is None else [Message("system", self._system)]
+        self._turns = [] if self._system is None else [("system", self._system)]
 
     def hear(self, line: str) -> bool:
         """Add a user's turn; returns whether it needs an answer. A blank line is ignored."""
-        from hornbook.model.generate.chat import Message
-
         if line.strip():
-            self._messages.append(Message("user", line.strip()))
+            self._turns.append(("user", line.strip()))
         return bool(line.strip())
 
     def tokens(self) -> list[int]:
         """The tokens that the next answer continues: the conversation up to the assistant's turn."""
-        return self._template.encode(self._messages)
+        from hornbook.model.generate.chat import Message
+
+        return self._template.encode([Message(role, text) for role, text in self._turns])
 
     def said(self, ids: list[int], text: str, *, ended: bool) -> None:
         """Keep an answer, also a stopped one, because the next line may refer to it. `ended`: by a token of `stop`."""
-        from hornbook.model.generate.chat import Message
-
         del ids, ended
-        self._messages.append(Message("assistant", text))
+        self._turns.append(("assistant", text))
 
 
 class OneText:
@@ -207,8 +204,6 @@ class Speaker:
 
     def _stream(self, ids: list[int]) -> Iterator[str]:
         """Pieces of the answer as they are generated; appends their token ids to `ids`. Each turn has its own seed."""
-        import dataclasses
-
         from hornbook.model.generate.generate import generate, stream_text
 
         tokenizer, before = self._loaded.tokenizer, self._conversation.tokens()
@@ -218,7 +213,7 @@ class Speaker:
             self._loaded.model,
             before,
             max_tokens=self._max_tokens,
-            **dataclasses.asdict(sampling),
+            **asdict(sampling),
             stop=self._conversation.stop,
             vocab=tokenizer.vocab_size,
             length=self._loaded.config.position.length,
@@ -238,7 +233,8 @@ def _lines() -> Iterator[str]:
     read_utf8()
     terminal = sys.stdin.isatty()
     if terminal and sys.stdout.isatty():
-        _edit_lines()
+        with suppress(ImportError):  # arrow keys and the history of lines, if Python was built with it
+            importlib.import_module("readline")
     while True:
         try:
             line = _ask() if terminal else sys.stdin.readline()
@@ -263,11 +259,3 @@ def _ask() -> str:
     except EOFError:
         write("\n")
         return ""
-
-
-def _edit_lines() -> None:
-    """Enable arrow keys and the history of lines, if Python was built with readline."""
-    import contextlib
-
-    with contextlib.suppress(ImportError):
-        importlib.import_module("readline")

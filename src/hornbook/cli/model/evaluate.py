@@ -1,6 +1,7 @@
 """`hornbook eval`: score a run or checkpoint on held-out text."""
 
 import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,15 +11,15 @@ import typer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Target
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import coverage
+from hornbook.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.table import Table
 
     from hornbook.data.corpus import Corpus
     from hornbook.model.storage.load import Loaded
-    from hornbook.progress import Progress
     from hornbook.settings.recipe import Recipe
     from hornbook.text.config.labels import LabelsConfig
 
@@ -28,8 +29,7 @@ WINDOW = 1024  # tokens per row for a checkpoint that belongs to no run
 def evaluate(
     target: Target,
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="Text to score instead of the run's validation shards; may be repeated."),
+        list[str] | None, typer.Option(help="Text to score instead of the run's validation shards; may be repeated.")
     ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")
@@ -40,7 +40,6 @@ def evaluate(
     For the last checkpoint of a run, this is the result that the run ended with.
     """
     from hornbook.evals.task import Metrics
-    from hornbook.progress import progress_bar
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
@@ -49,7 +48,7 @@ def evaluate(
     return Result(metrics, notes=[_table(metrics), *tasks])
 
 
-def _score(target: Path, data: list[str] | None, progress: "Progress", *, baselines: bool) -> dict[str, Any]:
+def _score(target: Path, data: list[str] | None, progress: Progress, *, baselines: bool) -> dict[str, Any]:
     """All metrics: the value of `--json`."""
     from hornbook.evals.baselines import baselines as compute_baselines
     from hornbook.evals.evaluate import Evaluator
@@ -89,7 +88,6 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
     """
     from hornbook.data.config.data import DataConfig
     from hornbook.data.config.objectives import Causal, Infill, Masked, Span
-    from hornbook.files.run_directory import RunDir
     from hornbook.run.config import TrainConfig
     from hornbook.run.start.bound import recipe_in_force
     from hornbook.settings.recipe import Recipe
@@ -104,7 +102,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 
 
 @contextmanager
-def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: "Progress") -> "Iterator[Corpus]":
+def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: Progress) -> Iterator["Corpus"]:
     """The text to score: the given files, or else the shards that the run was trained on."""
     from hornbook.data.corpus import Corpus
     from hornbook.evals.evaluate import corpus_of_files
@@ -133,8 +131,6 @@ def _labels(recipe: "Recipe") -> "LabelsConfig | None":
 def _table(metrics: dict[str, Any]) -> "Table":
     """By source: loss and bits per byte with the baselines, or the metrics of labels."""
     from rich.table import Table
-
-    from hornbook.files.run_status import coverage
 
     scores = [*metrics["sources"].items(), *([("all", metrics)] if len(metrics["sources"]) > 1 else [])]
     if "labels" in metrics:

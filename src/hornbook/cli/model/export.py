@@ -1,17 +1,15 @@
-"""`hornbook export`: write a checkpoint as a certified Hugging Face folder."""
+"""`hornbook export`: write a checkpoint as a certified Hugging Face folder, an adapter folder or a quantized model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Target
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
-
-if TYPE_CHECKING:
-    from hornbook.model.hf.certificate import Certificate
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -19,19 +17,13 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 def export(
     target: Target,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; new or empty.")],
-    to: Annotated[
-        Literal["hf", "peft"], typer.Option("--to", help="hf: a whole model. peft: the adapter alone.")
-    ] = "hf",
-    dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option("--dtype", help="Data type of the stored weights.")
-    ] = "fp32",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; new or empty.")],
+    to: Annotated[Literal["hf", "peft"], typer.Option(help="hf: a whole model. peft: the adapter alone.")] = "hf",
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the stored weights.")] = "fp32",
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
+        str | None, typer.Option(help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
-    certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
-    ] = True,
+    certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
     """Write a Hugging Face folder, and check that transformers computes the same logits from it.
@@ -39,8 +31,6 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.cli.model.export_forms import export_adapter, export_quantized
-    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.hf.tokenizer import begin_texts
@@ -52,53 +42,93 @@ def export(
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
-        return export_adapter(folder, out, dry_run=dry_run)
+        return _export_adapter(folder, out, dry_run=dry_run)
     if quantize is not None:
-        return export_quantized(folder, out, quantize, dry_run=dry_run)
-    config, vocab, stream, with_tokenizer = read_merged(folder)
+        return _export_quantized(folder, out, quantize, dry_run=dry_run)
+    config, vocab, stream, beside = read_merged(folder)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
     if dry_run:
-        return Result(report | _plan(config, vocab, DTYPES[dtype]), _plan_text(report, config, vocab))
+        return _plan(report, config, vocab)
     with new_model(out, "export", folder, report) as partial:
         tensors = dict(stream)
-        tokenizer = with_tokenizer if (with_tokenizer / "tokenizer.json").exists() else None
-        start = decoder_start_of(folder)
+        tokenizer, start = with_tokenizer(beside), decoder_start_of(folder)
         write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start)
         if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
             begin_texts(partial)
-        found, note = _certify(partial, tensors) if certificate else (None, "not certified (--no-certificate)")
+        found, note = certify_model(partial, "exported", wanted=certificate, source=tensors)
     report["certificate"] = found.to_json() if found else None
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
     notes.append(f"next: {use_command(config.head.kind, str(out))}")
     return Result(report, report_text(out, report["files"], found.summary() if found else note), notes=notes)
 
 
-def _certify(folder: Path, tensors: Any) -> "tuple[Certificate | None, str]":
-    """(certificate, "") or (None, the reason). Raises IntegrityError if the logits differ."""
-    from hornbook.model.hf.certificate import MissingTransformers, certify
-
-    try:
-        return certify(folder, source=tensors).require(), ""
-    except MissingTransformers as error:
-        return None, f"exported, but {error}"
-
-
-def _plan(config: Any, vocab: int, dtype: str) -> dict[str, Any]:
+def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
     from hornbook.model.hf.config import choose_architecture
     from hornbook.model.hf.hf import stored_bytes
     from hornbook.model.hf.tables.known import NATIVE
 
     architecture = choose_architecture(config)
-    return {
-        "architecture": architecture.name if architecture else NATIVE,
-        "weights_bytes": stored_bytes(config, vocab, dtype),
-        "dry_run": True,
-    }
-
-
-def _plan_text(report: dict[str, Any], config: Any, vocab: int) -> str:
-    plan = _plan(config, vocab, DTYPES[report["dtype"]])
-    return (
-        f"would export {report['checkpoint']} to {report['out']}: {plan['architecture']}, "
-        f"{plan['weights_bytes'] / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
+    name, size = architecture.name if architecture else NATIVE, stored_bytes(config, vocab, DTYPES[report["dtype"]])
+    text = (
+        f"would export {report['checkpoint']} to {report['out']}: {name}, "
+        f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
+    return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
+    """Write the adapter of a run or checkpoint as a folder of its own, which names the path of its base."""
+    from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.folders import read_operated
+
+    if not is_adapter(folder):
+        raise UsageError(
+            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora or prompt trained"
+        )
+    found = read_operated(folder)
+    digest = read_meta(folder).base_digest or ""
+    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
+    if fused := adapter_config(spec).get("rank_pattern"):
+        raise UsageError(
+            f"{folder}: transformers stores several of the adapted layers in one matrix ({', '.join(fused)}). A LoRA "
+            f"of rank {max(fused.values())} there computes the same, but trains as another model: leave out --to peft "
+            "to merge the adapter"
+        )
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "base": str(found.base_folder)}
+    if dry_run:
+        return Result(report | {"dry_run": True}, f"would write the adapter of {folder} to {out}; nothing written")
+    with new_model(out, "export", folder, report) as partial:
+        write_adapter(partial, spec, found.added or {}, with_tokenizer(folder))
+    last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+    next_line = f"next: {use_command(found.config.head.kind, str(out))}"
+    return Result(report, report_text(out, report["files"], last), notes=[next_line])
+
+
+def _export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Result:
+    """Write a model with quantized weights in its blocks; eval and generate read it."""
+    from hornbook.model.build import build_model
+    from hornbook.model.surgery.folders import decoder_start_of, read_merged
+    from hornbook.model.surgery.operate import fill
+    from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model, write_quantized
+
+    step = parse_format(form)
+    config, vocab, stream, tokenizer = read_merged(folder)
+    model = fill(build_model(config, vocab, "meta"), stream, None)
+    change = quantize_model(model, step)
+    report: dict[str, Any] = {
+        "checkpoint": str(folder),
+        "out": str(out),
+        "quantize": step.model_dump(mode="json"),
+        "layers": change.layers,
+        "bytes_before": change.bytes_before,
+        "bytes_after": change.bytes_after,
+        "relative_error": change.error,
+    }
+    sizes = f"{change.bytes_before / 1e6:,.1f} MB as float32, {change.bytes_after / 1e6:,.1f} MB as {form}"
+    last = f"{change.layers} layers, {sizes}; rounding changed the weights by {change.error:.2%} (relative L2 norm)"
+    if dry_run:
+        return Result(report | {"dry_run": True}, f"would write {out}: {last}; nothing written")
+    with new_model(out, "export", folder, report) as partial:
+        write_quantized(partial, model, config, vocab, step, with_tokenizer(tokenizer), decoder_start_of(folder))
+    next_line = f"next: {use_command(config.head.kind, str(out))}"
+    return Result(report, report_text(out, report["files"], last), notes=[next_line])

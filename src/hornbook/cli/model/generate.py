@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from hornbook.model.generate.sampling import Sampling
     from hornbook.model.storage.load import Loaded
 
-MaxTokens = Annotated[int, typer.Option("--tokens", min=0, help="Maximum number of tokens to generate.")]
-Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
-Temperature = Annotated[
-    float, typer.Option("--temperature", help="Below 1 more predictable, above 1 more varied; 0 is greedy.")
-]
-TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 means all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability.")]
+Temperature = Annotated[float, typer.Option(help="Below 1 more predictable, above 1 more varied; 0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")]
 
 
 def generate(
@@ -43,12 +41,10 @@ def generate(
     top_k: TopK = 50,
     top_p: TopP = 1.0,
     beams: Annotated[
-        int,
-        typer.Option("--beams", min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling."),
+        int, typer.Option(min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling.")
     ] = 1,
     length_penalty: Annotated[
-        float,
-        typer.Option("--length-penalty", help="With --beams: above 0 prefers longer texts, below 0 shorter ones."),
+        float, typer.Option(help="With --beams: above 0 prefers longer texts, below 0 shorter ones.")
     ] = 1.0,
     device: Device = "auto",
     as_json: Json = False,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hornbook.cli.model.out_folder import check_free, new_model, report_text, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
@@ -19,7 +20,7 @@ def grow(
         typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint), a checkpoint or an HF folder."),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
+    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     layers: Annotated[int | None, typer.Option(min=1, help="Layers of the new model.")] = None,
     encoder_layers: Annotated[
         int | None, typer.Option(min=1, help="Layers of the encoder of an encoder-decoder.")
@@ -37,7 +38,6 @@ def grow(
     dry_run: DryRun = False,
 ) -> Result:
     """Make a copy of a model with more or fewer layers, or with experts, to start `hornbook train --from` with."""
-    from hornbook.cli.model.out_folder import check_free, new_model, report_text
     from hornbook.model.config.mlp import ExpertsConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
@@ -62,8 +62,7 @@ def grow(
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written")
     with new_model(out, "grow", folder, report) as partial:
-        beside = tokenizer if (tokenizer / "tokenizer.json").exists() else None
-        write_hf(partial, tensors, new, vocab, beside, decoder_start=decoder_start_of(folder))
+        write_hf(partial, tensors, new, vocab, with_tokenizer(tokenizer), decoder_start=decoder_start_of(folder))
     says = "it computes the same as the original" if same else "it does not compute the same as the original"
     return Result(report, report_text(out, report["files"], f"{_shape(new)}; {says}"))
 

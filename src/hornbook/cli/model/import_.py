@@ -6,21 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
+from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, say
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 
 
 def import_(
     source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="CHECKPOINT", help="Folder to write; new or empty.")],
+    out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     add_tokens: Annotated[
-        Path | None, typer.Option("--add-tokens", help="File of tokens to add to the tokenizer, one per line.")
+        Path | None, typer.Option(help="File of tokens to add to the tokenizer, one per line.")
     ] = None,
-    certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
-    ] = True,
+    certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
     """Convert a Hugging Face model to a checkpoint that train --from, eval and generate read.
@@ -28,8 +27,6 @@ def import_(
     Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.cli.model.out_folder import check_free, new_model, report_text
-    from hornbook.model.hf.certificate import MissingTransformers, certify
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
 
@@ -42,16 +39,10 @@ def import_(
     if dry_run:
         shape = f"{config.layers} layers, width {config.width}, {vocab} rows of embedding"
         return Result(report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written")
-    found, note = None, "not certified (--no-certificate)"
     with new_model(out, "import", source, report) as partial:
         tensors = dict(stream)
-        tokenizer = source if (source / "tokenizer.json").exists() else None
-        write_hf(partial, tensors, config, vocab, tokenizer, decoder_start=decoder_start_of(source))
-        if certificate:
-            try:
-                found = certify(partial, reference=source, source=tensors).require()
-            except MissingTransformers as error:
-                note = f"imported, but {error}"
+        write_hf(partial, tensors, config, vocab, with_tokenizer(source), decoder_start=decoder_start_of(source))
+        found, note = certify_model(partial, "imported", wanted=certificate, reference=source, source=tensors)
     report["certificate"] = found.to_json() if found else None
     report["left_out"] = left_out(source)
     if report["left_out"]:
@@ -75,8 +66,6 @@ def _require_folder(source: Path) -> None:
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the model and its tokenizer with new tokens, whose embedding rows are the means of their pieces."""
-    from hornbook.cli.model.out_folder import new_model, report_text
-    from hornbook.errors import IntegrityError
     from hornbook.model.hf.hf import read_hf, write_hf
     from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of

@@ -3,10 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from hornbook.errors import UsageError
 from hornbook.files.durable import storage_errors, writing_folder
+
+if TYPE_CHECKING:
+    from hornbook.model.hf.certificate import Certificate
+
+Certify = Annotated[
+    bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of transformers.")
+]
 
 
 def check_free(out: Path) -> None:
@@ -18,27 +27,41 @@ def check_free(out: Path) -> None:
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """A temporary folder to fill: renamed to `out` if the block succeeds, removed if it fails.
+def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
+    """A folder to fill with the model that `command` makes of `source`; `report["files"]` gets the bytes of each file.
 
-    What an earlier, killed attempt left is removed. Errors: UsageError if `out` is taken, StorageError.
+    It is renamed to `out` if the block succeeds, and removed if it fails; what an earlier, killed attempt left is
+    removed too. Errors: UsageError if `out` is taken, StorageError.
     """
+    from hornbook.run.start.lineage import write_lineage
+
     check_free(out)
     with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with writing_folder(out) as partial:
         yield partial
-
-
-@contextmanager
-def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
-    """As `appearing`, for a model that `command` makes of `source`; `report["files"]` gets the bytes of each file."""
-    from hornbook.run.start.lineage import write_lineage
-
-    with appearing(out) as partial:
-        yield partial
         write_lineage(partial, command, source)
         report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+
+
+def with_tokenizer(folder: Path) -> Path | None:
+    """The folder, if it holds a tokenizer."""
+    return folder if (folder / "tokenizer.json").exists() else None
+
+
+def certify_model(folder: Path, done: str, *, wanted: bool, **given: Any) -> "tuple[Certificate | None, str]":
+    """(certificate, "") or (None, why there is none). Raises IntegrityError if the logits differ.
+
+    done: what was done with the folder, for people. given: what `certify` takes besides it.
+    """
+    from hornbook.model.hf.certificate import MissingTransformers, certify
+
+    if not wanted:
+        return None, "not certified (--no-certificate)"
+    try:
+        return certify(folder, **given).require(), ""
+    except MissingTransformers as error:
+        return None, f"{done}, but {error}"
 
 
 def report_text(out: Path, files: dict[str, int], last: str) -> str:

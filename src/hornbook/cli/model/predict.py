@@ -14,11 +14,11 @@ import typer
 from hornbook.cli.result import Result, Results
 from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
+from hornbook.progress import Progress, progress_bar, without_bars
 
 if TYPE_CHECKING:
     from hornbook.model.generate.predict import Query
     from hornbook.model.storage.load import Loaded
-    from hornbook.progress import Progress
 
 CHUNK = 256
 """Number of lines computed together; one if a person types them."""
@@ -41,8 +41,6 @@ def predict(
     the model's positions is cut, and a warning says so; words and contexts are read whole, in overlapping windows.
     --json prints one object per line, with the probability of every label.
     """
-    from hornbook.progress import progress_bar
-
     with progress_bar() as progress:
         progress("load the model", 0, None)
         loaded = _load(target, device)
@@ -81,11 +79,10 @@ def _load(target: Path, device: str) -> "Loaded":
 
 
 def _found(
-    loaded: "Loaded", file: Path, queries: "Iterator[Line]", size: int, progress: "Progress"
+    loaded: "Loaded", file: Path, queries: "Iterator[Line]", size: int, progress: Progress
 ) -> "Iterator[tuple[dict[str, Any], dict[str, Any]]]":
     """(object of the line, prediction) of each line; `size` lines are computed together."""
     from hornbook.model.generate.predict import predict as ask
-    from hornbook.progress import without_bars
 
     done, total = 0, _count(file)
     progress("read the lines", done, total)
@@ -115,6 +112,8 @@ Line = tuple[dict[str, Any], "Query"]
 
 def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Line]:
     """Parse each line. Raises UsageError, naming the line, if it is empty or lacks a field that the head needs."""
+    from hornbook.model.generate.predict import Query
+
     name, number = "stdin" if str(file) == "-" else str(file), 0
     with _open(file) as lines:
         for number, raw in enumerate(lines, start=1):
@@ -125,7 +124,7 @@ def _queries(file: Path, kind: str, *, objects: bool) -> Iterator[Line]:
                 raise UsageError(f"{where} is not UTF-8 text ({error})") from error
             if not line.strip():
                 raise UsageError(f"{where} is empty: there is nothing to predict")
-            yield _from_object(where, line, kind) if objects else _from_text(line)
+            yield _from_object(where, line, kind) if objects else ({"text": line}, Query(line))
     if number == 0:
         raise UsageError(f"{name} is empty: give it lines of text")
 
@@ -137,12 +136,6 @@ def _open(file: Path) -> BinaryIO:
         return file.open("rb")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _from_text(line: str) -> Line:
-    from hornbook.model.generate.predict import Query
-
-    return {"text": line}, Query(line)
 
 
 def _from_object(where: str, line: str, kind: str) -> Line:

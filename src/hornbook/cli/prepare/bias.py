@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def bias(
     data: Data,
-    top: Annotated[int, typer.Option("--top", min=1, help="Maximum number of pairs per source; --json has all.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Maximum number of pairs per source; --json has all.")] = 10,
 ) -> Result:
     """Show which words occur near which groups of people more often than expected, by source and in total.
 

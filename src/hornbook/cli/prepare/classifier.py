@@ -1,4 +1,4 @@
-"""`hornbook prepare classifier`: train a classifier on good and bad samples of your own."""
+"""`hornbook prepare classifier | perplexity`: train a score of documents on samples of your own."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,12 +12,10 @@ from hornbook.errors import UsageError
 
 
 def classifier(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
-    good: Annotated[list[str], typer.Option("--good", metavar="PATH", help="Files of good samples; may be repeated.")],
-    bad: Annotated[list[str], typer.Option("--bad", metavar="PATH", help="Files of bad samples; may be repeated.")],
-    words: Annotated[
-        str, typer.Option("--words", metavar="whitespace|unicode|cjk", help="How words are split.")
-    ] = "cjk",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    good: Annotated[list[str], typer.Option(metavar="PATH", help="Files of good samples; may be repeated.")],
+    bad: Annotated[list[str], typer.Option(metavar="PATH", help="Files of bad samples; may be repeated.")],
+    words: Annotated[str, typer.Option(metavar="whitespace|unicode|cjk", help="How words are split.")] = "cjk",
 ) -> Result:
     """Train a classifier of documents, and measure it on samples it was not trained on.
 
@@ -28,7 +26,7 @@ def classifier(
 
     if words not in DEFINITIONS:
         raise UsageError(f"--words {words}: choose one of {', '.join(DEFINITIONS)}")
-    model, report = train(list(sample_texts("--good", good)), list(sample_texts("--bad", bad)), words)
+    model, report = train(list(_sample_texts("--good", good)), list(_sample_texts("--bad", bad)), words)
     model.save(out)
     text = (
         f"{out}: accuracy {report.accuracy:.1%}, area under the curve {report.auc:.3f} "
@@ -37,7 +35,33 @@ def classifier(
     return Result({"model": str(out), **asdict(report)}, text)
 
 
-def sample_texts(option: str, paths: Sequence[str]) -> Iterator[str]:
+def perplexity(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    good: Annotated[list[str], typer.Option(metavar="PATH", help="Files of good text; may be repeated.")],
+    order: Annotated[int, typer.Option(min=2, max=8, help="Length of the longest n-grams, in bytes.")] = 7,
+    megabytes: Annotated[int, typer.Option(min=1, help="Most text read: a uniform sample of the documents.")] = 64,
+    ngrams: Annotated[
+        int, typer.Option(min=100_000, help="Most n-grams kept, 17 bytes each; the rarest are dropped.")
+    ] = 4_000_000,
+) -> Result:
+    """Train an n-gram model of bytes on good text, and measure its bits per byte on documents it was not trained on.
+
+    Use it as a step: {kind = "perplexity", model = "FILE", maximum = 2.4} drops documents with more bits per byte.
+    """
+    from hornbook.text.refinery.scores.perplexity_train import train
+
+    model, report = train(_sample_texts("--good", good), order, megabytes * 1_000_000, ngrams)
+    model.save(out)
+    lines = [
+        f"{out}: {report.ngrams:,} n-grams of up to {order} bytes, of {report.documents:,} documents "
+        f"({report.bytes / 1e6:,.1f} MB); those of three and more occur at least {report.least} times",
+        f"bits per byte of {report.held_out:,} held-out documents:",
+        *(f"  {share:2d} % at most {bits:.3f}" for share, bits in report.percentiles.items()),
+    ]
+    return Result({"model": str(out), "order": order, **asdict(report)}, "\n".join(lines))
+
+
+def _sample_texts(option: str, paths: Sequence[str]) -> Iterator[str]:
     """Texts of the documents in the files that `option` names. Raises UsageError for a file that does not exist."""
     from hornbook.text.config.text import SourceConfig
     from hornbook.text.ingest.document import Document, ReadOptions

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hornbook.cli.result import Result
-from hornbook.cli.shell import DryRun
+from hornbook.cli.result import Result, table
+from hornbook.cli.shell import DryRun, split_targets
 from hornbook.errors import UsageError
+from hornbook.progress import progress_bar, size_text
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
+from hornbook.settings.show import toml_value
+from hornbook.settings.toml import dotted
+from hornbook.text.config.text import TextConfig
+from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 
 if TYPE_CHECKING:
-    from hornbook.text.config.text import TextConfig
-    from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
     from hornbook.text.refinery.pipeline.prepare import Share
 
 _ENDING = re.compile(
@@ -34,23 +39,19 @@ def prepare(
         ),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DATA", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="DATA", help="Folder to write.")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", metavar="NAME", help="Column or key of the text in the PATHs.")
+        str | None, typer.Option(metavar="NAME", help="Column or key of the text in the PATHs.")
     ] = None,
-    id_field: Annotated[
-        str | None, typer.Option("--id-field", metavar="NAME", help="Column or key of the document ids.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Number of processes; 0: one per core.")] = 0,
+    id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Column or key of the document ids.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
-    phase: Annotated[Phase | None, typer.Option("--phase", help="Run one phase only; see --shard.")] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Run one phase only; see --shard.")] = None,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
+        str, typer.Option(metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
-    on: Annotated[
-        Literal["here", "ray"], typer.Option("--on", help="Run tasks on this machine or on a Ray cluster.")
-    ] = "here",
+    on: Annotated[Literal["here", "ray"], typer.Option(help="Run tasks on this machine or on a Ray cluster.")] = "here",
     dry_run: DryRun = False,
 ) -> Result:
     """Read text, normalise it, drop empty documents and duplicates, and count every row.
@@ -58,7 +59,6 @@ def prepare(
     A killed prepare resumes. Any number of workers writes the same bytes. Rows that cannot be read are listed in
     DATA/quarantine.jsonl.
     """
-    from hornbook.progress import progress_bar
     from hornbook.text.refinery.pipeline.prepare import prepare as run
     from hornbook.text.refinery.pipeline.prepare import prepare_share
 
@@ -87,14 +87,11 @@ def _share(words: str) -> "Share":
     return Share(int(index) - 1, int(count))
 
 
-def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> "TextConfig":
+def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> TextConfig:
     """The [text] section given by the words: that of the recipe, with one source for each path.
 
     fields: settings of the sources that are named by a path, None where nobody gave one.
     """
-    from hornbook.cli.shell import split_targets
-    from hornbook.settings.resolve import resolve
-
     targets, overrides = split_targets(words)
     recipe = targets.pop(0) if targets and is_recipe(targets[0]) else None
     given = {field: value for field, value in fields.items() if value is not None}
@@ -107,9 +104,8 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
     for name, path in named.items():
         overrides += source_settings(name, {"paths": [path]})
     if given and hasattr(resolve(recipe, overrides).recipe.text.labels, "text") and "text_field" in given:
-        overrides.append(
-            f"text.labels.text={given.pop('text_field')}"
-        )  # of labelled sets this section names the fields
+        # of labelled sets this section names the fields
+        overrides.append(f"text.labels.text={given.pop('text_field')}")
     overrides += [word for name in named for word in source_settings(name, given)]
     config = resolve(recipe, overrides).recipe.text
     if named:
@@ -124,17 +120,12 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
 
 def source_settings(name: str, values: Mapping[str, Any]) -> list[str]:
     """Settings of one source, written as on the command line."""
-    from hornbook.settings.show import toml_value
-    from hornbook.settings.toml import dotted
-
     shown = {field: toml_value(value) if isinstance(value, list) else value for field, value in values.items()}
     return [f"{dotted(('text', 'sources', name, field))}={value}" for field, value in shown.items()]
 
 
 def is_recipe(word: str) -> bool:
     """Whether the first word names a recipe: a TOML file, a run, or a shipped recipe unless a path has its name."""
-    from hornbook.settings.recipe_files import shipped_recipes
-
     if word.endswith(".toml"):
         return True
     path = Path(word)
@@ -157,8 +148,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _plan(config: "TextConfig", out: Path) -> Result:
-    from hornbook.progress import size_text
+def _plan(config: TextConfig, out: Path) -> Result:
     from hornbook.text.refinery.pipeline.plan import list_all, plan
 
     inputs = list_all(config)
@@ -180,32 +170,25 @@ def _plan(config: "TextConfig", out: Path) -> Result:
     return Result({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines))
 
 
-def funnel_tables(funnel: "Funnel", out: Path) -> list[Any]:
+def funnel_tables(funnel: Funnel, out: Path) -> list[Any]:
     """The funnel for people: a table, the file with the skipped rows, and the next command."""
-    from rich import box
-    from rich.table import Table
-
     from hornbook.text.refinery.pipeline.folder import MISSING_TEXT
 
-    table = Table(box=box.SIMPLE_HEAD, title="From raw text to clean documents", title_justify="left", pad_edge=False)
-    table.add_column("source")
-    table.add_column("")
-    for name in ("rows", "share", "text"):
-        table.add_column(name, justify="right")
+    shown = table("From raw text to clean documents", ["source", ""], ["rows", "share", "text"])
     parts = dict(funnel.sources)
     if len(parts) > 1:
         parts["all"] = funnel.total()
     for name, source in parts.items():
         for row in _funnel_rows(name, source):
-            table.add_row(*row)
-        table.add_section()
+            shown.add_row(*row)
+        shown.add_section()
     quarantined = funnel.total().quarantined
     skipped = sum(tally.rows for tally in quarantined.values())
     notes = f"{skipped:,} skipped rows are listed in {out / 'quarantine.jsonl'}\n" if skipped else ""
     if MISSING_TEXT in quarantined:
         notes += "if the text is in another column: --text-field NAME\n"
     notes += _labels_text(funnel.labels)
-    return [table, f"{notes}next: hornbook tokenize {out}"]
+    return [shown, f"{notes}next: hornbook tokenize {out}"]
 
 
 def _labels_text(counts: Mapping[str, int]) -> str:
@@ -220,9 +203,7 @@ def _labels_text(counts: Mapping[str, int]) -> str:
     return f"{len(counts):,} labels: {', '.join([*shown, *more])}\n{note}"
 
 
-def _funnel_rows(name: str, source: "SourceFunnel") -> list[tuple[str, ...]]:
-    from hornbook.progress import size_text
-
+def _funnel_rows(name: str, source: SourceFunnel) -> list[tuple[str, ...]]:
     def line(first: str, label: str, rows: int, size: int, style: str = "") -> tuple[str, ...]:
         share = f"{rows / max(source.read.rows, 1):.1%}"
         cells = (first, label, f"{rows:,}", share, size_text(size))

@@ -21,7 +21,7 @@ _KEYS = {"y": True, "n": False}
 
 def review(
     data: Data,
-    rule: Annotated[str, typer.Option("--rule", help="Only this reason; `kept` shows kept documents.")] = "",
+    rule: Annotated[str, typer.Option(help="Only this reason; `kept` shows kept documents.")] = "",
     as_json: Json = False,
 ) -> Result:
     """Show documents that each rule dropped, and some that were kept, and ask whether that was right.

@@ -28,14 +28,14 @@ def explain(
 ) -> Result:
     """Explain a setting: what it does, its type, limits and default, and where its value comes from."""
     from hornbook.settings.resolve import resolve
-    from hornbook.settings.show import explanation
+    from hornbook.settings.show import explain_text, explanation
 
     targets, overrides = split_targets(words)
     if not 1 <= len(targets) <= 2:
         raise UsageError("write hornbook config explain KEY [RECIPE], such as hornbook config explain optim.lr tiny")
     resolved = resolve(targets[1] if len(targets) > 1 else None, overrides)
-    key = targets[0].lstrip("-")
-    return Result(explanation(resolved.recipe, resolved.origins, key), resolved.explain(key))
+    known = explanation(resolved.recipe, resolved.origins, targets[0].lstrip("-"))
+    return Result(known, explain_text(known))
 
 
 @app.command()

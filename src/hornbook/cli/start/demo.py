@@ -4,7 +4,6 @@ Each stage runs the command that a person would type as a child process, so that
 the product does not do.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomli_w
 
 from hornbook.errors import Exit, HornbookError
 from hornbook.files.journal import read_records
@@ -69,47 +70,23 @@ SIZES = [
 
 def recipe_text(size: Size, raw: Path) -> str:
     """The demo's recipe as TOML; `raw` is the folder with the two sources."""
-    return f"""# Written by hornbook quickstart.
-extends = "tiny"
-name = "quickstart-{size.name}"
-
-[text.sources.code]
-paths = [{json.dumps(str(raw / "code.jsonl"))}]
-
-[text.sources.docstrings]
-paths = [{json.dumps(str(raw / "docstrings.jsonl"))}]
-
-[text.tokenizer]
-vocab = {VOCAB}
-
-[text]
-validation = {VALIDATION}
-
-[model]
-layers = {size.layers}
-width = {size.width}
-heads = {size.heads}
-
-[optim]
-lr = {size.lr}
-
-[train]
-tokens = {size.tokens}
-batch_tokens = {BATCH_TOKENS}
-sequence = {SEQUENCE}
-micro_batch = {BATCH_TOKENS // SEQUENCE}
-
-[checkpoint]
-every = {size.save_every}
-
-[log]
-every = {size.steps // LOG_LINES}
-
-[eval]
-every = {size.steps // SCORES_PER_RUN}
-tokens = {EVAL_TOKENS}
-prompt = "def"
-"""
+    rows = {"batch_tokens": BATCH_TOKENS, "sequence": SEQUENCE, "micro_batch": BATCH_TOKENS // SEQUENCE}
+    recipe = {
+        "extends": "tiny",
+        "name": f"quickstart-{size.name}",
+        "text": {
+            "validation": VALIDATION,
+            "sources": {name: {"paths": [str(raw / f"{name}.jsonl")]} for name in ("code", "docstrings")},
+            "tokenizer": {"vocab": VOCAB},
+        },
+        "model": {"layers": size.layers, "width": size.width, "heads": size.heads},
+        "optim": {"lr": size.lr},
+        "train": {"tokens": size.tokens, **rows},
+        "checkpoint": {"every": size.save_every},
+        "log": {"every": size.steps // LOG_LINES},
+        "eval": {"every": size.steps // SCORES_PER_RUN, "tokens": EVAL_TOKENS, "prompt": "def"},
+    }
+    return f"# Written by hornbook quickstart.\n{tomli_w.dumps(recipe)}"
 
 
 def command(*words: str | Path) -> list[str]:
@@ -140,7 +117,7 @@ def losses(run: RunDir, attempt: int | None = None) -> dict[int, float]:
     """Loss by step, of one attempt or of the whole run (of repeated steps, the last one)."""
     found: dict[int, float] = {}
     if run.metrics.exists():
-        for record, _ in read_records(run.metrics):
+        for record in read_records(run.metrics):
             if attempt is None or record["attempt"] == attempt:
                 found[record["step"]] = record["loss"]
     return found

@@ -11,7 +11,7 @@ from hornbook.errors import Exit
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option("--folder", help="A folder on the disk to measure.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
 ) -> Result:
     """Check this machine: versions, devices, speed of arithmetic and of the disk.
 

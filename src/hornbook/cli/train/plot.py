@@ -1,5 +1,6 @@
 """`hornbook runs plot`: the curves of runs as a picture or a page."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,6 +9,8 @@ import typer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, say
 from hornbook.errors import HornbookError, UsageError
+from hornbook.files.durable import write_atomic
+from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
     from hornbook.studio.history import History
@@ -16,10 +19,8 @@ if TYPE_CHECKING:
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, in the order of the legend.")],
     *,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")
-    ],
-    x: Annotated[Literal["step", "tokens"], typer.Option("--x", help="The horizontal axis.")] = "step",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write: a picture (.svg) or a page (.html).")],
+    x: Annotated[Literal["step", "tokens"], typer.Option(help="The horizontal axis.")] = "step",
     log: Annotated[bool, typer.Option("--log", help="A logarithmic axis for the loss.")] = False,
     dry_run: DryRun = False,
 ) -> Result:
@@ -28,21 +29,15 @@ def plot(
     Long runs are thinned, but each place keeps its smallest and largest value, so every spike remains. A page also
     shows the values under the pointer. Neither needs a network. A run that cannot be read is named and left out.
     """
-    from hornbook.files.durable import write_atomic
-    from hornbook.studio.chart import picture
+    from hornbook.studio.chart import page, picture
     from hornbook.studio.layout import make_chart
-    from hornbook.studio.page import page
 
     if out.suffix not in (".svg", ".html"):
         raise UsageError(f"--out {out}: the name must end with .svg (a picture) or .html (a page)")
     histories, problems = _read(runs, x)
     chart = make_chart(histories, x, log=log)
-    value = {
-        "out": str(out),
-        "runs": [run.name for run in histories],
-        "figures": chart.describe(),
-        "left_out": problems,
-    }
+    names = [run.name for run in histories]
+    value = {"out": str(out), "runs": names, "figures": chart.describe(), "left_out": problems}
     if not dry_run:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page(chart) if out.suffix == ".html" else picture(chart))
@@ -52,11 +47,8 @@ def plot(
 
 def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["History"], dict[str, str]]:
     """(histories of the readable runs, with distinct names; path -> problem of the others)."""
-    import dataclasses
-
     from rich.markup import escape
 
-    from hornbook.files.run_directory import RunDir
     from hornbook.studio.history import read_history
 
     found: dict[Path, History] = {}
@@ -74,6 +66,5 @@ def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["Histor
     names = [history.name for history in found.values()]
     alike = {name for name in names if names.count(name) > 1}
     return [
-        dataclasses.replace(history, name=str(path)) if history.name in alike else history
-        for path, history in found.items()
+        replace(history, name=str(path)) if history.name in alike else history for path, history in found.items()
     ], problems

@@ -4,17 +4,27 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
-
-if TYPE_CHECKING:
-    from hornbook.files.run_directory import RunDir
-    from hornbook.files.run_status import Summary
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import (
+    Summary,
+    coverage,
+    evaluations,
+    events,
+    find_runs,
+    fullest,
+    metrics_of,
+    steps_that_count,
+    summarize,
+)
+from hornbook.run.checkpoints.commit import BEST, list_checkpoints, read_pointer
+from hornbook.run.checkpoints.manifest import read_manifest
 
 app = CommandGroup(help="List, show, compare and plot runs.", no_args_is_help=True, add_completion=False)
 app.command("plot")(plot)
@@ -29,8 +39,6 @@ def list_runs(
     folder: Annotated[Path | None, typer.Argument(help="Folder of runs; by default $HORNBOOK_RUNS, or ./runs.")] = None,
 ) -> Result:
     """List the runs in a folder, with their status."""
-    from hornbook.files.run_status import find_runs, summarize
-
     place = folder or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
@@ -43,16 +51,6 @@ def list_runs(
 @app.command()
 def show(run: Run) -> Result:
     """Show one run: status, loss, validation, checkpoints and events."""
-    from hornbook.files.run_status import (
-        coverage,
-        evaluations,
-        events,
-        fullest,
-        metrics_of,
-        steps_that_count,
-        summarize,
-    )
-    from hornbook.run.checkpoints.commit import list_checkpoints
     from hornbook.run.observe.console import sparkline
 
     directory = existing_run(run)
@@ -84,13 +82,13 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
 ) -> Result:
     """Compare runs: the settings that differ, and the results."""
-    from hornbook.files.run_status import steps_that_count, summarize
     from hornbook.run.observe.console import sparkline
+    from hornbook.run.start.bound import recipe_in_force
 
     if len(runs) < 2:
         raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")
     directories = [existing_run(path) for path in runs]
-    settings = different_settings([_settings(directory) for directory in directories])
+    settings = different_settings([recipe_in_force(directory).model_dump(mode="json") for directory in directories])
     metrics = [_measurements(directory) for directory in directories]
     held_out, note = _held_out(directories)
     metrics = [each | held for each, held in zip(metrics, held_out, strict=True)]
@@ -113,17 +111,15 @@ def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def existing_run(path: Path) -> "RunDir":
+def existing_run(path: Path) -> RunDir:
     """The run at a path. Raises UsageError where there is none."""
-    from hornbook.files.run_directory import RunDir
-
     run = RunDir(path)
     if not run.exists():
         raise UsageError(f"{path} holds no run: `hornbook runs ls FOLDER` lists runs")
     return run
 
 
-def _row(row: "Summary") -> tuple[str, ...]:
+def _row(row: Summary) -> tuple[str, ...]:
     done = f"{row.tokens / row.total_tokens:.0%}" if row.total_tokens else "-"
     age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"
     if row.problem:
@@ -142,18 +138,16 @@ def _named(metrics: Mapping[str, float]) -> str:
     return ", ".join(words)
 
 
-def _facts(row: "Summary") -> list[str]:
+def _facts(row: Summary) -> list[str]:
     facts = [f"{name:<10}  {word}" for name, word in zip(_HEADER, _row(row), strict=True)]
     return [*facts, f"attempt     {row.attempt}"]
 
 
-def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
+def _held_out(runs: Sequence[RunDir]) -> tuple[list[dict[str, Any]], str]:
     """Validation metrics of each run on the rows that all runs scored, and a note if there are none.
 
     The last ones are on as many rows as all have in common; the lowest loss is on the rows scored along the run.
     """
-    from hornbook.files.run_status import coverage, evaluations, metrics_of
-
     scored = [_by_rows(evaluations(run)) for run in runs]
     common = [rows for rows in scored[0] if rows is not None and all(rows in each for each in scored)]
     if not common:
@@ -167,13 +161,10 @@ def _held_out(runs: "Sequence[RunDir]") -> tuple[list[dict[str, Any]], str]:
         last = metrics_of(each[widest][-1])
         metrics: dict[str, Any] = {"lowest validation loss": min(score["loss"] for score in each[along])}
         metrics["lowest of"] = coverage(each[along][-1])
-        metrics |= {f"last {_label(name)}": value for name, value in last.items()}
+        for name, value in last.items():
+            metrics[f"last {'validation loss' if name == 'loss' else name.replace('_', ' ')}"] = value
         found.append(metrics | {"last of": coverage(each[widest][-1])})
     return found, ""
-
-
-def _label(name: str) -> str:
-    return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
 def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
@@ -192,9 +183,6 @@ def _event(record: dict[str, Any]) -> str:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    from hornbook.run.checkpoints.commit import BEST, read_pointer
-    from hornbook.run.checkpoints.manifest import read_manifest
-
     best = read_pointer(path.parent, BEST) == path
     try:
         manifest = read_manifest(path)
@@ -206,9 +194,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": manifest.total_bytes, "score": loss, "best": best, "mark": mark}
 
 
-def _measurements(run: "RunDir") -> dict[str, Any]:
-    from hornbook.files.run_status import steps_that_count, summarize
-
+def _measurements(run: RunDir) -> dict[str, Any]:
     steps = steps_that_count(run)
     rates = [step["tokens_per_second"] for step in steps if step.get("tokens_per_second")]
     return {
@@ -232,12 +218,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _settings(run: "RunDir") -> dict[str, Any]:
-    from hornbook.run.start.bound import recipe_in_force
-
-    return recipe_in_force(run).model_dump(mode="json")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,20 +1,19 @@
-"""`hornbook train`: train a model by a recipe on token shards."""
+"""`hornbook train | resume | fork`: train a model, continue a run, or start one from a checkpoint of another."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import DryRun, Words, resolve_words, say
+from hornbook.cli.shell import DryRun, RunWords, Words, resolve_words, say, split_target
 from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.sources import COMMAND_LINE
-
-if TYPE_CHECKING:
-    from hornbook.settings.recipe import Recipe
-    from hornbook.settings.resolve import Resolved
 
 
 def train(
@@ -36,7 +35,6 @@ def train(
     A run that starts from weights (--from) is evaluated before its first step.
     """
     load_torch()
-    from hornbook.files.run_directory import RunDir
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start
     from hornbook.run.start.init_from import init_from_import
@@ -55,7 +53,7 @@ def train(
     return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run)
 
 
-def rate_text(resolved: "Resolved") -> str:
+def rate_text(resolved: Resolved) -> str:
     """A line with the learning rate of a run that starts from weights, and the origin of that setting."""
     origin = resolved.origins.get("optim.lr", "default")
     given = origin in (COMMAND_LINE, "environment HORNBOOK_SET")
@@ -63,6 +61,51 @@ def rate_text(resolved: "Resolved") -> str:
     return f"learning rate {resolved.recipe.optim.lr:g} ({origin}){hint}"
 
 
-def default_folder(recipe: "Recipe") -> Path:
+def default_folder(recipe: Recipe) -> Path:
     """NAME in $HORNBOOK_RUNS, or else in ./runs."""
     return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name
+
+
+def resume(words: RunWords = None, dry_run: DryRun = False) -> Result | Exit:
+    """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
+    load_torch()
+    from hornbook.run.job import Start
+    from hornbook.run.launch.launch import check_directory
+
+    run, overrides = _named_run(words, "hornbook resume RUN")
+    check_directory(run, "resume")
+    return run_job(resolve(str(run.recipe), overrides), run, Start("resume"), dry_run=dry_run)
+
+
+def fork(
+    words: RunWords = None,
+    *,
+    out: Annotated[Path, typer.Option(metavar="RUN2", help="The new run directory.")],
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Step of the checkpoint to start from; by default the newest.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> Result | Exit:
+    """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
+    load_torch()
+    from hornbook.run.job import Start
+    from hornbook.run.start.bound import recipe_in_force, refuse_edited
+    from hornbook.run.start.init_from import init_from_fork
+
+    parent, overrides = _named_run(words, "hornbook fork RUN --out RUN2")
+    if not parent.recipe.is_file():
+        raise UsageError(f"{parent.path} holds no run: name a run directory")
+    refuse_edited(parent)
+    resolved = resolve(str(parent.recipe), overrides)
+    init_from = init_from_fork(parent, at, recipe_in_force(parent), resolved.recipe)
+    if resolved.origins.get("name", "") != COMMAND_LINE:
+        resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
+    return run_job(resolved, RunDir(out), Start(init_from=init_from), dry_run=dry_run)
+
+
+def _named_run(words: list[str] | None, usage: str) -> tuple[RunDir, list[str]]:
+    """(the run that free words name, overrides)."""
+    target, overrides = split_target(words, "run directory")
+    if target is None:
+        raise UsageError(f"name a run: {usage}")
+    return RunDir(target), overrides

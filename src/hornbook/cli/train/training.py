@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.result import Result
@@ -10,6 +11,7 @@ from hornbook.cli.train.dry_run import describe_job, summary_text
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
+from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
     from hornbook.run.job import Start
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 def load_torch() -> None:
     """Import torch and the training loop, with a progress bar because it takes seconds."""
-    from hornbook.progress import progress_bar
-
     with progress_bar() as progress:
         progress("load torch", 0, None)
         import hornbook.run.launch.launch  # noqa: F401 - imported here for the progress bar
@@ -27,8 +27,6 @@ def load_torch() -> None:
 
 def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool) -> Result | Exit:
     """Launch the job, or under `dry_run` say what it would be. Rank 0 answers; the others return their exit code."""
-    import dataclasses
-
     from rich.markup import escape
 
     from hornbook.run.launch.launch import launch
@@ -41,7 +39,7 @@ def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool)
     if dry_run:
         summary = describe_job(resolved, run, start, measure=True)
         return Result(summary, summary_text(summary))
-    start = dataclasses.replace(start, argv=tuple(sys.argv), quiet=people().quiet)
+    start = replace(start, argv=tuple(sys.argv), quiet=people().quiet)
     code = launch(resolved, run, start)
     if follows:
         return code

@@ -7,6 +7,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
     from hornbook.run.diagnose.compare import Comparison
@@ -24,7 +25,6 @@ def verify(
 
     With one run, check its ledger, checkpoints and data for damage. Exit code 0 if whole, 3 if damaged.
     """
-    from hornbook.files.run_directory import RunDir
     from hornbook.run.diagnose.compare import compare_runs
     from hornbook.run.diagnose.verify import check_run
 

@@ -71,7 +71,7 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
 def _check_ledger(run: RunDir) -> str:
     """Check the chain of the ledger, and that it reaches as far as the other files of the run."""
     records = check_ledger(run)
-    kinds = [record["kind"] for record, _ in read_records(run.events) if "kind" in record]
+    kinds = [record["kind"] for record in read_records(run.events) if "kind" in record]
     state = run.read_state()
     cut = None
     if not records and (exists(run.metrics) or list_checkpoints(run.checkpoints)):

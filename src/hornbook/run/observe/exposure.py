@@ -116,7 +116,7 @@ def learned(run: RunDir) -> Learned:
     """The positions that each step of a run learned from."""
     keys = ("attempt", "step", "first_sample", "num_samples")
     skipped_ranges = read_past(run).skipped_ranges
-    records = current_branch({key: record[key] for key in keys} for record, _ in read_records(run.metrics))
+    records = current_branch({key: record[key] for key in keys} for record in read_records(run.metrics))
     spans = ((each["step"], each["first_sample"], each["num_samples"]) for each in records)
     rows = [(step, first, end_of(skipped_ranges, first, count)) for step, first, count in spans if count]
     steps, firsts, ends = np.array(rows, np.int64).reshape(-1, 3).T

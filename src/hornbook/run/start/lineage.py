@@ -127,6 +127,6 @@ def _run_of(folder: Path) -> RunDir | None:
 def _identity(run: RunDir) -> str:
     """`sha` of a run's first record, which identifies the run wherever it lies; "" without one."""
     with suppress(IntegrityError, OSError):
-        for record, _ in read_records(run.events):
+        for record in read_records(run.events):
             return str(record.get("sha", ""))
     return ""

@@ -84,7 +84,7 @@ def judged(data: Path) -> list[tuple[Example, bool | None]]:
     Raises what `read_examples` raises, and IntegrityError where judgements are damaged.
     """
     said: dict[tuple[str, ...], bool] = {}
-    for record, _ in read_records(data / REVIEWS):
+    for record in read_records(data / REVIEWS):
         try:
             said[record["reason"], record["origin"], record.get("cluster", "")] = record["right"]
         except KeyError as error:

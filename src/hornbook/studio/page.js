@@ -1,26 +1,3 @@
-"""A chart as one self-contained HTML page; a tooltip shows the values of the panel under the pointer."""
-
-import json
-from html import escape
-
-from hornbook.studio.chart import picture
-from hornbook.studio.layout import Chart
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""The browser lets the page load nothing."""
-
-_STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 1rem auto; max-width: 1100px; font: 13px/1.4 system-ui, sans-serif; background: #fff; color: #303845; }
-svg { width: 100%; height: auto; display: block; touch-action: pan-y; }
-#said { position: fixed; pointer-events: none; padding: .4rem .6rem; border: 1px solid #aab3c0; border-radius: 4px;
-  background: #fffffff0; white-space: nowrap; font-variant-numeric: tabular-nums; }
-#said td { padding: 0 .5rem 0 0; } #said td:last-child { text-align: right; padding: 0; }
-@media (prefers-color-scheme: dark) { body { background: #14181f; color: #d5dbe4; }
-  #said { background: #1d232cf0; border-color: #59636f; } }
-"""
-
-_SCRIPT = """
 const data = JSON.parse(document.getElementById("data").textContent), axis = data.axis;
 const picture = document.querySelector("svg"), said = document.getElementById("said");
 const cursor = document.createElementNS(picture.namespaceURI, "line");
@@ -67,22 +44,3 @@ picture.addEventListener("pointermove", event => {
   said.style.top = Math.max(8, Math.min(event.clientY, innerHeight - said.offsetHeight - 8)) + "px";
 });
 picture.addEventListener("pointerleave", () => { said.hidden = true; cursor.style.display = "none"; });
-"""
-
-
-def page(chart: Chart) -> str:
-    """The chart as one HTML file."""
-    names = ", ".join(history.name for history in chart.histories)
-    data = json.dumps(chart.data(), separators=(",", ":")).replace("<", "\\u003c")
-    head = [
-        '<!doctype html><html lang="en"><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(names.encode(errors='replace').decode())}</title><style>{_STYLE}</style>",
-    ]
-    body = [
-        picture(chart),
-        '<div id="said" hidden></div>',
-        f'<script type="application/json" id="data">{data}</script>',
-    ]
-    return "\n".join([*head, *body, f"<script>{_SCRIPT}</script>"]) + "\n"
