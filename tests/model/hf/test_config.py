@@ -18,11 +18,12 @@ from hornbook.model.config.position import NTKScaling, RopeConfig
 from hornbook.model.hf.config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf.differences import flatten
 from hornbook.model.hf.layout import parameter_shapes
-from hornbook.model.hf.tables.inert import INERT
-from hornbook.model.hf.tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
+from hornbook.model.hf.tables.known import ARCHITECTURES, INERT, NATIVE
 from hornbook.model.hf.tables.vocabulary import Architecture
 from tests.model.likenesses import bert_like, gpt2_like
 
+BY_NAME = {each.name: each for each in ARCHITECTURES}
+GPT2, LLAMA, QWEN3 = (BY_NAME[name] for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"))
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,

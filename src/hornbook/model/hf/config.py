@@ -17,8 +17,7 @@ from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, Regr
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.differences import differences, flatten, typical
-from hornbook.model.hf.tables.inert import INERT
-from hornbook.model.hf.tables.known import ARCHITECTURES, NATIVE
+from hornbook.model.hf.tables.known import ARCHITECTURES, INERT, NATIVE
 from hornbook.model.hf.tables.vocabulary import Architecture, Codec, Json, Key
 from hornbook.settings.fields import refuse_untrusted_parts
 
@@ -40,7 +39,8 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
             reasons.append(f"its {key.theirs} has no {values[0]!r}")
     if reasons:
         return reasons
-    reasons = [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
+    if architecture.whole_heads and config.width % config.heads:
+        reasons.append("width: it refuses a width that does not divide into heads")
     try:
         tied = getattr(config.head, "tied", None) if architecture.head_by_file else None
         read = _translate(_written(config, architecture), architecture, tied)

@@ -5,7 +5,7 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Codec, Json
+from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Codec, Json
 
 # ---- Scales that follow from the width
 
@@ -137,21 +137,21 @@ DEPTHS = Codec(
 
 # ---- T5's feed-forward
 
-_GATED = {"gated-gelu": "gelu_tanh", **{f"gated-{name}": kind for name, kind in GELU_FIRST.items() if name != "gelu"}}
+_GATED = {"gated-gelu": "gelu_tanh", **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items() if name != "gelu"}}
 
 
 def _read_feed_forward(keys: Json, tree: Json) -> None:
     name = keys.get("feed_forward_proj", "relu")
-    if name not in _GATED and name not in GELU_FIRST:
-        known = ", ".join([*GELU_FIRST, *_GATED])
+    if name not in _GATED and name not in ACTIVATIONS:
+        known = ", ".join([*ACTIVATIONS, *_GATED])
         raise UsageError(f"config.json: feed_forward_proj {name!r} is not supported; known are {known}")
     gated = name in _GATED
-    activation = _GATED[name] if gated else GELU_FIRST[name]
+    activation = _GATED[name] if gated else ACTIVATIONS[name]
     tree.setdefault("mlp", {}).update(kind="glu" if gated else "mlp", activation=activation, bias=False)
 
 
 def _write_feed_forward(config: ModelConfig) -> Json:
-    names = _GATED if config.mlp.kind == "glu" else GELU_FIRST
+    names = _GATED if config.mlp.kind == "glu" else ACTIVATIONS
     return {"feed_forward_proj": next((name for name, kind in names.items() if kind == config.mlp.activation), "relu")}
 
 
