@@ -20,12 +20,11 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Grid, Integers, Nf4
+from hornbook.model.config.surgery import Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
 from hornbook.model.storage.safetensors_folder import Reader, named, read_json, write_json
 from hornbook.model.surgery.added import matching_linears
-from hornbook.model.surgery.quantization.fake_quant import drop_weight, put_code
-from hornbook.model.surgery.quantization.integers import IntegerCode, quantize
+from hornbook.model.surgery.quantization.integers import IntegerCode, put_code
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
 from hornbook.settings.fields import refuse_untrusted_parts
@@ -100,17 +99,15 @@ def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
     _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
     before = after = 0
     apart = size = 0.0
-    for name, layer in layers.items():
+    for layer in layers.values():
         weight = layer.weight.detach()
-        if isinstance(step, Nf4):
-            code = Nf4Code((weight.shape[0], weight.shape[1]), step.block)
-            code.take(weight)
-            drop_weight(layer)
-            layer.code = code
-        else:
-            put_code(layer, quantize(weight, step, name), Grid(**step.model_dump(include=set(Grid.model_fields))))
+        shape = (weight.shape[0], weight.shape[1])
+        with torch.device(weight.device):
+            code = Nf4Code(shape, step.block) if isinstance(step, Nf4) else IntegerCode(shape, step)
+        code.take(weight)
+        put_code(layer, code)
         before += weight.numel() * 4
-        after += sum(buffer.numel() * buffer.element_size() for buffer in layer.code.buffers())  # pyright: ignore
+        after += sum(buffer.numel() * buffer.element_size() for buffer in code.buffers())
         apart += float((layer.matrix(torch.float32) - weight).double().square().sum())
         size += float(weight.double().square().sum())
     return Figures(len(layers), before, after, (apart / size) ** 0.5 if size else 0.0)
@@ -168,12 +165,11 @@ def _put_codes(model: Transformer, step: Integers | Nf4) -> None:
     if isinstance(step, Nf4):
         add_nf4(model, step)
         return
-    grid = Grid(**step.model_dump(include=set(Grid.model_fields)))
     for layer in matching_linears(model, step.targets, "quantized targets").values():
         outputs, inputs = layer.weight.shape
         with torch.device("meta"):
-            layer.code = IntegerCode((outputs, inputs), grid)
-        drop_weight(layer)
+            code = IntegerCode((outputs, inputs), step)
+        put_code(layer, code)
 
 
 def _checked(folder: Path, targets: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
