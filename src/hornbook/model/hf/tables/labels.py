@@ -22,7 +22,9 @@ def _read_names(keys: Json) -> list[str]:
     return [found[i] for i in range(len(found))]
 
 
-def _write_names(head: LabelHeadConfig) -> Json:
+def _write_names(config: ModelConfig) -> Json:
+    head = config.head
+    assert isinstance(head, LabelHeadConfig)
     named = isinstance(head, ClassificationHead | TokenClassificationHead)
     names = head.labels if named else [f"LABEL_{i}" for i in range(head.outputs)]
     return {
@@ -44,12 +46,10 @@ def _read_text(keys: Json, tree: Json) -> None:
 
 
 def _write_text(config: ModelConfig) -> Json:
-    head = config.head
-    assert isinstance(head, LabelHeadConfig)
-    if isinstance(head, RegressionHead):
-        return {**_write_names(head), "problem_type": _REGRESSION}
-    multiple = isinstance(head, ClassificationHead) and head.multiple
-    return {**_write_names(head), "problem_type": _MULTIPLE if multiple else _SINGLE}
+    if isinstance(config.head, RegressionHead):
+        return {**_write_names(config), "problem_type": _REGRESSION}
+    multiple = isinstance(config.head, ClassificationHead) and config.head.multiple
+    return {**_write_names(config), "problem_type": _MULTIPLE if multiple else _SINGLE}
 
 
 def _read_tokens(keys: Json, tree: Json) -> None:
@@ -61,11 +61,6 @@ def _read_span(keys: Json, _: Json) -> None:
         raise ValueError(f"a span has two scores for each token, not {count}")
 
 
-def _write_labels(config: ModelConfig) -> Json:
-    assert isinstance(config.head, LabelHeadConfig)
-    return _write_names(config.head)
-
-
 LABEL_OF_TEXT = Codec(_NAMES, _read_text, _write_text)
-LABELS_OF_TOKENS = Codec(_NAMES, _read_tokens, _write_labels)
-SPAN = Codec(_NAMES, _read_span, _write_labels)
+LABELS_OF_TOKENS = Codec(_NAMES, _read_tokens, _write_names)
+SPAN = Codec(_NAMES, _read_span, _write_names)

@@ -37,9 +37,8 @@ def lay(tree: Json, layers: Sequence[Json]) -> None:
 
 
 def _depth(tree: Json) -> int:
-    """Layers, before the configuration has been validated."""
     layers = tree["layers"]
-    if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise IntegrityError(f"config.json: layers: a number up to {MOST_LAYERS} is expected, found {layers!r}")
     return layers
 

@@ -10,15 +10,8 @@ from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Codec, Json
 # ---- Scales that follow from the width
 
 
-def _width(tree: Json) -> int:
-    width = tree["width"]
-    if type(width) is not int or width < 1:
-        raise IntegrityError(f"config.json: width: a positive integer is expected, found {width!r}")
-    return width
-
-
 def _read_root_scale(_: Json, tree: Json) -> None:
-    tree.setdefault("embedding", {})["scale"] = _width(tree) ** 0.5
+    tree.setdefault("embedding", {})["scale"] = tree["width"] ** 0.5
 
 
 ROOT_SCALE = Codec((), _read_root_scale, lambda _: {})
@@ -39,7 +32,7 @@ SCALE_EMBEDDING = Codec(
 def _read_scaled_head(keys: Json, tree: Json) -> None:
     # transformers 5 ties the head in every configuration and keeps what the key said under this name.
     scaled = keys.get("scale_decoder_outputs", keys.get("tie_word_embeddings") is not False)
-    tree.setdefault("head", {})["scale"] = _width(tree) ** -0.5 if scaled else 1.0
+    tree.setdefault("head", {})["scale"] = tree["width"] ** -0.5 if scaled else 1.0
 
 
 def _write_scaled_head(config: ModelConfig) -> Json:

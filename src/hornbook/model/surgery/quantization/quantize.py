@@ -22,7 +22,7 @@ from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
-from hornbook.model.storage.safetensors_folder import Reader, named, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader, mismatches, read_json, refuse_mismatches, write_json
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.integers import IntegerCode, put_code
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
@@ -60,13 +60,9 @@ def parse_format(text: str) -> Integers | Nf4:
     if match is None:
         raise UsageError(f"--quantize {text}: write int8, int4, nf4, or bits and shares as int8-tensor, int4-group64")
     bits, per, group = int(match[1]), match[2], match[3]
-    if per is None:
-        return Integers(bits=bits, per="channel" if bits > 4 else "group")
-    return (
-        Integers(bits=bits, per="group", group=int(group))
-        if group
-        else Integers.model_validate({"bits": bits, "per": per})
-    )
+    if group:
+        return Integers(bits=bits, per="group", group=int(group))
+    return Integers.model_validate({"bits": bits, "per": per or ("channel" if bits > 4 else "group")})
 
 
 def _nf4(text: str, block: str | None) -> Nf4:
@@ -174,8 +170,6 @@ def _put_codes(model: Transformer, step: Integers | Nf4) -> None:
 
 def _checked(folder: Path, targets: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     entries, reader = read_header(folder / QUANTIZED), Reader()
-    wrong = [name for name in targets if name not in entries or entries[name].shape != tuple(targets[name].shape)]
-    wrong += [name for name in entries if name not in targets]
-    if wrong:
-        raise IntegrityError(f"{folder / QUANTIZED}: missing, unexpected or mis-shaped for its config: {named(wrong)}")
+    problems = mismatches({name: tuple(each.shape) for name, each in targets.items()}, entries)
+    refuse_mismatches(f"{folder / QUANTIZED}: the tensors do not fit its config", problems)
     yield from ((name, reader.read(name, entry)) for name, entry in entries.items())
