@@ -11,11 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.differences import differences, flatten, typical
 from hornbook.model.hf.tables.known import ARCHITECTURES, INERT, NATIVE
 from hornbook.model.hf.tables.vocabulary import Architecture, Codec, Json, Key
@@ -183,9 +181,7 @@ def _translate(keys: Json, architecture: Architecture, tied: bool | None = None)
     for codec in architecture.codecs:
         _read_codec(codec, keys, tree)
     _refuse_unsupported(keys, architecture)
-    config = _validated(tree)
-    _check_sizes(config)
-    return config
+    return _validated(tree)
 
 
 def _read_codec(codec: Codec, keys: Json, tree: Json) -> None:
@@ -265,18 +261,6 @@ def _refuse_huge(tree: Any, path: str = "") -> None:
             _refuse_huge(value, f"{path}.{number}")
     elif isinstance(tree, int | float) and abs(tree) > LARGEST_SIZE:
         raise IntegrityError(f"config.json: {path}: {str(tree)[:30]} is more than any model has ({LARGEST_SIZE})")
-
-
-def _check_sizes(config: ModelConfig) -> None:
-    attention = config.attention
-    if isinstance(attention, FullAttentionConfig) and attention.head_dim is None and config.width % config.heads:
-        raise IntegrityError(f"config.json: width {config.width} does not divide into {config.heads} heads")
-    if config.heads % config.kv_heads:
-        raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")
-    if isinstance(attention, FullAttentionConfig) and isinstance(config.position, RopeConfig):
-        rotary_dim = int(config.head_dim * config.position.fraction)
-        if rotary_dim % 2:
-            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {rotary_dim}")
 
 
 def _nest(flat: Mapping[str, Any]) -> Json:

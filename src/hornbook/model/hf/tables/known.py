@@ -23,59 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.model.hf.differences import leaves
-from hornbook.model.hf.tables.labels import LABEL_OF_TEXT, LABELS_OF_TOKENS, SPAN
-from hornbook.model.hf.tables.layers import (
-    ALTERNATION,
-    FIRST_DENSE,
-    GEMMA_WINDOWS,
-    LISTED_DENSE,
-    QWEN_WINDOWS,
-    one_window,
-)
-from hornbook.model.hf.tables.rope import ROTARY_DIM, rope
-from hornbook.model.hf.tables.values import (
-    DEPTHS,
-    FEED_FORWARD,
-    QUERY_SCALAR,
-    ROOT_SCALE,
-    SCALE_EMBEDDING,
-    SCALED_HEAD,
-    SHARED_EXPERTS,
-    SHIFTED_POSITIONS,
-    VECTOR_WIDTH,
-)
+from hornbook.model.hf.tables import labels, layers, rope, values
 from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Architecture, Codec, Form, Json, Key, Row
 
 NATIVE = "HornbookForCausalLM"
 """`architectures` of a model that no table represents: the same files under our own names."""
 FAMILIES = ("gpt", "llama", "experts", "encoders", "encoder_decoders", "labels")
 """Files in the order in which their classes are tried."""
-CODECS: dict[str, Codec | Callable[..., Codec]] = {
-    "alternation": ALTERNATION,
-    "depths": DEPTHS,
-    "feed_forward": FEED_FORWARD,
-    "first_dense": FIRST_DENSE,
-    "gemma_windows": GEMMA_WINDOWS,
-    "label_of_text": LABEL_OF_TEXT,
-    "labels_of_tokens": LABELS_OF_TOKENS,
-    "listed_dense": LISTED_DENSE,
-    "one_window": one_window,
-    "query_scalar": QUERY_SCALAR,
-    "qwen_windows": QWEN_WINDOWS,
-    "root_scale": ROOT_SCALE,
-    "rope": rope,
-    "rotary_dim": ROTARY_DIM,
-    "scale_embedding": SCALE_EMBEDDING,
-    "scaled_head": SCALED_HEAD,
-    "shared_experts": SHARED_EXPERTS,
-    "shifted_positions": SHIFTED_POSITIONS,
-    "span": SPAN,
-    "vector_width": VECTOR_WIDTH,
-}
+CODECS: dict[str, Codec | Callable[..., Codec]] = labels.CODECS | layers.CODECS | rope.CODECS | values.CODECS
 """By the name that tables have for it; what is called takes options."""
 
 
-def _read(name: str) -> Json:
+def read_toml(name: str) -> Json:
+    """The content of a file of this folder."""
     return _with_null(tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8")))
 
 
@@ -88,7 +48,7 @@ def _with_null(value: Any) -> Any:
 def _read_architectures() -> tuple[Architecture, ...]:
     tables: dict[str, Json] = {}
     for family in FAMILIES:
-        for name, given in _read(family).items():
+        for name, given in read_toml(family).items():
             tables[name] = _combined(given, tables)
     return tuple(_architecture(name, table) for name, table in tables.items() if "model_type" in table)
 
@@ -172,5 +132,6 @@ def _rows(
 
 
 ARCHITECTURES = _read_architectures()
-INERT = frozenset(chain.from_iterable(_read("inert").values()))
+"""All of them, in the order in which they are tried."""
+INERT = frozenset(chain.from_iterable(read_toml("inert").values()))
 """Keys of config.json that do not change the logits of any model here, or are dealt with apart."""

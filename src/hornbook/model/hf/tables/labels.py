@@ -61,6 +61,8 @@ def _read_span(keys: Json, _: Json) -> None:
         raise ValueError(f"a span has two scores for each token, not {count}")
 
 
-LABEL_OF_TEXT = Codec(_NAMES, _read_text, _write_text)
-LABELS_OF_TOKENS = Codec(_NAMES, _read_tokens, _write_names)
-SPAN = Codec(_NAMES, _read_span, _write_names)
+CODECS = {
+    "label_of_text": Codec(_NAMES, _read_text, _write_text),
+    "labels_of_tokens": Codec(_NAMES, _read_tokens, _write_names),
+    "span": Codec(_NAMES, _read_span, _write_names),
+}
