@@ -151,7 +151,8 @@ def _stored(keys: Json) -> ModelConfig | None:
 
 def _refuse_impossible(config: ModelConfig) -> None:
     """Parts that do not go together, as a recipe is refused with them."""
-    if problems := [f"{key}: {text}" for key, text in model_problems(config)]:
+    problems = dict.fromkeys(f"{key}: {text}" for key, text in model_problems(config))  # layers may share one
+    if problems:
         raise IntegrityError(f"config.json: {'; '.join(problems)}")
 
 
