@@ -397,7 +397,7 @@ DAMAGED = [
     ("modernbert-base", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0"),
     ("modernbert-base", {"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
     ("t5-small", {"feed_forward_proj": ["relu"]}, "feed_forward_proj"),
-    ("pythia-70m", {"rotary_pct": 0.05}, "even head width to turn, not 3"),
+    ("pythia-70m", {"rotary_pct": 0.05}, "even number of dims, not 3"),
     ("opt-350m", {"word_embed_proj_dim": "narrow"}, "embedding.width"),
 ]
 

@@ -18,11 +18,12 @@ from hornbook.model.config.position import NTKScaling, RopeConfig
 from hornbook.model.hf.config import choose_architecture, from_json, misfits, to_json, why_native
 from hornbook.model.hf.differences import flatten
 from hornbook.model.hf.layout import parameter_shapes
-from hornbook.model.hf.tables.inert import INERT
-from hornbook.model.hf.tables.known import ARCHITECTURES, GPT2, LLAMA, NATIVE, QWEN3
+from hornbook.model.hf.tables.known import ARCHITECTURES, FAMILIES, INERT, NATIVE, read_toml
 from hornbook.model.hf.tables.vocabulary import Architecture
 from tests.model.likenesses import bert_like, gpt2_like
 
+BY_NAME = {each.name: each for each in ARCHITECTURES}
+GPT2, LLAMA, QWEN3 = (BY_NAME[name] for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"))
 LLAMA_KEYS = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
@@ -67,6 +68,13 @@ def test_every_leaf_of_the_configuration_is_accounted_for():
 
     assert misfits(ModelConfig(), LLAMA) == []
     assert misfits(Tomorrow(), LLAMA) == ["it knows nothing of window"]
+
+
+def test_every_table_is_an_architecture_or_what_one_goes_on_from():
+    tables = [table for family in FAMILIES for table in read_toml(family).items()]
+    assert len(tables) == len(dict(tables))
+    used = {name for _, table in tables for name in (*table.get("like", ()), table.get("stack"))}
+    assert {name for name, table in tables if not {"model_type", "stack"} & table.keys()} <= used
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -219,7 +227,7 @@ DAMAGED = [
     ({"hidden_size": [1]}, "width"),
     ({"num_key_value_heads": 3}, "4 heads do not divide among 3"),
     ({"num_attention_heads": 5}, "32 does not divide into 5"),
-    ({"head_dim": 7}, "even head width"),
+    ({"head_dim": 7}, "even number of dims, not 7"),
     ({"rope_parameters": "default"}, "rope_parameters"),
     ({"hornbook": 3}, "hornbook"),
     ({"hornbook": {"model": {"layers": "x"}}}, "layers"),

@@ -6,12 +6,14 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
-from hornbook.model.config.surgery import FakeQuant, Grid, Lora, Nf4
+from hornbook.model.config.surgery import FakeQuant, Grid, Integers, Lora, Nf4
 from hornbook.model.layers.linear import Linear
+from hornbook.model.surgery.adapters.lora import merged_tensors
 from hornbook.model.surgery.operate import operate
-from hornbook.model.surgery.quantization.fake_quant import LearnedQuant, RangeQuant, convert
+from hornbook.model.surgery.quantization.fake_quant import LearnedQuant, RangeQuant
 from hornbook.model.surgery.quantization.integers import IntegerCode, largest_code, pack, quantize, shares, unpack
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, levels
+from hornbook.model.surgery.quantization.quantize import quantize_model
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
 
 GRIDS = [
@@ -71,7 +73,7 @@ def test_a_negated_matrix_has_negated_codes() -> None:
 def test_codes_are_held_without_loss(grid: Grid) -> None:
     found = quantize(matrix(), grid)
     code = IntegerCode((24, 64), grid)
-    code.take(found)
+    code.take(matrix())
     assert torch.equal(code.quantized().codes, found.codes)
     assert torch.equal(code(torch.empty(0)), found.restored())
     assert code.codes.numel() == 24 * 64 // (2 if grid.bits <= 4 else 1)
@@ -128,14 +130,19 @@ def test_int8_is_that_of_torchao() -> None:
 @pytest.mark.parametrize("scales", ["range", "learned"])
 @pytest.mark.parametrize("grid", [Grid(bits=4, per="group", group=16), Grid(bits=8, per="channel")])
 @torch.no_grad()
-def test_converted_computes_what_was_prepared(operated: Operated, scales: str, grid: Grid) -> None:
+def test_what_is_exported_computes_what_was_prepared(operated: Operated, scales: str, grid: Grid) -> None:
+    """As plain weights, and with scales from the range as codes of the same grid too."""
     step = FakeQuant(scales=scales, **grid.model_dump())  # pyright: ignore
     model, tokens = spoil(operated("llama", step), size=0.01), ids()
-    expected = logits(model, tokens)
-    convert(model)
-    assert isinstance(model.get_submodule("blocks.0.attention.query.code"), IntegerCode)
-    assert "blocks.0.attention.query.weight" not in dict(model.named_parameters())
-    torch.testing.assert_close(logits(model, tokens), expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    expected, plain = logits(model, tokens), operated("llama")
+    for name, tensor in merged_tensors(model):
+        plain.get_parameter(name).copy_(tensor)
+    torch.testing.assert_close(logits(plain, tokens), expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    if scales == "range":
+        quantize_model(plain, Integers(**grid.model_dump()))
+        assert isinstance(plain.get_submodule("blocks.0.attention.query.code"), IntegerCode)
+        assert "blocks.0.attention.query.weight" not in dict(plain.named_parameters())
+        torch.testing.assert_close(logits(plain, tokens), expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
 
 
 def test_gradients_pass_the_rounding_inside_the_range_and_not_outside() -> None:

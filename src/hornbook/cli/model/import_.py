@@ -69,7 +69,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     from hornbook.model.hf.hf import read_hf, write_hf
     from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
-    from hornbook.model.surgery.vocabulary import extended, extended_vocab, pieces_of, write_extended_tokenizer
+    from hornbook.model.surgery.vocabulary import extended, pieces_of, write_extended_tokenizer
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():
@@ -83,7 +83,7 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     known, pieces = old.vocab_size, pieces_of(tokens, old)
     if known > vocab:
         raise IntegrityError(f"{source}: its tokenizer has {known} ids, but its model only {vocab} embedding rows")
-    rows = extended_vocab(vocab, known, len(tokens))
+    rows = max(vocab, known + len(tokens))  # as before if the new tokens find room, else one for each token
     config = config.model_copy(update={"vocab": rows})
     mean = sum(map(len, pieces)) / max(len(pieces), 1)
     last = f"{len(tokens)} new tokens (of {mean:.1f} pieces on average) behind {known}; {rows} rows of embedding"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -245,6 +245,15 @@ class _Logits:
         return self.difference / self.largest if self.largest else float("nan")
 
 
+class _Question(NamedTuple):
+    """The random tokens of one comparison."""
+
+    ids: Tensor
+    positions: Tensor
+    source: Tensor | None
+    """What the encoder of an encoder-decoder reads."""
+
+
 def _rounding(theirs: nn.Module, ours: Loaded, architecture: Architecture, seed: int) -> float:
     """By how much their float32 logits are off from their float64 ones, as a share of the largest.
 
@@ -253,16 +262,14 @@ def _rounding(theirs: nn.Module, ours: Loaded, architecture: Architecture, seed:
     """
     exact = copy.deepcopy(theirs).double()
     difference = largest = 0.0
-    for ids, positions, source in _questions(ours, architecture, seed):
-        with torch.no_grad():
-            a = _their_logits(theirs, ids, positions, source, architecture, ours.config)
-            b = _their_logits(exact, ids, positions, source, architecture, ours.config)
+    for question in _questions(ours, architecture, seed):
+        a = _their_logits(theirs, question, architecture, ours.config)
+        b = _their_logits(exact, question, architecture, ours.config)
         difference, largest = max(difference, float((a - b).abs().max())), max(largest, float(b.abs().max()))
     return difference / largest if largest else 0.0
 
 
-def _questions(ours: Loaded, architecture: Architecture, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """(ids, positions, what the encoder reads) of each comparison."""
+def _questions(ours: Loaded, architecture: Architecture, seed: int) -> Iterator[_Question]:
     for batch, start, end in _grid(ours.config.position.length, ours.vocab):
         if start and architecture.position_ids is None:
             continue  # positions other than from the row's begin cannot be asked of it
@@ -271,42 +278,37 @@ def _questions(ours: Loaded, architecture: Architecture, seed: int) -> Iterator[
         source = None
         if ours.config.kind == "encoder_decoder":
             source = torch.randint(0, ours.vocab, (batch, max(end // 2, 1)), generator=generator)
-        yield ids, torch.arange(start, end).expand(batch, -1), source
+        yield _Question(ids, torch.arange(start, end).expand(batch, -1), source)
 
 
 def _compare_logits(ours: Loaded, theirs: nn.Module, architecture: Architecture, seed: int) -> _Logits:
     difference = largest = 0.0
     tokens = last = 0
-    for ids, positions, source in _questions(ours, architecture, seed):
-        with torch.no_grad():
-            a = _our_logits(ours, ids, positions, source)
-            b = _their_logits(theirs, ids, positions, source, architecture, ours.config)
+    for question in _questions(ours, architecture, seed):
+        a = _our_logits(ours, question)
+        b = _their_logits(theirs, question, architecture, ours.config)
         if a.dim() > b.dim():
             a = a[:, text_place(ours.config.kind)]
         # torch's max carries NaN on, Python's does not
         difference = float(torch.tensor([difference, float((a - b).abs().max())]).max())
         largest = float(torch.tensor([largest, float(b.abs().max())]).max())
-        tokens, last = tokens + ids.numel(), max(last, int(positions[0, -1]) + 1)
+        tokens, last = tokens + question.ids.numel(), max(last, int(question.positions[0, -1]) + 1)
     return _Logits(difference, largest, tokens, last)
 
 
-def _our_logits(ours: Loaded, ids: Tensor, positions: Tensor, source: Tensor | None) -> Tensor:
-    hidden, _ = ours.model(ids, positions, source=None if source is None else Source(source))
+@torch.no_grad()
+def _our_logits(ours: Loaded, question: _Question) -> Tensor:
+    source = None if question.source is None else Source(question.source)
+    hidden, _ = ours.model(question.ids, question.positions, source=source)
     assert ours.model.head is not None
     return ours.model.head.logits(hidden)
 
 
-def _their_logits(
-    theirs: nn.Module,
-    ids: Tensor,
-    positions: Tensor,
-    source: Tensor | None,
-    architecture: Architecture,
-    config: ModelConfig,
-) -> Tensor:
+@torch.no_grad()
+def _their_logits(theirs: nn.Module, question: _Question, architecture: Architecture, config: ModelConfig) -> Tensor:
     """Raises UsageError where transformers itself cannot run the model."""
     try:
-        return _run_theirs(theirs, ids, positions, source, architecture, config)
+        return _run_theirs(theirs, question, architecture, config)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())[:200]
         raise UsageError(
@@ -315,21 +317,14 @@ def _their_logits(
         ) from error
 
 
-def _run_theirs(
-    theirs: nn.Module,
-    ids: Tensor,
-    positions: Tensor,
-    source: Tensor | None,
-    architecture: Architecture,
-    config: ModelConfig,
-) -> Tensor:
-    if source is not None:
-        return theirs(input_ids=source, decoder_input_ids=ids, use_cache=False).logits
+def _run_theirs(theirs: nn.Module, question: _Question, architecture: Architecture, config: ModelConfig) -> Tensor:
+    if question.source is not None:
+        return theirs(input_ids=question.source, decoder_input_ids=question.ids, use_cache=False).logits
     options: dict[str, Any] = {"use_cache": False} if config.kind == "decoder" else {}
     if architecture.position_ids is not None:
         offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
-        options["position_ids"] = positions + offset
-    found = theirs(input_ids=ids, **options)
+        options["position_ids"] = question.positions + offset
+    found = theirs(input_ids=question.ids, **options)
     scores = [found.start_logits, found.end_logits] if config.head.kind == "span" else None
     return found.logits if scores is None else torch.stack(scores, -1)
 

@@ -11,14 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from hornbook.errors import HornbookError, IntegrityError, UsageError
-from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
 from hornbook.model.hf.differences import differences, flatten, typical
-from hornbook.model.hf.tables.inert import INERT
-from hornbook.model.hf.tables.known import ARCHITECTURES, NATIVE
+from hornbook.model.hf.tables.known import ARCHITECTURES, INERT, NATIVE
 from hornbook.model.hf.tables.vocabulary import Architecture, Codec, Json, Key
 from hornbook.settings.fields import refuse_untrusted_parts
 
@@ -40,7 +37,8 @@ def misfits(config: ModelConfig, architecture: Architecture) -> list[str]:
             reasons.append(f"its {key.theirs} has no {values[0]!r}")
     if reasons:
         return reasons
-    reasons = [f"{path}: {reason}" for path, reason, holds in architecture.rules if not holds(config)]
+    if architecture.whole_heads and config.width % config.heads:
+        reasons.append("width: it refuses a width that does not divide into heads")
     try:
         tied = getattr(config.head, "tied", None) if architecture.head_by_file else None
         read = _translate(_written(config, architecture), architecture, tied)
@@ -153,7 +151,8 @@ def _stored(keys: Json) -> ModelConfig | None:
 
 def _refuse_impossible(config: ModelConfig) -> None:
     """Parts that do not go together, as a recipe is refused with them."""
-    if problems := [f"{key}: {text}" for key, text in model_problems(config)]:
+    problems = dict.fromkeys(f"{key}: {text}" for key, text in model_problems(config))  # layers may share one
+    if problems:
         raise IntegrityError(f"config.json: {'; '.join(problems)}")
 
 
@@ -183,9 +182,7 @@ def _translate(keys: Json, architecture: Architecture, tied: bool | None = None)
     for codec in architecture.codecs:
         _read_codec(codec, keys, tree)
     _refuse_unsupported(keys, architecture)
-    config = _validated(tree)
-    _check_sizes(config)
-    return config
+    return _validated(tree)
 
 
 def _read_codec(codec: Codec, keys: Json, tree: Json) -> None:
@@ -265,18 +262,6 @@ def _refuse_huge(tree: Any, path: str = "") -> None:
             _refuse_huge(value, f"{path}.{number}")
     elif isinstance(tree, int | float) and abs(tree) > LARGEST_SIZE:
         raise IntegrityError(f"config.json: {path}: {str(tree)[:30]} is more than any model has ({LARGEST_SIZE})")
-
-
-def _check_sizes(config: ModelConfig) -> None:
-    attention = config.attention
-    if isinstance(attention, FullAttentionConfig) and attention.head_dim is None and config.width % config.heads:
-        raise IntegrityError(f"config.json: width {config.width} does not divide into {config.heads} heads")
-    if config.heads % config.kv_heads:
-        raise IntegrityError(f"config.json: {config.heads} heads do not divide among {config.kv_heads} key-value heads")
-    if isinstance(attention, FullAttentionConfig) and isinstance(config.position, RopeConfig):
-        rotary_dim = int(config.head_dim * config.position.fraction)
-        if rotary_dim % 2:
-            raise IntegrityError(f"config.json: rotary positions need an even head width to turn, not {rotary_dim}")
 
 
 def _nest(flat: Mapping[str, Any]) -> Json:

@@ -6,12 +6,26 @@ from typing import Any
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.hf.tables.inert import FREE
+
+FREE = (
+    "vocab",
+    "dropout",
+    "init.",
+    "stochastic_depth",
+    "attention.dropout",
+    "mlp.balance_loss",
+    "mlp.z_loss",
+    "mlp.capacity",
+    "mlp.router.jitter",
+    "mlp.router.balance_rate",
+)
+"""Dotted keys of `ModelConfig`, or their begin, that do not change what a trained model computes (or are sizes of their
+own)."""
 
 
 def flatten(config: ModelConfig) -> dict[str, Any]:
     """Every leaf by dotted key, with the sizes that follow from others (kv_heads, head_dim, hidden) filled in."""
-    flat = dict(_leaves(config.model_dump(exclude={"first", "pattern"}), ""))
+    flat = dict(leaves(config.model_dump(exclude={"first", "pattern"})))
     if isinstance(config.attention, FullAttentionConfig):
         flat["attention.kv_heads"] = config.kv_heads
         flat["attention.head_dim"] = config.head_dim
@@ -20,10 +34,11 @@ def flatten(config: ModelConfig) -> dict[str, Any]:
     return flat
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(Dotted key, value) of what is no mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

@@ -36,8 +36,10 @@ from hornbook.model.storage.safetensors_folder import (
     SHARD_BYTES,
     Reader,
     list_tensors,
+    mismatches,
     named,
     read_json,
+    refuse_mismatches,
     write_json,
 )
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_tensors, whole
@@ -132,13 +134,8 @@ def _named_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
 def _check_own(tensors: Mapping[str, Tensor], layout: Layout) -> None:
     expected = expected_shapes(layout)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected:
-        wrong = [
-            f"{name} {found.get(name)} for {expected.get(name)}"
-            for name in found.keys() | expected.keys()
-            if found.get(name) != expected.get(name)
-        ]
-        raise AssertionError(f"tensors do not belong to this configuration: {named(wrong)}")
+    wrong = [f"{name} {shape}" for name, shape in found.items() ^ expected.items()]
+    assert not wrong, f"tensors do not belong to this configuration: {named(wrong)}"
 
 
 def read_hf(
@@ -251,23 +248,13 @@ def _copies(architecture: Architecture | None) -> Mapping[str, str]:
     return {"head.weight": "embedding.weight"} if architecture is None else architecture.copies
 
 
-def _check_theirs(folder: Path, entries: Stored, layout: Layout) -> None:
-    problems = []
-    if missing := layout.keys() - entries.keys():
-        problems.append(f"missing: {named(missing)}")
-    if unexpected := entries.keys() - layout.keys():
-        problems.append(f"unexpected: {named(unexpected)}")
-    for theirs, parts in layout.items():
-        if theirs not in entries:
-            continue
-        entry, shape = entries[theirs][1], stored_shape(parts)
-        if entry.shape != shape:
-            problems.append(f"{theirs}: expected shape {list(shape)}, found {list(entry.shape)}")
-        if entry.dtype not in DTYPES:
-            problems.append(f"{theirs}: stored as {entry.dtype}; {', '.join(DTYPES)} can be read")
-    if problems:
-        shown = problems[:8] + ([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])
-        raise IntegrityError(f"{folder}: the tensors do not match config.json:\n  " + "\n  ".join(shown))
+def _check_theirs(folder: Path, stored: Stored, layout: Layout) -> None:
+    entries = {theirs: entry for theirs, (_, entry) in stored.items()}
+    problems = mismatches({theirs: stored_shape(parts) for theirs, parts in layout.items()}, entries)
+    for theirs in layout:
+        if theirs in entries and entries[theirs].dtype not in DTYPES:
+            problems.append(f"{theirs}: stored as {entries[theirs].dtype}; {', '.join(DTYPES)} can be read")
+    refuse_mismatches(f"{folder}: the tensors do not match config.json", problems)
 
 
 def _check_copies(

@@ -106,6 +106,7 @@ def slices_of(ours: TensorSlice, part: Placed) -> Iterator[TensorSlice]:
             return
         ours = TensorSlice(ours.tensor[number], ours.start[1:])
     first, rest = (ours.start[0], ours.start[1:]) if ours.start else (0, ())
+    # Rows [block * own, (block + 1) * own) of ours begin at row block * rows + start of theirs.
     for block in range(part.blocks):
         low, high = max(first, block * part.own), min(first + len(ours.tensor), (block + 1) * part.own)
         if low < high:

@@ -5,8 +5,8 @@ checked before anything is mapped (`files/safetensors.py`).
 """
 
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 """Tensors of one file at most (a single larger tensor gets a file of its own)."""
 MAX_JSON_BYTES = 64 * 2**20
+_PLAIN_NAME = re.compile(r"[^/\\\0]*\.safetensors")
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Of weights."""
 CODES = {each: code for code, each in DTYPES.items()}
@@ -59,14 +60,8 @@ def _list_sharded(folder: Path) -> dict[str, Entry]:
     where = read_json(folder / INDEX).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise IntegrityError(f"{folder / INDEX}: it has no weight_map")
-    for file in set(where.values()) if all(isinstance(file, str) for file in where.values()) else [None]:
-        if (
-            not file
-            or file != os.path.basename(file)
-            or "\\" in file
-            or "\0" in file
-            or not file.endswith(".safetensors")
-        ):
+    for file in where.values():
+        if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
             raise IntegrityError(f"{folder / INDEX}: {file!r} is not the plain name of a .safetensors file")
     found: dict[str, Entry] = {}
     for file in sorted(set(where.values())):
@@ -90,6 +85,28 @@ def _nothing_to_read(folder: Path) -> str:
     return f"{folder}: holds no {SINGLE} and no {INDEX}"
 
 
+def mismatches(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Entry]) -> list[str]:
+    """Which tensors are missing, unexpected, or of another shape than expected."""
+    problems = name_mismatches(expected.keys(), found.keys())
+    for name, shape in expected.items():
+        if name in found and found[name].shape != shape:
+            problems.append(f"{name}: expected shape {list(shape)}, found {list(found[name].shape)}")
+    return problems
+
+
+def name_mismatches(expected: Set[str], found: Set[str]) -> list[str]:
+    """Which names are missing, and which unexpected."""
+    differing = (("missing", expected - found), ("unexpected", found - expected))
+    return [f"{what}: {named(names)}" for what, names in differing if names]
+
+
+def refuse_mismatches(what: str, problems: Sequence[str]) -> None:
+    """IntegrityError with the first problems, if there are any."""
+    if problems:
+        shown = [*problems[:8], *([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])]
+        raise IntegrityError(f"{what}:\n  " + "\n  ".join(shown))
+
+
 class Reader:
     """Tensors of a folder, one at a time; each file is opened once."""
 
@@ -98,16 +115,12 @@ class Reader:
 
     def read(self, name: str, entry: Entry) -> Tensor:
         """The tensor as stored, on the CPU."""
-        if entry.file not in self._open:
-            self._open[entry.file] = self._guarded(entry.file, lambda: safe_open(entry.file, framework="pt"))
-        return self._guarded(entry.file, lambda: self._open[entry.file].get_tensor(name))
-
-    @staticmethod
-    def _guarded(path: Path, act: Callable[[], Any]) -> Any:
         try:
-            return act()
+            if entry.file not in self._open:
+                self._open[entry.file] = safe_open(entry.file, framework="pt")
+            return self._open[entry.file].get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise IntegrityError(f"{path}: {error}") from error
+            raise IntegrityError(f"{entry.file}: {error}") from error
 
 
 def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> dict[str, list[str]]:

@@ -34,7 +34,7 @@ from hornbook.model.surgery.adapters.files import (
     read_meta,
     tensors_digest,
 )
-from hornbook.model.surgery.adapters.merge import merged_tensors
+from hornbook.model.surgery.adapters.lora import merged_tensors
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.operate import added_shapes, build_operated, fill
 from hornbook.model.transformer import Transformer

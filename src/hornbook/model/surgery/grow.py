@@ -76,9 +76,9 @@ def regrow(
     """The tensors of `new` (`resized`) from those of `old`. identity: layers copied again add nothing at first."""
     if identity and isinstance(new.block, config.PostNorm):
         raise UsageError("behind a norm of the sum (model.block.kind post) no layer is the identity: grow it as it is")
-    copies = {
-        "": _copies(old.layers, new.layers, order),
-        "encoder.": _copies(old.encoder.layers, new.encoder.layers, order),
+    sources = {
+        "": layer_sources(old.layers, new.layers, order),
+        "encoder.": layer_sources(old.encoder.layers, new.encoder.layers, order),
     }
     for name, tensor in stream:
         match = _BLOCK.fullmatch(name)
@@ -86,17 +86,10 @@ def regrow(
             yield name, tensor
             continue
         prefix, number, rest = match[1] or "", int(match[2]), match[3]
-        for copy, target in enumerate(copies[prefix].get(number, [])):
+        targets = [target for target, source in enumerate(sources[prefix]) if source == number]
+        for copy, target in enumerate(targets):
             silent = identity and copy > 0 and adds_to_stream(rest)
             yield f"{prefix}blocks.{target}.{rest}", torch.zeros_like(tensor) if silent else tensor
-
-
-def _copies(old: int, new: int, order: Order) -> dict[int, list[int]]:
-    """Old layer -> the new ones it becomes, the first of which is itself."""
-    found: dict[int, list[int]] = {}
-    for target, source in enumerate(layer_sources(old, new, order)):
-        found.setdefault(source, []).append(target)
-    return found
 
 
 def adds_to_stream(rest: str) -> bool:

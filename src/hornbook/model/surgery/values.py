@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.linear import Linear
-from hornbook.model.storage.safetensors_folder import named
+from hornbook.model.storage.safetensors_folder import name_mismatches
 from hornbook.model.surgery.added import Added
 from hornbook.model.surgery.quantization.nf4 import Nf4Code
 
@@ -40,8 +40,8 @@ def with_added(
     Frozen weights in 4 bits are taken up on the way, and do not appear. seed: of the first values of what was added;
     where `stored` has them, those are used, and must be all. Raises IntegrityError where they are not.
     """
-    if stored is not None:
-        _check_stored(model, stored)
+    if stored is not None and (problems := name_mismatches(added_parameters(model).keys(), stored.keys())):
+        raise IntegrityError("what is stored is not what this surgery adds: " + "; ".join(problems))
     parts = dict(model.named_modules())
     for name, given in base:
         tensor = given if stored is None else stored.get(name, given)
@@ -78,14 +78,3 @@ def _values(
             yield from ((f"{name}.{each}", value) for each, value in part.first_values(name, seed, weight))
         return
     yield from ((f"{name}.{each}", stored[f"{name}.{each}"]) for each, _ in part.named_parameters())
-
-
-def _check_stored(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    wanted = added_parameters(model).keys()
-    problems = [f"{what}: {named(names)}" for what, names in _differences(set(wanted), set(stored)) if names]
-    if problems:
-        raise IntegrityError("what is stored is not what this surgery adds: " + "; ".join(problems))
-
-
-def _differences(wanted: set[str], found: set[str]) -> list[tuple[str, set[str]]]:
-    return [("missing", wanted - found), ("unexpected", found - wanted)]

@@ -47,11 +47,6 @@ def pieces_of(tokens: Sequence[str], old: Tokenizer) -> list[list[int]]:
     return pieces
 
 
-def extended_vocab(vocab: int, known: int, added: int) -> int:
-    """Rows of the embedding: as before if the new tokens find room, else one for each token."""
-    return max(vocab, known + added)
-
-
 def extended(
     tensors: Iterable[tuple[str, Tensor]], known: int, pieces: Sequence[Sequence[int]], vocab: int
 ) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.surgery import BottleneckConfig, Dora, Freeze, Lora
 from hornbook.model.layers.linear import Linear, fused_linear
-from hornbook.model.surgery.adapters.merge import merge, merged_tensors, unmerge
+from hornbook.model.surgery.adapters.lora import merged_tensors
 from hornbook.model.surgery.operate import operate
 from hornbook.model.surgery.values import added_parameters
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
@@ -43,24 +43,9 @@ def test_merged_equals_unmerged(operated: Operated, base: str, step: Lora) -> No
     torch.testing.assert_close(logits(plain, tokens), expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
 
 
-@torch.no_grad()
-def test_unmerge_gives_the_weights_back(operated: Operated) -> None:
-    model, tokens = spoil(operated("llama", Lora())), ids()
-    weights, before = {n: p.clone() for n, p in model.named_parameters()}, logits(model, tokens)
-    taken = merge(model)
-    assert not added_parameters(model)
-    torch.testing.assert_close(logits(model, tokens), before, atol=1e-4, rtol=1e-5)
-    unmerge(model, taken)
-    assert dict(model.named_parameters()).keys() == weights.keys()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter, weights[name], atol=1e-6, rtol=0)
-    with pytest.raises(UsageError, match="DoRA cannot be taken out"):
-        unmerge(model, merge(operated("llama", Dora())))
-
-
 def test_a_bottleneck_cannot_be_merged(operated: Operated) -> None:
     with pytest.raises(UsageError, match=r"blocks\.0\.attention\.out\.adapter \(Bottleneck\) cannot be merged"):
-        merge(operated("llama", BottleneckConfig(width=8)).requires_grad_(False))
+        merged_tensors(operated("llama", BottleneckConfig(width=8)))
 
 
 @pytest.mark.parametrize("base", CONFIGS)

@@ -30,6 +30,7 @@ def lay(tree: Json, layers: Sequence[Json]) -> None:
         )
         return next(lengths, 0)
 
+    # Of all ways to say the same the one with the fewest layers: `start` of them one by one, then one period.
     start = min(range(least, count + 1), key=lambda first: (first + period(first), first))
     tree["first"] = list(layers[:start])
     pattern = list(layers[start : start + period(start)])
@@ -37,9 +38,8 @@ def lay(tree: Json, layers: Sequence[Json]) -> None:
 
 
 def _depth(tree: Json) -> int:
-    """Layers, before the configuration has been validated."""
     layers = tree["layers"]
-    if type(layers) is not int or not 1 <= layers <= MOST_LAYERS:
+    if layers > MOST_LAYERS:
         raise IntegrityError(f"config.json: layers: a number up to {MOST_LAYERS} is expected, found {layers!r}")
     return layers
 
@@ -94,10 +94,6 @@ def _from_some_layer_on(keys: Json, layers: int) -> list[str]:
     return [SLIDING if i >= cut else FULL for i in range(layers)]
 
 
-QWEN_WINDOWS = windows(_from_some_layer_on, 4096, switch=True)
-GEMMA_WINDOWS = windows(lambda _, layers: [FULL if i % 2 else SLIDING for i in range(layers)], 4096, switch=False)
-
-
 def one_window(*, switch: bool) -> Codec:
     """The same window in all layers; `switch`: `use_sliding_window` turns it on."""
 
@@ -115,8 +111,7 @@ def one_window(*, switch: bool) -> Codec:
 def dense(names: tuple[str, ...], which: Callable[[Json, int], bool], write: Callable[[list[bool]], Json]) -> Codec:
     """Dense layers among layers of experts: GLUs of `intermediate_size`.
 
-    names: keys that say which. which: (their keys, layer) -> whether it is dense. write: the keys
-    from that.
+    names: keys that say which. which: (their keys, layer) -> whether it is dense. write: the keys from that.
     """
 
     def read(keys: Json, tree: Json) -> None:
@@ -134,19 +129,6 @@ def dense(names: tuple[str, ...], which: Callable[[Json, int], bool], write: Cal
     return Codec((*names, "intermediate_size"), read, write_all)
 
 
-FIRST_DENSE = dense(
-    ("first_k_dense_replace",),
-    lambda keys, i: i < keys.get("first_k_dense_replace", 3),
-    lambda flags: {"first_k_dense_replace": (*flags, False).index(False)},
-)
-"""The first layers (DeepSeek-V3)."""
-LISTED_DENSE = dense(
-    ("mlp_only_layers", "decoder_sparse_step"),
-    lambda keys, i: i in (keys.get("mlp_only_layers") or ()) or (i + 1) % keys.get("decoder_sparse_step", 1) != 0,
-    lambda flags: {"mlp_only_layers": [i for i, flag in enumerate(flags) if flag], "decoder_sparse_step": 1},
-)
-"""Any layers (Qwen3-MoE)."""
-
 # ---- ModernBERT
 
 _EVERY = "global_attn_every_n_layers"
@@ -159,6 +141,7 @@ def _every_third(keys: Json, layers: int) -> list[str]:
 
 
 def _read_alternation(keys: Json, tree: Json) -> None:
+    """Layers with a window and without, each with wavelengths of its own; no norm before the first attention."""
     types = _types(keys, _depth(tree), _every_third)
     attention, length = tree.setdefault("attention", {}), keys.get("max_position_embeddings", 8192)
     parts = {}
@@ -196,18 +179,24 @@ def _write_alternation(config: ModelConfig) -> Json:
     return found
 
 
-ALTERNATION = Codec(
-    (
-        "layer_types",
-        _EVERY,
-        "global_rope_theta",
-        "local_rope_theta",
-        "local_attention",
-        "rope_parameters",
-        "rope_scaling",
-        "max_position_embeddings",
+_ALTERNATION_KEYS = ("layer_types", _EVERY, "global_rope_theta", "local_rope_theta", "local_attention")
+_ALTERNATION_KEYS += ("rope_parameters", "rope_scaling", "max_position_embeddings")
+
+CODECS = {
+    "one_window": one_window,
+    # Qwen's windows from some layer on, Gemma's in every other one
+    "qwen_windows": windows(_from_some_layer_on, 4096, switch=True),
+    "gemma_windows": windows(lambda _, n: [FULL if i % 2 else SLIDING for i in range(n)], 4096, switch=False),
+    # the first layers dense (DeepSeek-V3), or any (Qwen3-MoE)
+    "first_dense": dense(
+        ("first_k_dense_replace",),
+        lambda keys, i: i < keys.get("first_k_dense_replace", 3),
+        lambda flags: {"first_k_dense_replace": (*flags, False).index(False)},
     ),
-    _read_alternation,
-    _write_alternation,
-)
-"""Global layers and layers with a window, each with wavelengths of its own; no norm before the first attention."""
+    "listed_dense": dense(
+        ("mlp_only_layers", "decoder_sparse_step"),
+        lambda keys, i: i in (keys.get("mlp_only_layers") or ()) or (i + 1) % keys.get("decoder_sparse_step", 1) != 0,
+        lambda flags: {"mlp_only_layers": [i for i, flag in enumerate(flags) if flag], "decoder_sparse_step": 1},
+    ),
+    "alternation": Codec(_ALTERNATION_KEYS, _read_alternation, _write_alternation),
+}

@@ -112,6 +112,7 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _read_rotary_dim(keys: Json, tree: Json) -> None:
+    """How many dims of a head turn (GPT-J)."""
     width, heads = tree["width"], tree["heads"]
     rotary_dim = _or(keys.get("rotary_dim"), 64)
     if not all(type(each) is int and each > 0 for each in (width, heads, rotary_dim)) or rotary_dim * heads > width:
@@ -126,5 +127,4 @@ def _write_rotary_dim(config: ModelConfig) -> Json:
     return {"rotary_dim": int(config.head_dim * config.position.fraction)}
 
 
-ROTARY_DIM = Codec(("rotary_dim",), _read_rotary_dim, _write_rotary_dim)
-"""How many dims of a head turn (GPT-J)."""
+CODECS = {"rope": rope, "rotary_dim": Codec(("rotary_dim",), _read_rotary_dim, _write_rotary_dim)}

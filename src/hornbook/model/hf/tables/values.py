@@ -5,41 +5,27 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.model.hf.tables.vocabulary import GELU_FIRST, Codec, Json
+from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Codec, Json
 
 # ---- Scales that follow from the width
 
 
-def _width(tree: Json) -> int:
-    width = tree["width"]
-    if type(width) is not int or width < 1:
-        raise IntegrityError(f"config.json: width: a positive integer is expected, found {width!r}")
-    return width
-
-
 def _read_root_scale(_: Json, tree: Json) -> None:
-    tree.setdefault("embedding", {})["scale"] = _width(tree) ** 0.5
-
-
-ROOT_SCALE = Codec((), _read_root_scale, lambda _: {})
-"""Embeddings times sqrt(width), always (Gemma)."""
+    """Embeddings times sqrt(width), always (Gemma)."""
+    tree.setdefault("embedding", {})["scale"] = tree["width"] ** 0.5
 
 
 def _read_scale_embedding(keys: Json, tree: Json) -> None:
+    """Embeddings times sqrt(width), if so said (BART)."""
     if keys.get("scale_embedding"):
         _read_root_scale(keys, tree)
 
 
-SCALE_EMBEDDING = Codec(
-    ("scale_embedding",), _read_scale_embedding, lambda config: {"scale_embedding": config.embedding.scale != 1}
-)
-"""Embeddings times sqrt(width), if so said (BART)."""
-
-
 def _read_scaled_head(keys: Json, tree: Json) -> None:
+    """Hidden states over sqrt(width) before the head (T5 v1.0)."""
     # transformers 5 ties the head in every configuration and keeps what the key said under this name.
     scaled = keys.get("scale_decoder_outputs", keys.get("tie_word_embeddings") is not False)
-    tree.setdefault("head", {})["scale"] = _width(tree) ** -0.5 if scaled else 1.0
+    tree.setdefault("head", {})["scale"] = tree["width"] ** -0.5 if scaled else 1.0
 
 
 def _write_scaled_head(config: ModelConfig) -> Json:
@@ -47,11 +33,8 @@ def _write_scaled_head(config: ModelConfig) -> Json:
     return {"tie_word_embeddings": config.head.scale != 1}
 
 
-SCALED_HEAD = Codec(("scale_decoder_outputs", "tie_word_embeddings"), _read_scaled_head, _write_scaled_head)
-"""Hidden states over sqrt(width) before the head (T5 v1.0)."""
-
-
 def _read_scalar(keys: Json, tree: Json) -> None:
+    """Scores over the root of a number (Gemma 2)."""
     tree.setdefault("attention", {})["scale"] = keys.get("query_pre_attn_scalar", 256) ** -0.5
 
 
@@ -61,13 +44,11 @@ def _write_scalar(config: ModelConfig) -> Json:
     return {"query_pre_attn_scalar": round(square) if abs(square - round(square)) < 1e-6 * square else square}
 
 
-QUERY_SCALAR = Codec(("query_pre_attn_scalar",), _read_scalar, _write_scalar)
-"""Scores over the root of a number (Gemma 2)."""
-
 # ---- Positions
 
 
 def _read_shifted(keys: Json, tree: Json) -> None:
+    """Positions count from behind the padding token's id (RoBERTa)."""
     offset = keys.get("pad_token_id", 1)
     rows = keys.get("max_position_embeddings", 512)
     if offset is None:
@@ -85,27 +66,18 @@ def _write_shifted(config: ModelConfig) -> Json:
     return {"pad_token_id": offset - 1, "max_position_embeddings": offset + length}
 
 
-SHIFTED_POSITIONS = Codec(("pad_token_id", "max_position_embeddings"), _read_shifted, _write_shifted)
-"""Positions count from behind the padding token's id (RoBERTa)."""
-
 # ---- Widths
 
 
 def _read_vector_width(keys: Json, tree: Json) -> None:
+    """Width of the embedding's vectors (OPT)."""
     width = keys.get("word_embed_proj_dim")
     if width is not None and width != tree["width"]:
         tree.setdefault("embedding", {})["width"] = width
 
 
-VECTOR_WIDTH = Codec(
-    ("word_embed_proj_dim",),
-    _read_vector_width,
-    lambda config: {"word_embed_proj_dim": config.embedding.width or config.width},
-)
-"""Width of the embedding's vectors (OPT)."""
-
-
 def _read_shared(keys: Json, tree: Json) -> None:
+    """Experts that serve every token, as one of their width in all (DeepSeek)."""
     count, hidden = keys.get("n_shared_experts", 1), tree["mlp"]["hidden"]
     if type(count) is not int or type(hidden) is not int:
         raise IntegrityError(f"config.json: n_shared_experts {count!r} of width {hidden!r} are no numbers")
@@ -118,42 +90,50 @@ def _write_shared(config: ModelConfig) -> Json:
     return {"n_shared_experts": (getattr(config.mlp, "shared_hidden", None) or 0) // config.hidden}
 
 
-SHARED_EXPERTS = Codec(("n_shared_experts",), _read_shared, _write_shared)
-"""Experts that serve every token, as one of their width in all (DeepSeek)."""
-
-
 def _read_depths(keys: Json, tree: Json) -> None:
+    """Layers of both stacks (T5)."""
     encoder = keys.get("num_layers", 6)
     decoder = keys.get("num_decoder_layers")
     tree |= {"encoder_layers": encoder, "layers": encoder if decoder is None else decoder}
 
 
-DEPTHS = Codec(
-    ("num_layers", "num_decoder_layers"),
-    _read_depths,
-    lambda config: {"num_layers": config.encoder.layers, "num_decoder_layers": config.layers},
-)
-"""Layers of both stacks (T5)."""
-
 # ---- T5's feed-forward
 
-_GATED = {"gated-gelu": "gelu_tanh", **{f"gated-{name}": kind for name, kind in GELU_FIRST.items() if name != "gelu"}}
+_GATED = {"gated-gelu": "gelu_tanh", **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items() if name != "gelu"}}
 
 
 def _read_feed_forward(keys: Json, tree: Json) -> None:
-    name = keys.get("feed_forward_proj", "relu")
-    if name not in _GATED and name not in GELU_FIRST:
-        known = ", ".join([*GELU_FIRST, *_GATED])
-        raise UsageError(f"config.json: feed_forward_proj {name!r} is not supported; known are {known}")
-    gated = name in _GATED
-    activation = _GATED[name] if gated else GELU_FIRST[name]
-    tree.setdefault("mlp", {}).update(kind="glu" if gated else "mlp", activation=activation, bias=False)
+    """Activation, and whether it is a gate."""
+    name, names = keys.get("feed_forward_proj", "relu"), ACTIVATIONS | _GATED
+    if name not in names:
+        raise UsageError(f"config.json: feed_forward_proj {name!r} is not supported; known are {', '.join(names)}")
+    kind = "glu" if name in _GATED else "mlp"
+    tree.setdefault("mlp", {}).update(kind=kind, activation=names[name], bias=False)
 
 
 def _write_feed_forward(config: ModelConfig) -> Json:
-    names = _GATED if config.mlp.kind == "glu" else GELU_FIRST
+    names = _GATED if config.mlp.kind == "glu" else ACTIVATIONS
     return {"feed_forward_proj": next((name for name, kind in names.items() if kind == config.mlp.activation), "relu")}
 
 
-FEED_FORWARD = Codec(("feed_forward_proj",), _read_feed_forward, _write_feed_forward)
-"""Activation, and whether it is a gate."""
+CODECS = {
+    "root_scale": Codec((), _read_root_scale, lambda _: {}),
+    "scale_embedding": Codec(
+        ("scale_embedding",), _read_scale_embedding, lambda config: {"scale_embedding": config.embedding.scale != 1}
+    ),
+    "scaled_head": Codec(("scale_decoder_outputs", "tie_word_embeddings"), _read_scaled_head, _write_scaled_head),
+    "query_scalar": Codec(("query_pre_attn_scalar",), _read_scalar, _write_scalar),
+    "shifted_positions": Codec(("pad_token_id", "max_position_embeddings"), _read_shifted, _write_shifted),
+    "vector_width": Codec(
+        ("word_embed_proj_dim",),
+        _read_vector_width,
+        lambda config: {"word_embed_proj_dim": config.embedding.width or config.width},
+    ),
+    "shared_experts": Codec(("n_shared_experts",), _read_shared, _write_shared),
+    "depths": Codec(
+        ("num_layers", "num_decoder_layers"),
+        _read_depths,
+        lambda config: {"num_layers": config.encoder.layers, "num_decoder_layers": config.layers},
+    ),
+    "feed_forward": Codec(("feed_forward_proj",), _read_feed_forward, _write_feed_forward),
+}

@@ -1,10 +1,10 @@
 """The words in which tables of Hugging Face architectures are written: `Key`, `Codec`, `Row`, `Architecture`.
 
-Reading and writing are the same table walked in two directions. To add an architecture: a table in this folder, and its
-name in `hornbook.model.hf.tables.known`.
+Reading and writing are the same table walked in two directions. To add an architecture: a table in a `.toml` file of
+this folder, as `hornbook.model.hf.tables.known` says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -18,14 +18,14 @@ class Key:
     """One key of config.json and the dotted keys of `ModelConfig` it sets (all must agree to be written)."""
 
     theirs: str
-    ours: tuple[str, ...]
-    default: Any
+    ours: Sequence[str]
+    default: Any = None
     """What transformers takes when the key is absent; None leaves our default, which means the same."""
     values: Mapping[Any, Any] = field(default_factory=dict)
     """Their spelling of a value -> ours; the first spelling of a value is the one written."""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     """Keys that must say the same, and are written too (BART's two stacks)."""
-    aliases: tuple[str, ...] = ()
+    aliases: Sequence[str] = ()
     """Older names of the key, read where it is absent."""
     off: bool = False
     """Whether null switches it off, instead of leaving the default."""
@@ -68,30 +68,30 @@ class Architecture:
     model_type: str
     prefix: str
     """First part of most tensor names; files of the bare model (GPT-2 on the hub) lack it."""
-    keys: tuple[Key, ...]
+    keys: Sequence[Key]
     requires: Mapping[str, Any]
     """Dotted keys of `ModelConfig` that have one value here."""
-    rows: tuple[Row, ...]
-    codecs: tuple[Codec, ...] = ()
+    rows: Sequence[Row]
+    codecs: Sequence[Codec] = ()
     constant: Mapping[str, Any] = field(default_factory=dict)
     """Keys of config.json for which only one value is understood; absent means this value."""
-    inert: tuple[str, ...] = ()
-    """Keys that change no logits here, besides `hornbook.model.hf.tables.inert`."""
-    rules: tuple[tuple[str, str, Callable[[ModelConfig], bool]], ...] = ()
-    """What else must hold: (the dotted key it is about, the reason to give if not, test)."""
-    dropout: tuple[str, ...] = ()
+    inert: Sequence[str] = ()
+    """Keys that change no logits here, besides those of `inert.toml`."""
+    whole_heads: bool = False
+    """Whether it refuses a width that does not divide into heads."""
+    dropout: Sequence[str] = ()
     """Keys that `ModelConfig.dropout` is written to. They matter to training only and are not read."""
-    attention_dropout: tuple[str, ...] = ("attention_dropout",)
+    attention_dropout: Sequence[str] = ("attention_dropout",)
     """The same for dropout of attention probabilities."""
     std: str | None = "initializer_range"
     """The same for the standard deviation of initial values."""
-    buffers: tuple[str, ...] = ()
+    buffers: Sequence[str] = ()
     """Globs of tensors in older files that are no parameters."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that may be stored although they are tied, and which one they then repeat."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Endings of names in older files -> today's."""
-    unused: tuple[str, ...] = ()
+    unused: Sequence[str] = ()
     """Globs of tensors that belong to other heads: the class itself leaves them out when it loads a file."""
     position_ids: Literal["from 0", "from offset"] | None = "from 0"
     """What its argument `position_ids` counts from; None: it has none, positions are counted from the row's begin."""
@@ -101,7 +101,7 @@ class Architecture:
     """Whether the head is tied is said by the file, which holds one or not (T5)."""
 
 
-GELU_FIRST = {
+ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -111,25 +111,4 @@ GELU_FIRST = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Names of activations. Of two names of one, the first is written."""
-TANH_FIRST = {"gelu_pytorch_tanh": "gelu_tanh"} | GELU_FIRST
-LM_HEAD = {"lm_head.weight": "embedding.weight"}
-
-
-def pairs(ours: str, theirs: str, form: Form = "same", part: int = 0) -> tuple[Row, Row]:
-    """Weight and bias of one projection or norm; a bias is never transposed."""
-    return (
-        Row(f"{ours}.weight", f"{theirs}.weight", form, part),
-        Row(f"{ours}.bias", f"{theirs}.bias", "same" if form == "transposed" else form, part),
-    )
-
-
-def fused(theirs: str, form: Form = "same") -> tuple[Row, ...]:
-    """Queries, keys and values in one projection."""
-    names = ("query", "key", "value")
-    return sum((pairs(f"blocks.{{i}}.attention.{name}", theirs, form, part) for part, name in enumerate(names)), ())
-
-
-def either(ours: tuple[str, ...], theirs: str) -> tuple[Row, ...]:
-    """Norms of which a model has one, by where it stands."""
-    return sum((pairs(each, theirs) for each in ours), ())
+"""Their names of activations -> ours."""

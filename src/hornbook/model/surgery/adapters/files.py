@@ -139,9 +139,8 @@ def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:
     modules = _modules(spec, step, added_shapes(spec.config, spec.vocab, spec.steps))
     layout = lay_out(spec.config, spec.vocab, choose_architecture(spec.config))
     fused = {module.name: len(module.parts) for module in modules if len(module.parts) > 1}
-    names = {name: short_names([name], layout)[0] for name in fused}
     targets = short_names([module.name for module in modules], layout)
-    names = {name: next((short for short in targets if name.endswith(f".{short}")), name) for name in names}
+    names = {name: next((short for short in targets if name.endswith(f".{short}")), name) for name in fused}
     growth = {name: count if step.scaling == "rank" else count**0.5 for name, count in fused.items()}
     return {
         "peft_type": "LORA",

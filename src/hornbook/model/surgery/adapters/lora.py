@@ -1,4 +1,4 @@
-"""Low-rank updates of frozen linear layers: LoRA, rsLoRA, DoRA.
+"""Low-rank updates of frozen linear layers, and what they make of the weights: LoRA, rsLoRA, DoRA.
 
 LoRA: y = W x + s B A x, with A [rank, in] and B [out, rank]; s = alpha / rank, in rsLoRA alpha / sqrt(rank). B begins
 at zero, so the first step computes what the base computes, bit for bit; A at U(-1/sqrt(in), 1/sqrt(in)), which is
@@ -44,10 +44,6 @@ class LowRank(Added):
         """The one matrix that does what `weight` and this do together."""
         return weight + self.factor * (self.b @ self.a)
 
-    def unmerged(self, merged: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-        """Inverse of `merged`, up to rounding."""
-        return merged - self.factor * (self.b @ self.a)
-
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         del weight
         yield "a", keyed_uniform(tuple(self.a.shape), self.a.shape[1] ** -0.5, seed, f"{name}.a")
@@ -72,22 +68,15 @@ class Directional(LowRank):
         self.magnitude = Magnitude(layer.weight.shape[0])
 
     def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
-        scale = (self.magnitude.weight / self._lengths(layer.matrix(torch.float32))).to(x.dtype)
+        with torch.no_grad():
+            lengths = row_lengths(super().merged(layer.matrix(torch.float32)))
+        scale = (self.magnitude.weight / lengths).to(x.dtype)
         product = y if layer.bias is None else y - layer.bias.to(y.dtype)
         return y + (scale - 1) * product + scale * self.update(x)
-
-    @torch.no_grad()
-    def _lengths(self, weight: Tensor) -> Float[Tensor, " outputs"]:
-        return row_lengths(weight + self.factor * (self.b @ self.a))
 
     def merged(self, weight: Tensor) -> Tensor:
         moved = super().merged(weight)
         return moved * (self.magnitude.weight / row_lengths(moved))[:, None]
-
-    def unmerged(self, merged: Tensor) -> Tensor:
-        """Rows of `merged` have length m, and what W's were is lost."""
-        del merged
-        raise UsageError("a merged DoRA cannot be taken out again: keep the base")
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         assert weight is not None, "DoRA begins at the rows of the base"
@@ -111,3 +100,37 @@ def add_lora(model: nn.Module, step: Lora) -> None:
             )
         with torch.device(layer.weight.device):
             layer.adapter = Directional(layer, step) if isinstance(step, Dora) else LowRank(layer, step)
+
+
+# ---- Merged into the weights
+
+
+def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, float32 tensor) of every parameter of the plain model that computes what `model` does.
+
+    Rounded and 4-bit weights become the values they encode, LoRA and DoRA are added. UsageError, at once, where the
+    model has parts that no plain model has (bottlenecks, soft prompts).
+    """
+    for name, module in model.named_modules():
+        mergeable = isinstance(module, LowRank | Magnitude) or name.endswith(".code")
+        if isinstance(module, Added) and not mergeable:
+            kind = type(module).__name__
+            text = f"{name} ({kind}) cannot be merged into the weights: it is no linear update of a matrix"
+            raise UsageError(f"{text}; `hornbook export --to peft` writes the adapter alone")
+    return _merged(model)
+
+
+@torch.no_grad()
+def _merged_weight(layer: Linear) -> Tensor:
+    weight = layer.matrix(torch.float32)
+    return layer.adapter.merged(weight) if isinstance(layer.adapter, LowRank) else weight
+
+
+def _merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            yield f"{name}.weight", _merged_weight(module)
+            if module.bias is not None:
+                yield f"{name}.bias", module.bias.detach()
+        elif not isinstance(module, Added):  # what is added is in the weights by now
+            yield from ((f"{name}.{each}", p.detach()) for each, p in module.named_parameters(recurse=False))

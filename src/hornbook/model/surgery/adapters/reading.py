@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.files.safetensors import Entry, read_header
+from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import lay_out
-from hornbook.model.storage.safetensors_folder import Reader, named, read_json
+from hornbook.model.storage.safetensors_folder import Reader, mismatches, named, read_json, refuse_mismatches
 from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, placements, read_meta
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
@@ -52,26 +52,10 @@ def read_adapter(
 
 def _read(folder: Path, where: Mapping[str, Placement]) -> dict[str, Tensor]:
     entries, reader = read_header(folder / WEIGHTS), Reader()
-    _check(folder, entries, where)
+    expected = {placement.theirs: placement.shape for placement in where.values()}
+    refuse_mismatches(f"{folder}: this adapter does not fit its base", mismatches(expected, entries))
     whole = {name: reader.read(name, entry).float() for name, entry in entries.items()}
     return {name: placement.read(whole[placement.theirs]) for name, placement in where.items()}
-
-
-def _check(folder: Path, entries: Mapping[str, Entry], where: Mapping[str, Placement]) -> None:
-    expected = {placement.theirs: placement.shape for placement in where.values()}
-    problems = []
-    if missing := expected.keys() - entries.keys():
-        problems.append(f"missing: {named(missing)}")
-    if extra := entries.keys() - expected.keys():
-        problems.append(f"unexpected: {named(extra)}")
-    problems += [
-        f"{name}: expected shape {list(expected[name])}, found {list(entry.shape)}"
-        for name, entry in entries.items()
-        if name in expected and entry.shape != expected[name]
-    ]
-    if problems:
-        shown = problems[:8] + ([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])
-        raise IntegrityError(f"{folder}: this adapter does not fit its base:\n  " + "\n  ".join(shown))
 
 
 def _foreign(folder: Path, config: ModelConfig, vocab: int) -> tuple[surgery.Lora, dict[str, Placement]]:

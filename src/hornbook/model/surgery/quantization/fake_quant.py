@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from hornbook.model.config.surgery import FakeQuant, Grid
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Added, matching_linears
-from hornbook.model.surgery.quantization.integers import (
-    IntegerCode,
-    Quantized,
-    check_group,
-    largest_code,
-    num_shares,
-    quantize,
-    shares,
-)
+from hornbook.model.surgery.quantization.integers import check_group, largest_code, num_shares, quantize, shares
 
 SMALLEST_SCALE = 1e-8
 
@@ -72,10 +64,6 @@ class RangeQuant(Added):
         assert isinstance(y, Tensor)
         return y
 
-    def quantized(self, weight: Tensor) -> Quantized:
-        """The codes whose values forward computes with."""
-        return quantize(weight, self.grid)
-
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         del name, seed, weight
         yield from ()
@@ -101,11 +89,6 @@ class LearnedQuant(RangeQuant):
         assert isinstance(codes, Tensor)
         return (codes * scale).view(weight.shape)
 
-    def quantized(self, weight: Tensor) -> Quantized:
-        top, scale = largest_code(self.grid.bits), self.scale.detach().clamp(min=SMALLEST_SCALE)
-        codes = (shares(weight.detach(), self.grid) / scale).clamp(-top, top).round().to(torch.int8)
-        return Quantized(codes.view(weight.shape), scale, None)
-
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         del name, seed
         assert weight is not None, "scales begin at the size of the weights"
@@ -120,26 +103,3 @@ def add_fake_quant(model: nn.Module, step: FakeQuant) -> None:
             check_group(layer.weight.shape[1], step.group, name, "surgery fake_quant group")
         with torch.device(layer.weight.device):
             layer.code = (LearnedQuant if step.scales == "learned" else RangeQuant)(layer, step)
-
-
-def convert(model: nn.Module) -> None:
-    """Replace fake quantization by its codes: the weights are gone, the outputs stay."""
-    for layer in model.modules():
-        if isinstance(layer, Linear) and isinstance(layer.code, RangeQuant):
-            put_code(layer, layer.code.quantized(layer.weight), layer.code.grid)
-
-
-def put_code(layer: Linear, quantized: Quantized, grid: Grid) -> None:
-    """Replace the layer's weight by these codes."""
-    with torch.device(quantized.codes.device):
-        code = IntegerCode((quantized.codes.shape[0], quantized.codes.shape[1]), grid)
-    code.take(quantized)
-    drop_weight(layer)
-    layer.code = code
-
-
-def drop_weight(layer: Linear) -> None:
-    """Keep the weight's shape and no values: whoever multiplies with it past the codes fails at once."""
-    shape = layer.weight.shape
-    del layer.weight
-    layer.weight = torch.empty(shape, device="meta")  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.config.surgery import Grid
+from hornbook.model.layers.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,16 @@ class Quantized:
         return ((codes if self.zero is None else codes - self.zero) * self.scale).view(self.codes.shape)
 
 
-def shares(weight: Float[Tensor, "outputs inputs"], grid: Grid, name: str = "the matrix") -> Float[Tensor, "shares n"]:
-    """The matrix cut into what shares a scale. UsageError for a group that does not divide a row."""
+def shares(weight: Float[Tensor, "outputs inputs"], grid: Grid) -> Float[Tensor, "shares n"]:
+    """The matrix cut into what shares a scale; groups divide its rows (`check_group`)."""
     if grid.per == "tensor":
         return weight.reshape(1, -1)
     if grid.per == "channel":
         return weight
-    check_group(weight.shape[1], grid.group, name)
     return weight.reshape(-1, grid.group)
 
 
-def check_group(inputs: int, group: int, name: str, key: str = "surgery group") -> None:
+def check_group(inputs: int, group: int, name: str, key: str) -> None:
     """UsageError unless groups of that size fill a row."""
     if inputs % group:
         fitting = [str(n) for n in (16, 32, 48, 64, 128, 256) if inputs % n == 0]
@@ -51,11 +51,11 @@ def check_group(inputs: int, group: int, name: str, key: str = "surgery group") 
         raise UsageError(f"{key}: {name} has rows of {inputs} values, which groups of {group} do not divide: {remedy}")
 
 
-def quantize(weight: Float[Tensor, "outputs inputs"], grid: Grid, name: str = "the matrix") -> Quantized:
+def quantize(weight: Float[Tensor, "outputs inputs"], grid: Grid) -> Quantized:
     """Round a matrix to `grid`."""
-    parts = shares(weight.detach().float(), grid, name)
+    parts = shares(weight.detach().float(), grid)
     if grid.symmetric:
-        scale = symmetric_scale(parts, grid.bits)
+        scale = _nonzero(parts.abs().amax(1, keepdim=True) / largest_code(grid.bits))
         codes = (parts / scale).round().to(torch.int8)  # |x / scale| exceeds Q by rounding at most
         return Quantized(codes.view(weight.shape), scale, None)
     low, high = parts.amin(1, keepdim=True).clamp(max=0), parts.amax(1, keepdim=True).clamp(min=0)
@@ -64,11 +64,6 @@ def quantize(weight: Float[Tensor, "outputs inputs"], grid: Grid, name: str = "t
     zero = (-low / scale).round()
     codes = ((parts / scale).round() + zero).clamp(0, top).to(torch.uint8)
     return Quantized(codes.view(weight.shape), scale, zero)
-
-
-def symmetric_scale(parts: Float[Tensor, "shares n"], bits: int) -> Float[Tensor, "shares 1"]:
-    """max|x| / Q of each share, 1 for a share of zeros."""
-    return _nonzero(parts.abs().amax(1, keepdim=True) / largest_code(bits))
 
 
 def largest_code(bits: int) -> int:
@@ -106,8 +101,9 @@ class IntegerCode(nn.Module):
         """Whether two codes share a byte."""
         return self.grid.bits <= 4
 
-    def take(self, quantized: Quantized) -> None:
-        """Hold these codes."""
+    def take(self, weight: Float[Tensor, "outputs inputs"]) -> None:
+        """Hold the codes of this matrix."""
+        quantized = quantize(weight, self.grid)
         flat = quantized.codes.flatten().view(torch.uint8)
         self.codes.copy_(pack(flat) if self.packed else flat)
         self.scale.copy_(quantized.scale)
@@ -127,6 +123,17 @@ class IntegerCode(nn.Module):
     def forward(self, weight: Tensor) -> Float[Tensor, "outputs inputs"]:
         del weight  # on meta: the codes are the values
         return self.quantized().restored()
+
+
+def put_code(layer: Linear, code: nn.Module) -> None:
+    """Compute with a code in place of the layer's weight.
+
+    The weight keeps its shape and no values: whoever multiplies with it past the code fails at once.
+    """
+    shape = layer.weight.shape
+    del layer.weight
+    layer.weight = torch.empty(shape, device="meta")  # pyright: ignore[reportAttributeAccessIssue]
+    layer.code = code
 
 
 def pack(codes: UInt8[Tensor, " n"]) -> UInt8[Tensor, " half"]:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.model.config.surgery import Nf4
 from hornbook.model.surgery.added import matching_linears
-from hornbook.model.surgery.quantization.fake_quant import drop_weight
-from hornbook.model.surgery.quantization.integers import check_group, pack, unpack
+from hornbook.model.surgery.quantization.integers import check_group, pack, put_code, unpack
 
 SCALES_PER_BLOCK = 256
 OUTERMOST = 0.5 * (1 - 1 / 30 + 1 - 1 / 32)
@@ -107,5 +106,4 @@ def add_nf4(model: nn.Module, step: Nf4) -> None:
         check_group(inputs, step.block, name, "surgery nf4 block")
         with torch.device(layer.weight.device):
             code = Nf4Code((outputs, inputs), step.block)
-        drop_weight(layer)
-        layer.code = code
+        put_code(layer, code)

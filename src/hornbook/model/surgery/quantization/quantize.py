@@ -20,12 +20,11 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Grid, Integers, Nf4
+from hornbook.model.config.surgery import Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
-from hornbook.model.storage.safetensors_folder import Reader, named, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader, mismatches, read_json, refuse_mismatches, write_json
 from hornbook.model.surgery.added import matching_linears
-from hornbook.model.surgery.quantization.fake_quant import drop_weight, put_code
-from hornbook.model.surgery.quantization.integers import IntegerCode, quantize
+from hornbook.model.surgery.quantization.integers import IntegerCode, put_code
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
 from hornbook.settings.fields import refuse_untrusted_parts
@@ -61,13 +60,9 @@ def parse_format(text: str) -> Integers | Nf4:
     if match is None:
         raise UsageError(f"--quantize {text}: write int8, int4, nf4, or bits and shares as int8-tensor, int4-group64")
     bits, per, group = int(match[1]), match[2], match[3]
-    if per is None:
-        return Integers(bits=bits, per="channel" if bits > 4 else "group")
-    return (
-        Integers(bits=bits, per="group", group=int(group))
-        if group
-        else Integers.model_validate({"bits": bits, "per": per})
-    )
+    if group:
+        return Integers(bits=bits, per="group", group=int(group))
+    return Integers.model_validate({"bits": bits, "per": per or ("channel" if bits > 4 else "group")})
 
 
 def _nf4(text: str, block: str | None) -> Nf4:
@@ -100,17 +95,15 @@ def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
     _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
     before = after = 0
     apart = size = 0.0
-    for name, layer in layers.items():
+    for layer in layers.values():
         weight = layer.weight.detach()
-        if isinstance(step, Nf4):
-            code = Nf4Code((weight.shape[0], weight.shape[1]), step.block)
-            code.take(weight)
-            drop_weight(layer)
-            layer.code = code
-        else:
-            put_code(layer, quantize(weight, step, name), Grid(**step.model_dump(include=set(Grid.model_fields))))
+        shape = (weight.shape[0], weight.shape[1])
+        with torch.device(weight.device):
+            code = Nf4Code(shape, step.block) if isinstance(step, Nf4) else IntegerCode(shape, step)
+        code.take(weight)
+        put_code(layer, code)
         before += weight.numel() * 4
-        after += sum(buffer.numel() * buffer.element_size() for buffer in layer.code.buffers())  # pyright: ignore
+        after += sum(buffer.numel() * buffer.element_size() for buffer in code.buffers())
         apart += float((layer.matrix(torch.float32) - weight).double().square().sum())
         size += float(weight.double().square().sum())
     return Figures(len(layers), before, after, (apart / size) ** 0.5 if size else 0.0)
@@ -168,18 +161,15 @@ def _put_codes(model: Transformer, step: Integers | Nf4) -> None:
     if isinstance(step, Nf4):
         add_nf4(model, step)
         return
-    grid = Grid(**step.model_dump(include=set(Grid.model_fields)))
     for layer in matching_linears(model, step.targets, "quantized targets").values():
         outputs, inputs = layer.weight.shape
         with torch.device("meta"):
-            layer.code = IntegerCode((outputs, inputs), grid)
-        drop_weight(layer)
+            code = IntegerCode((outputs, inputs), step)
+        put_code(layer, code)
 
 
 def _checked(folder: Path, targets: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     entries, reader = read_header(folder / QUANTIZED), Reader()
-    wrong = [name for name in targets if name not in entries or entries[name].shape != tuple(targets[name].shape)]
-    wrong += [name for name in entries if name not in targets]
-    if wrong:
-        raise IntegrityError(f"{folder / QUANTIZED}: missing, unexpected or mis-shaped for its config: {named(wrong)}")
+    problems = mismatches({name: tuple(each.shape) for name, each in targets.items()}, entries)
+    refuse_mismatches(f"{folder / QUANTIZED}: the tensors do not fit its config", problems)
     yield from ((name, reader.read(name, entry)) for name, entry in entries.items())
