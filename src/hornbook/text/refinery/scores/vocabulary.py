@@ -14,12 +14,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hornbook.kernels.compiled import mix
+from hornbook.kernels.compiled import compiled, mix
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.words import hashed_words
 
 COUNT, SAMPLE = "words", "word_sample"
+
+
+@compiled
+def _sampled(hashes, texts, bound, numbers, firsts):
+    """Write the numbers of the words whose hashes are below the bound, text by text; returns how many."""
+    count = 0
+    for text in range(len(texts) - 1):
+        begin = count
+        for i in range(texts[text], texts[text + 1]):
+            scrambled = mix(hashes[i])
+            if scrambled >> np.uint64(32) < bound:
+                numbers[count] = np.uint32(scrambled & np.uint64(0xFFFFFFFF))
+                count += 1
+        numbers[begin:count].sort()
+        firsts[text + 1] = count
+    return count
 
 
 class Vocabulary(Decision):
@@ -35,11 +51,9 @@ class Vocabulary(Decision):
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Of each document the number of words, and the sample's words as numbers, sorted, with repeats."""
         words = hashed_words((document.text for document in documents), self.config.words, plain=True)
-        scrambled = mix(words.hashes)
-        places = np.flatnonzero(scrambled >> np.uint64(32) < (1 << 32) // self.config.one_in)
-        numbers, texts = scrambled[places].astype(np.uint32), np.searchsorted(words.firsts, places, side="right")
-        firsts = np.searchsorted(places, words.firsts).astype(np.int32)
-        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[np.lexsort((numbers, texts))]))
+        numbers, firsts = np.empty(len(words.hashes), np.uint32), np.zeros(len(words.firsts), np.int32)
+        count = _sampled(words.hashes, words.firsts, np.uint64((1 << 32) // self.config.one_in), numbers, firsts)
+        lists: Any = pa.ListArray.from_arrays(pa.array(firsts), pa.array(numbers[:count]))
         return {COUNT: np.diff(words.firsts), SAMPLE: lists}
 
 
