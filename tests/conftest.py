@@ -88,7 +88,8 @@ def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = ()) -> Pat
     for split, count in (("train", 120), ("validation", 12)):
         for source in ("notes", "prose"):
             texts = [" ".join(draw.choices(WORDS, k=draw.randint(3, 30))) for _ in range(count)]
-            entry = write_shard(root, f"tokens/{split}/{source}/00000", tokenizer.encode_documents(texts))
+            documents = [ids.tolist() for ids in tokenizer.encode_arrays(texts)]
+            entry = write_shard(root, f"tokens/{split}/{source}/00000", documents)
             entries.append({"split": split, "source": source, **entry})
     index = {
         "dtype": "uint16",

@@ -17,7 +17,7 @@ from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.splits import Split, is_validation
 from hornbook.text.tokenizer.tokenize import TokenReport, tokenize
-from hornbook.text.tokenizer.train import training_texts
+from hornbook.text.tokenizer.train import TrainingTexts
 
 Tree = Callable[[Path], dict[str, bytes]]
 Write = Callable[[Path, list[Any]], Path]
@@ -171,12 +171,12 @@ def test_a_later_text_that_was_there_before_goes_where_its_equal_goes(tmp_path: 
 def test_the_tokenizer_is_not_trained_on_what_is_held_out(tmp_path: Path, write_rows: Write):
     data = make(tmp_path, write_rows, {"news": dated(old="2020", new="2024"), "dev": dated(dev="2020")})
     shards = {path: Split(since=0) for path in (data / "documents" / "news").glob("*.parquet")}
-    assert list(training_texts(shards, 10**6)) == []
+    assert list(TrainingTexts(shards, 10**6)) == []
     split(data, news=Since(date="2024"))
     everything = {path: Split(whole="validation") for path in data.rglob("documents/dev/*.parquet")}
-    assert list(training_texts(everything, 10**6)) == []
+    assert list(TrainingTexts(everything, 10**6)) == []
     since = {path: Split(since=1704067200 * 10**6) for path in (data / "documents" / "news").glob("*.parquet")}
-    assert list(training_texts(since, 10**6)) == [["text of old"]]
+    assert list(TrainingTexts(since, 10**6)) == [["text of old"]]
 
 
 def test_any_number_of_workers_and_a_second_call(

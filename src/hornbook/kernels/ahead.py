@@ -10,7 +10,7 @@ import select
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hornbook.kernels import cache as kernel_cache
 from hornbook.progress import without_bars
@@ -41,21 +41,16 @@ def _compile(jobs: Sequence[Job]) -> None:
     os.write(queue[1], bytes(range(len(jobs))))
     os.close(queue[1])
     children = [_fork(jobs, queue[0], ended) for _ in range(min(_processes(), len(jobs)) - 1)]
-    with _Notice(len(jobs)) as notice:
-        _work(jobs, queue[0], lambda: (os.write(ended[1], b"."), notice.show(len(_arrived(ended[0], 0)))))
+    with _notice(len(jobs)) as show:
+        _work(jobs, queue[0], lambda: (os.write(ended[1], b"."), show(len(_arrived(ended[0], 0)))))
         os.close(ended[1])
         while arrived := _arrived(ended[0], None):
-            notice.show(len(arrived))
+            show(len(arrived))
         for child in children:
             with contextlib.suppress(ChildProcessError):  # it was reaped already
                 os.waitpid(child, 0)
     os.close(queue[0])
     os.close(ended[0])
-
-
-def expected_seconds(jobs: int) -> float:
-    """About how many seconds `jobs` kernels take to compile on this machine's cores."""
-    return SECONDS_PER_JOB * -(-jobs // max(1, min(_processes(), jobs)))
 
 
 def announce_late_compiling() -> None:
@@ -70,27 +65,25 @@ def _tell_late(name: str) -> None:
         _say(f"{_NOTICE}\n")
 
 
-class _Notice:
-    """One line that says how many are done; on a terminal it changes and then goes away."""
+@contextlib.contextmanager
+def _notice(total: int) -> Iterator[Callable[[int], None]]:
+    """One line that says how many are done; on a terminal it changes and then goes away. Call it with how many more."""
+    live, done = sys.stderr.isatty(), 0
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._live = sys.stderr.isatty()
+    def show(more: int) -> None:
+        nonlocal done
+        done += more
+        if live:
+            _say(f"\r{_NOTICE}: {done} of {total}")
 
-    def __enter__(self) -> "_Notice":
-        if not self._live and expected_seconds(self._total) >= 1:
-            _say(f"{_NOTICE}: {self._total}, some {expected_seconds(self._total):.0f} s\n")
-        self.show(0)
-        return self
-
-    def show(self, more: int) -> None:
-        """Count `more` jobs as done."""
-        self._done += more
-        if self._live:
-            _say(f"\r{_NOTICE}: {self._done} of {self._total}")
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
+    if not live:
+        seconds = SECONDS_PER_JOB * -(-total // min(_processes(), total))
+        _say(f"{_NOTICE}: {total}, some {seconds:.0f} s\n")
+    show(0)
+    try:
+        yield show
+    finally:
+        if live:
             _say("\r\x1b[K")
 
 

@@ -63,7 +63,7 @@ class KernelCache:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function, self._options = function, options
-        self._enabled, self._begun = True, dict[str, float]()
+        self._begun = dict[str, float]()
 
     @cached_property
     def stem(self) -> str:
@@ -83,7 +83,7 @@ class KernelCache:
 
         target_context.refresh()
         name = self._name(sig)
-        data = kernel_folder.read(name) if self._enabled else None
+        data = kernel_folder.read(name)
         if data is not None:
             return CompileResult._rebuild(target_context, *loads(data))
         self._begun[name] = time.monotonic()
@@ -95,18 +95,10 @@ class KernelCache:
 
         name = self._name(sig)
         COMPILED[name] = time.monotonic() - self._begun.pop(name, time.monotonic())
-        if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
+        if not data.lifted and not data.library.has_dynamic_globals:
             kernel_folder.write(name, dumps(data._reduce()))
         for tell in listeners:
             tell(name)
-
-    def enable(self) -> None:
-        """Read and write the disk again."""
-        self._enabled = True
-
-    def disable(self) -> None:
-        """Leave the disk alone."""
-        self._enabled = False
 
     def flush(self) -> None:
         """Nothing: the code under a name never changes."""
@@ -117,17 +109,12 @@ class KernelCache:
 
 def _cpu() -> str:
     """Folder of this CPU, its features, and the versions of what compiles."""
+    import llvmlite
+    import numba
     from numba.core import registry
 
     context: Any = registry.cpu_target.target_context
-    return _cpu_folder(context.codegen().magic_tuple())
-
-
-@cache
-def _cpu_folder(target: tuple[str, ...]) -> str:
-    import llvmlite
-    import numba
-
+    target = context.codegen().magic_tuple()
     facts = sys.version, numba.__version__, llvmlite.__version__, *target
     return f"{target[1]}-{hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
 

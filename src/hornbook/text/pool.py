@@ -36,16 +36,10 @@ _DIED = (
 )
 
 
-def count_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def choose_workers(requested: int, tasks: int) -> int:
-    """How many processes: as requested, or one per core; never more than tasks."""
-    return max(1, min(requested or count_cores(), tasks))
+    """How many processes: as requested, or one per core that this process may use; never more than tasks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(requested or cores or 1, tasks))
 
 
 def _end_with_parent() -> None:

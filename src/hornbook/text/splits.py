@@ -7,7 +7,7 @@ for `newest`, and the clusters of later documents where equal texts are left.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,12 +37,18 @@ def is_validation(cluster: str, share: float) -> bool:
 
 def is_later(date: str | None, since: int | None) -> bool:
     """Whether a document is certainly from a moment or after it; "2024" is not, seen from July of that year."""
-    if since is None or not date:
+    if since is None:
         return False
+    moment = _moment(date)
+    return moment is not None and moment >= since
+
+
+def _moment(date: str | None) -> int | None:
+    """The first moment of a date; None where there is none that can be read."""
     try:
-        return interval(date)[0] >= since
+        return interval(date or "")[0]
     except ValueError:
-        return False
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +115,6 @@ class LaterCounts:
         if self.undated:
             yield f"{name}: {self.undated} documents have no date that can be read; they {rest} (first: {self.first})"
 
-    def to_json(self) -> dict[str, Any]:
-        """As in tokens/index.json."""
-        return asdict(self)
-
 
 def plan_splits(
     shards: Mapping[str, list[Path]], sources: Mapping[str, SourceConfig], share: float, *, unique: bool, strict: bool
@@ -145,19 +147,12 @@ def _since(source: SourceConfig, shards: list[Path]) -> int | None:
     if isinstance(source.later, Since):
         return interval(source.later.date)[0]
     assert source.later is not None
-    starts = np.sort(np.fromiter(_starts(shards), np.int64))
+    moments = (_moment(row["date"]) for row in _rows(shards, "date"))
+    starts = np.sort(np.fromiter((moment for moment in moments if moment is not None), np.int64))
     first = len(starts) - int(source.later.share * len(starts))
     if first < len(starts) and first and starts[first - 1] == starts[first]:
         first = int(np.searchsorted(starts, starts[first], side="right"))
     return int(starts[first]) if first < len(starts) else None
-
-
-def _starts(shards: list[Path]) -> Iterator[int]:
-    for row in _rows(shards, "date"):
-        try:
-            yield interval(row["date"] or "")[0]
-        except ValueError:
-            continue
 
 
 def _known(shards: Mapping[str, list[Path]], moments: Mapping[str, int | None], unique: bool) -> frozenset[str]:

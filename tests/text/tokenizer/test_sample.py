@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.text.splits import Split, is_validation
-from hornbook.text.tokenizer.train import training_texts
+from hornbook.text.tokenizer.train import TrainingTexts
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -39,13 +39,13 @@ def test_the_split_never_changes():
 def test_all_training_documents_when_there_is_room(tmp_path: Path):
     texts = [f"text {number}" for number in range(500)]
     shards = [write(tmp_path / "a", texts[:300]), write(tmp_path / "b", texts[300:])]
-    found = [text for batch in training_texts(dict.fromkeys(shards, Split()), 10**9) for text in batch]
+    found = [text for batch in TrainingTexts(dict.fromkeys(shards, Split()), 10**9) for text in batch]
     assert found == texts
 
 
 def test_held_out_documents_do_not_train_the_tokenizer(tmp_path: Path):
     texts = [f"text {number}" for number in range(500)]
-    found = {text for batch in training_texts({write(tmp_path / "a", texts): Split(0.2)}, 10**9) for text in batch}
+    found = {text for batch in TrainingTexts({write(tmp_path / "a", texts): Split(0.2)}, 10**9) for text in batch}
     expected = {text for number, text in enumerate(texts) if not is_validation(f"{number:032x}", 0.2)}
     assert found == expected
 
@@ -54,8 +54,8 @@ def test_a_sample_is_even_and_within_its_bound(tmp_path: Path):
     texts = [f"{number:06d}" * 20 for number in range(4000)]
     shards = [write(tmp_path / str(part), texts[1000 * part : 1000 * part + 1000]) for part in range(4)]
     limit = 40_000
-    found = [text for batch in training_texts(dict.fromkeys(shards, Split()), limit) for text in batch]
-    assert found == [text for batch in training_texts(dict.fromkeys(shards, Split()), limit) for text in batch]
+    found = [text for batch in TrainingTexts(dict.fromkeys(shards, Split()), limit) for text in batch]
+    assert found == [text for batch in TrainingTexts(dict.fromkeys(shards, Split()), limit) for text in batch]
     size = sum(len(text) for text in found)
     assert limit - 300 < size <= limit
     quarters = [sum(int(text[:6]) // 1000 == part for text in found) for part in range(4)]
@@ -64,6 +64,6 @@ def test_a_sample_is_even_and_within_its_bound(tmp_path: Path):
 
 def test_batches_are_bounded(tmp_path: Path):
     texts = ["x" * 100_000 for _ in range(50)]
-    sizes = [sum(map(len, batch)) for batch in training_texts({write(tmp_path / "a", texts): Split()}, 10**9)]
+    sizes = [sum(map(len, batch)) for batch in TrainingTexts({write(tmp_path / "a", texts): Split()}, 10**9)]
     assert sum(sizes) == 5_000_000
     assert max(sizes) <= 2**20 + 100_000

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Raw
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.train import train_bpe
-from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.special_tokens import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer, choose_delimiters, read_settings
 
 TEXTS = [
@@ -161,10 +161,10 @@ def test_documents_get_their_delimiters(definitions: dict[str, str]):
     texts = ["one", "", "two words"]
     same = load(definitions["byte_level"])
     assert same.delimiter_id == same.end_id == 0
-    assert same.encode_documents(texts) == [[0, *same.encode(text)] for text in texts]
+    assert [ids.tolist() for ids in same.encode_arrays(texts)] == [[0, *same.encode(text)] for text in texts]
     apart = load(definitions["llama"])
     assert (apart.begin, apart.end, apart.delimiter_id, apart.end_id) == ("<s>", "</s>", 1, 2)
-    assert apart.encode_documents(texts) == [[1, *apart.encode(text), 2] for text in texts]
+    assert [ids.tolist() for ids in apart.encode_arrays(texts)] == [[1, *apart.encode(text), 2] for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_padding_and_truncation_of_a_file_are_ignored(definitions: dict[str, str
     raw.enable_padding(length=50)
     tokenizer = load(raw.to_str())
     assert tokenizer.decode(tokenizer.encode("a longer text than that")) == "a longer text than that"
-    assert len(tokenizer.encode_documents(["a"])[0]) == 2
+    assert len(tokenizer.encode_arrays(["a"])[0]) == 2
 
 
 def test_loading_a_file_or_its_folder(tmp_path: Path, definitions: dict[str, str]):

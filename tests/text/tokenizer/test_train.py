@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from hornbook.text.config.text import BPE, Trained, Unigram, WordPiece
-from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.special_tokens import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import ALWAYS_PIECES, BYTES, PATTERN, TRAINERS, frequent_characters, train_tokenizer
 
@@ -92,7 +92,7 @@ def test_documents_are_delimited_as_by_bert_and_t5(
     assert (tokenizer.begin, tokenizer.end) == delimiters
     body = tokenizer.encode("the page")
     tail = [tokenizer.end_id] if name == "wordpiece" else []
-    assert tokenizer.encode_documents(["the page"]) == [[tokenizer.delimiter_id, *body, *tail]]
+    assert tokenizer.encode_arrays(["the page"])[0].tolist() == [tokenizer.delimiter_id, *body, *tail]
 
 
 @pytest.mark.parametrize("name", ["wordpiece", "unigram"])
@@ -227,4 +227,4 @@ def test_long_texts_are_cut_without_effect(trained: dict[str, Tokenizer], name: 
     text = " ".join(TEXTS * 60)
     tokenizer = trained[name]
     tail = [tokenizer.end_id] if tokenizer.end_id != tokenizer.delimiter_id else []
-    assert tokenizer.encode_documents([text]) == [[tokenizer.delimiter_id, *tokenizer.encode(text), *tail]]
+    assert tokenizer.encode_arrays([text])[0].tolist() == [tokenizer.delimiter_id, *tokenizer.encode(text), *tail]

@@ -51,7 +51,7 @@ class ParagraphDedupConfig(CutConfig):
     """Cut: remove repeated paragraphs (lines between empty ones); the first of each is kept."""
 
     kind: Literal["paragraph_dedup"] = "paragraph_dedup"
-    step = "dedup.lines:ParagraphDedup"
+    step = "dedup.lines:LineDedup"
     min_bytes: Count = Field(default=80, ge=1)
     """Shorter paragraphs are kept: UTF-8 without whitespace at the ends."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class EncodeTask:
     def key(self) -> str:
         """Changes when the result would."""
         labels = [] if self.labels is None else [self.labels.model_dump()]
-        dropout = [] if self.dropout is None else [self.dropout.to_json()]
+        dropout = [] if self.dropout is None else [asdict(self.dropout)]
         documents = [self.source, self.number, self.digest]
         return digest_of(
             [VERSION, *documents, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()]
@@ -77,15 +77,6 @@ class EncodeTask:
         return self.data / "tokens" / split / source / f"{number:05d}"
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """What a task made: at most one shard per subset (none where the subset has no documents)."""
-
-    shards: list[ShardInfo]
-    unknown: int
-    """Tokens of text that the tokenizer cannot express."""
-
-
 @lru_cache(maxsize=1)
 def _load(path: Path, digest: str) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
@@ -94,10 +85,14 @@ def _load(path: Path, digest: str) -> Tokenizer:
     return tokenizer
 
 
-def encode(task: EncodeTask) -> Encoded:
-    """Write the token shards of the task unless they are there and whole."""
+def encode(task: EncodeTask) -> tuple[list[ShardInfo], int]:
+    """Write the token shards of the task unless they are there and whole.
+
+    Returns (at most one shard per subset, none of those without documents; tokens of text that the tokenizer cannot
+    express).
+    """
     done = once(task, lambda: _encode(task), lambda done: _intact(task, done["parts"]))
-    return Encoded([describe_shard(task.data, *task.destination(subset)) for subset in done["parts"]], done["unknown"])
+    return [describe_shard(task.data, *task.destination(subset)) for subset in done["parts"]], done["unknown"]
 
 
 def _intact(task: EncodeTask, subsets: list[Subset]) -> bool:
@@ -132,7 +127,7 @@ def _encode(task: EncodeTask) -> dict[str, Any]:
                     writers[subset] = stack.enter_context(shard)
                 writers[subset].add(each.tokens, row["id"], row["origin"], row["bytes"], each.labels, each.facts)
                 if tokenizer.unknown_id is not None:
-                    unknown += int(np.count_nonzero(each.tokens == tokenizer.unknown_id))
+                    unknown += int(np.count_nonzero(np.asarray(each.tokens) == tokenizer.unknown_id))
     return {"parts": [subset for subset in SUBSETS if subset in writers], "unknown": unknown}
 
 

@@ -5,7 +5,7 @@ text stands at the document's first token, whichever token will carry it in trai
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ START, END, CHOOSABLE = 1, 2, 4
 class LabelledTokens:
     """A document as stored."""
 
-    tokens: np.ndarray
+    tokens: Sequence[int] | np.ndarray
     labels: Float32[np.ndarray, "tokens outputs"] | None = None
     facts: tuple[Any, ...] = ()
     """More columns about it."""
@@ -49,7 +49,7 @@ def _whole(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
     if has_answers(config):
         ((start, end, _),) = labels.spans
         facts = (text[start:end], labels.answers)
-    return LabelledTokens(np.array(tokens, np.uint32), values, facts)
+    return LabelledTokens(tokens, values, facts)
 
 
 def _values(config: LabelsConfig, labels: Labelling) -> list[float]:
@@ -72,7 +72,7 @@ def _words(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labell
     values = _unlabelled(window.tokens)
     for word, position in window.positions.items():
         values[position] = _number(config, labels.spans[word][2])
-    return LabelledTokens(np.array(window.tokens, np.uint32), values)
+    return LabelledTokens(window.tokens, values)
 
 
 def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
@@ -92,9 +92,7 @@ def _question(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Lab
     ] or [0]
     marks[touched[0]] |= START
     marks[touched[-1]] |= END
-    return LabelledTokens(
-        np.array(window.tokens, np.uint32), marks[:, None].astype(np.float32), (context, labels.answers)
-    )
+    return LabelledTokens(window.tokens, marks[:, None].astype(np.float32), (context, labels.answers))
 
 
 def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Labelling) -> LabelledTokens:
@@ -105,7 +103,7 @@ def _prompted(tokenizer: Tokenizer, config: LabelsConfig, text: str, labels: Lab
     tokens = [tokenizer.delimiter_id, *prompt, *answer, *last]
     values = _unlabelled(tokens)
     values[1 + len(prompt) :] = 1.0
-    return LabelledTokens(np.array(tokens, np.uint32), values)
+    return LabelledTokens(tokens, values)
 
 
 _KINDS: dict[str, Callable[[Tokenizer, LabelsConfig, str, Labelling], LabelledTokens]] = {

@@ -20,10 +20,9 @@ from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_tex
 from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
-from hornbook.text.tokenizer.encode import VERSION, Encoded, EncodeTask, check_documents, encode
-from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.encode import VERSION, EncodeTask, check_documents, encode
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
-from hornbook.text.tokenizer.special_tokens import read_settings, spell_special_tokens
+from hornbook.text.tokenizer.special_tokens import read_settings, save_tokenizer, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 
@@ -144,7 +143,7 @@ def _key(config: TextConfig, documents: dict[str, str], sources: dict[str, Sourc
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
     dropout = _dropout(config)
-    options = splits, later, dropout and dropout.to_json()
+    options = splits, later, dropout and asdict(dropout)
     return digest_of([VERSION, tokenizer, config.validation, documents, *filter(None, options)])
 
 
@@ -178,7 +177,7 @@ def _tokenize(
         shard = data, source, number, path, digest
         tasks.append(EncodeTask(*shard, tokenizer.digest, dtype, splits[source], labels, dropout))
     results = _encode_all(tasks, workers, progress)
-    shards = [shard for result in results for shard in result.shards]
+    shards = [shard for found, _ in results for shard in found]
     _remove_others(data, {shard.name for shard in shards})
     index = {
         "format": 1,
@@ -189,15 +188,15 @@ def _tokenize(
         "delimiter_id": tokenizer.delimiter_id,
         "end_id": tokenizer.end_id,
         "validation": config.validation,
-        "unknown_tokens": sum(result.unknown for result in results),
+        "unknown_tokens": sum(unknown for _, unknown in results),
         "shards": [shard.to_json() for split in SPLITS for shard in shards if shard.split == split],
     }
     if labels is not None:
         index["labels"] = labels.model_dump(mode="json")
     if dropout is not None:
-        index["bpe_dropout"] = dropout.to_json()
+        index["bpe_dropout"] = asdict(dropout)
     if later:
-        index["later"] = {name: counts.to_json() for name, counts in later.items()}
+        index["later"] = {name: asdict(counts) for name, counts in later.items()}
     write_json(data / "tokens" / "index.json", index)
     shutil.rmtree(data / WORK, ignore_errors=True)
     return index
@@ -213,7 +212,7 @@ def _plan_splits(
     return plan_splits(shards, sources, config.validation, unique=unique, strict=config.strict)
 
 
-def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> list[Encoded]:
+def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> list[tuple[list[ShardInfo], int]]:
     total, done = sum(task.size for task in tasks), 0
     count = 1 if not workers and total < _SMALL_BYTES else choose_workers(workers, len(tasks))
     results = []
@@ -249,7 +248,7 @@ def _make_tokenizer(
     else:
         path = Path(settings.path)
         tokenizer = Tokenizer.load(path, settings.end_of_text)
-        if tokenizer.has_merges:
+        if tokenizer.merges is not None:
             compile_for(_size_of_documents(data))
         save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
     made = Tokenizer.load(folder)

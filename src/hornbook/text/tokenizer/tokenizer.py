@@ -74,8 +74,6 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         try:
             definition = file.read_text(encoding="utf-8")
-            data = _json(definition)
-            require_form(data)
         except FileNotFoundError as error:
             raise UsageError(f"{file} does not exist: give a tokenizer.json or a folder that holds one") from error
         except OSError as error:
@@ -84,7 +82,8 @@ class Tokenizer:
             raise IntegrityError(f"{file} is not a tokenizer.json: {error}") from error
         try:
             settings = read_settings(file.parent)
-            return _made(definition, *choose_delimiters(data, settings, end_of_text), json.dumps(settings))
+            delimiters = choose_delimiters(_parsed(definition)[0], settings, end_of_text)
+            return _made(definition, *delimiters, json.dumps(settings))
         except (UsageError, IntegrityError) as error:
             raise type(error)(f"{file}: {error}") from error
 
@@ -100,12 +99,18 @@ class Tokenizer:
         return encoder
 
     @cached_property
-    def _merges(self) -> Merges | None:
+    def merges(self) -> Merges | None:
+        """Where this is byte-level BPE that our kernels know, else None."""
         return find_merges(self._plain)
 
     @cached_property
     def _cutter(self) -> Cutter | None:
-        return None if self._merges else _cutter(self._data, self._encoder)
+        if self.merges or not can_cut(self._data):
+            return None
+        splitter = self._encoder.pre_tokenizer
+        assert splitter is not None  # else nothing can be cut
+        added = self._data.get("added_tokens") or []
+        return Cutter(splitter, tuple(token["content"] for token in added if not token["special"]))
 
     @cached_property
     def digest(self) -> str:
@@ -162,23 +167,22 @@ class Tokenizer:
         texts = [number for number, (kind, _) in enumerate(parts) if kind == "Sequence"]
         return max(texts[1] - texts[0] - 1, 1) if len(texts) == 2 else 1
 
-    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of documents as stored: delimiter first; the end token last too where it is another."""
-        return [ids.tolist() for ids in self.encode_arrays(texts)]
-
     def encode_arrays(self, texts: Sequence[str], draws: "Draws | None" = None) -> list[np.ndarray]:
-        """As `encode_documents`, each uint32 [tokens]; memory is bounded by the ids and about 1 MiB of text.
+        """Documents as stored, each uint32 [tokens]: the delimiter first; the end token last too where it is another.
 
+        Memory is bounded by the ids and about 1 MiB of text.
         By our own kernels where they know the tokenizer and are compiled (`bpe/choice`), else by the library: the ids
         are the same. `draws` (of each text) leaves out merges by chance; UsageError where the kernels do not know the
         tokenizer.
         """
+        from hornbook.text.store import batched
+
         if draws is not None:
             self.require_merges()
         head = np.array([self.delimiter_id], np.uint32)
         tail = np.array([] if self.end_id == self.delimiter_id else [self.end_id], np.uint32)
         parts: list[list[np.ndarray]] = [[head] for _ in texts]
-        for batch in _batches(self._pieces(texts)):
+        for batch in batched(self._pieces(texts), lambda piece: len(piece[1]), _BATCH):
             documents, pieces = zip(*batch, strict=True)
             chosen = None if draws is None else type(draws)(*(each[list(documents)] for each in draws))
             for document, ids in zip(documents, self._encode_batch(pieces, chosen), strict=True):
@@ -187,7 +191,7 @@ class Tokenizer:
 
     def require_merges(self) -> None:
         """Raise UsageError unless this is byte-level BPE that our kernels encode, so that merges can be left out."""
-        if self._merges is None:
+        if self.merges is None:
             raise UsageError(
                 "text.bpe_dropout leaves out merges of byte-level BPE, and this tokenizer is another kind, or one that "
                 "hornbook's kernels do not know: set text.bpe_dropout=0, or train one (text.tokenizer.kind=bpe)"
@@ -199,24 +203,19 @@ class Tokenizer:
         encodings = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
-    @property
-    def has_merges(self) -> bool:
-        """Whether this is byte-level BPE that our kernels know."""
-        return self._merges is not None
-
     @cached_property
     def _kernel_is_ready(self) -> bool:
         from hornbook.text.tokenizer.bpe.choice import encoding_is_compiled
 
-        return self.has_merges and encoding_is_compiled()
+        return self.merges is not None and encoding_is_compiled()
 
     @cached_property
     def _kernel(self) -> "Encoder":
         """Made when documents are first encoded: a prompt is encoded sooner than kernels are loaded."""
         from hornbook.text.tokenizer.bpe.encode import Encoder
 
-        assert self._merges is not None
-        return Encoder(self._merges)
+        assert self.merges is not None
+        return Encoder(self.merges)
 
     def _pieces(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
         """(number of the document, piece of its text)"""
@@ -261,18 +260,13 @@ class Tokenizer:
         return number
 
 
-@lru_cache(maxsize=1)
-def _json(definition: str) -> Any:
-    return parse_json(definition)
-
-
 @lru_cache(maxsize=2)
 def _parsed(definition: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, int]:
     """(its JSON, the tokenizer, ids that there are); other settings beside the same definition change none of them."""
     try:
-        made = tokenizers.Tokenizer.from_str(definition)
-        data: dict[str, Any] = _json(definition)
+        data: dict[str, Any] = parse_json(definition)
         require_form(data)
+        made = tokenizers.Tokenizer.from_str(definition)
         vocab = made.get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises plain Exception for all that is wrong
         raise IntegrityError(f"this is not a tokenizer.json: {error}") from error
@@ -288,27 +282,6 @@ def _parsed(definition: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, int]
 def _made(definition: str, begin: str | None, end: str, settings: str) -> Tokenizer:
     """A tokenizer read before is not made again: one of 32k tokens takes half a second, and nothing changes it."""
     return Tokenizer(definition, begin, end, json.loads(settings))
-
-
-def _cutter(data: dict[str, Any], encoder: tokenizers.Tokenizer) -> Cutter | None:
-    splitter = encoder.pre_tokenizer
-    if splitter is None or not can_cut(data):
-        return None
-    added = data.get("added_tokens") or []
-    return Cutter(splitter, tuple(token["content"] for token in added if not token["special"]))
-
-
-def _batches(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
-    filled = 0
-    for piece in pieces:
-        if batch and filled + len(piece[1]) > _BATCH:
-            yield batch
-            batch, filled = [], 0
-        batch.append(piece)
-        filled += len(piece[1])
-    if batch:
-        yield batch
 
 
 def _spelling_bytes(token: str, blank: str | None) -> int:

@@ -41,24 +41,20 @@ _LADDER = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class TrainingTexts:
-    """An iterable of `training_texts` that can be read more than once."""
+    """Batches of texts of the training split, evenly over all shards of documents, at most `max_bytes` in all.
+
+    A document is taken when the bytes taken so far, with it, are at most their share of the bytes seen so far. The
+    batches can be read more than once.
+    """
 
     shards: Mapping[Path, Split]
     max_bytes: int
 
     def __iter__(self) -> Iterator[list[str]]:
-        return training_texts(self.shards, self.max_bytes)
-
-
-def training_texts(shards: Mapping[Path, Split], max_bytes: int) -> Iterator[list[str]]:
-    """Batches of texts of the training split, evenly over all shards of documents, at most `max_bytes` in all.
-
-    A document is taken when the bytes taken so far, with it, are at most their share of the bytes seen so far.
-    """
-    total = sum(row["bytes"] for shard, split in shards.items() for row in _training_rows(shard, split))
-    share = min(1.0, max_bytes / total) if total else 0.0
-    for batch in batched(_take(shards, share), lambda row: row[1], _BATCH_BYTES):
-        yield [text.as_py() for text, _ in batch]
+        total = sum(row["bytes"] for shard, split in self.shards.items() for row in _training_rows(shard, split))
+        share = min(1.0, self.max_bytes / total) if total else 0.0
+        for batch in batched(_take(self.shards, share), lambda row: row[1], _BATCH_BYTES):
+            yield [text.as_py() for text, _ in batch]
 
 
 def _take(shards: Mapping[Path, Split], share: float) -> Iterator[tuple[pa.Scalar, int]]:

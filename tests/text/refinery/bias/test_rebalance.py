@@ -157,7 +157,7 @@ def keep_chances(values: np.ndarray, mentions: np.ndarray, chosen: np.ndarray, f
     """Of documents in two parts."""
     parts = [Sparse.of(values[: len(values) // 3]), Sparse.of(values[len(values) // 3 :])]
     found = find_chances(lambda: parts, mentions, chosen, floor)
-    return np.concatenate([found.of(part) for part in parts])
+    return np.concatenate([found(part) for part in parts])
 
 
 def test_documents_of_many_pairs():

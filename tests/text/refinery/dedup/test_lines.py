@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hornbook.text.config.duplicates import LineDedupConfig, ParagraphDedupConfig
-from hornbook.text.refinery.dedup.lines import LineDedup, ParagraphDedup
+from hornbook.text.refinery.dedup.lines import LineDedup
 from tests.text.refinery.duplicates import applied, corpus_of, documents_of
 from tests.text.refinery.running import least_seconds
 
@@ -69,25 +69,25 @@ def made_texts(seed: int, count: int = 300) -> list[str]:
 
 
 STEPS = {
-    "lines": (LineDedup, LineDedupConfig, slow_lines),
-    "paragraphs": (ParagraphDedup, ParagraphDedupConfig, slow_paragraphs),
+    "lines": (LineDedupConfig, slow_lines),
+    "paragraphs": (ParagraphDedupConfig, slow_paragraphs),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("least", [1, 12, 25])
 def test_what_is_left_equals_the_slow_reference(name: str, least: int, tmp_path: Path) -> None:
-    kind, config, slow = STEPS[name]
-    step, texts = kind(config(min_bytes=least)), made_texts(least)
+    config, slow = STEPS[name]
+    step, texts = LineDedup(config(min_bytes=least)), made_texts(least)
     assert applied(texts, step.cuts(corpus_of(step, texts, tmp_path))) == slow(texts, least)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_tasks_batches_and_memory_change_nothing(name: str, tmp_path: Path) -> None:
-    kind, config, _ = STEPS[name]
+    config, _ = STEPS[name]
     texts, found = made_texts(3), []
     for number, (tasks, batch, budget) in enumerate([(1, 1000, 2**30), (7, 3, 2**30), (3, 11, 5000), (300, 1, 20_000)]):
-        step = kind(config(min_bytes=10))
+        step = LineDedup(config(min_bytes=10))
         step.budget = budget
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -113,8 +113,8 @@ def test_nothing_to_compare(tmp_path: Path) -> None:
     "pattern", ["\n", "a", "a" * 50 + "\n", " ", "\n\n" + "b" * 90], ids=lambda text: repr(text[:6])
 )
 def test_time_is_linear(name: str, pattern: str) -> None:
-    kind, config, _ = STEPS[name]
-    step = kind(config())
+    config, _ = STEPS[name]
+    step = LineDedup(config())
 
     def seconds(size: int) -> float:
         documents = documents_of([pattern * (size // len(pattern))])

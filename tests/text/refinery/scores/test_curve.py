@@ -9,7 +9,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config import rules as configs
 from hornbook.text.config.step import DecisionConfig
 from hornbook.text.refinery.quality.rules import Rules
-from hornbook.text.refinery.scores.curve import Groups, Signals, curve
+from hornbook.text.refinery.scores.curve import Signals, curve, group_shares
 
 CONFIGS = (
     configs.GopherQualityConfig(),
@@ -59,8 +59,8 @@ def test_a_threshold_that_is_off_can_be_moved() -> None:
 
 
 def test_shares_of_groups() -> None:
-    groups = Groups(["a", "b", "nobody"], np.array([0, 1, 1, 0, 1], np.int32))
-    assert groups.shares(np.array([True, True, False, True, False])) == {"a": 1.0, "b": 1 / 3}
+    names, numbers = ["a", "b", "nobody"], np.array([0, 1, 1, 0, 1], np.int32)
+    assert group_shares(names, numbers, np.array([True, True, False, True, False])) == {"a": 1.0, "b": 1 / 3}
 
 
 def test_many_thresholds_cost_little_more_than_one() -> None:

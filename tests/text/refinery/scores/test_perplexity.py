@@ -11,9 +11,8 @@ from safetensors.numpy import load_file
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config.scores import PerplexityConfig
 from hornbook.text.refinery.scores.classifier import TrainedClassifier
-from hornbook.text.refinery.scores.perplexity_counts import NgramCounter
 from hornbook.text.refinery.scores.perplexity_model import LanguageModel
-from hornbook.text.refinery.scores.perplexity_train import Sample, estimate, train
+from hornbook.text.refinery.scores.perplexity_train import count_ngrams, estimate, sample, train
 from tests.text.refinery.plain_kneser_ney import FALLBACK, PlainKneserNey
 from tests.text.refinery.running import columns_of, judge, prepare
 
@@ -48,10 +47,7 @@ def invented(count: int, seed: int) -> str:
 
 
 def counted(texts: Sequence[str], order: int, least: int = 1) -> LanguageModel:
-    counter = NgramCounter(order)
-    for text in texts:
-        counter.add([text])
-    return estimate(counter.levels(), least)
+    return estimate(count_ngrams(([text] for text in texts), order), least)
 
 
 def probability(model: LanguageModel, byte: int, context: bytes) -> float:
@@ -172,12 +168,7 @@ def test_memory_is_bound_by_what_is_asked():
 
 def test_a_sample_is_drawn_by_content():
     texts = sentences(400, 13)
-    found = []
-    for order in (texts, texts[::-1] + texts[:50]):
-        sample = Sample(50_000)
-        for text in order:
-            sample.add(text)
-        found.append(sample.texts())
+    found = [sample(order, 50_000) for order in (texts, texts[::-1] + texts[:50])]
     assert found[0] == found[1]
     assert 12_000 < sum(map(len, found[0])) <= 50_000
 

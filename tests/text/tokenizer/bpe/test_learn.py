@@ -98,7 +98,7 @@ def test_words_are_counted_as_the_regex_finds_them_and_tables_grow():
     counts = WordCounts(STYLES[PATTERN], capacity=2)
     for text in texts:
         counts.add([text, text])
-    data, starts = counts.words
-    found = {bytes(data[starts[i] : starts[i + 1]]).decode(): int(counts.counts[i]) for i in range(len(counts.counts))}
+    data, starts, times = counts.words
+    found = {bytes(data[starts[i] : starts[i + 1]]).decode(): int(times[i]) for i in range(len(times))}
     expected = Counter(word for text in texts for word in regex.findall(PATTERN, text))
     assert found == {word: 2 * count for word, count in expected.items() if len(word.encode()) > 1}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from hornbook.text.tokenizer.bpe.split import LETTER, NEWLINE, NUMBER, WHITESPACE, character_tables, split_words
+from hornbook.kernels.compiled import compiled
+from hornbook.text.tokenizer.bpe.split import LETTER, NEWLINE, NUMBER, WHITESPACE, character_tables, word_end
 from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
 
 PARTS = [
@@ -20,6 +21,18 @@ PARTS = [
     *("a_b", " (", " '", "\t(", " \n ", "\n\n  x", "\uffff", "\U000e0001", "\U0010ffff"),
 ]
 TEXT = st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=4)), max_size=14).map("".join)
+
+
+@compiled
+def split_words(data, start, end, digits, pages, kinds):
+    """The ends of all pre-tokens of a text, int64."""
+    ends = np.empty(end - start, np.int64)
+    count = 0
+    while start < end:
+        start = word_end(data, start, end, digits, pages, kinds)
+        ends[count] = start
+        count += 1
+    return ends[:count]
 
 
 def ours(text: str, pattern: str) -> list[str]:

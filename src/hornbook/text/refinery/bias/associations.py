@@ -23,7 +23,7 @@ _RULE_OF_THREE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class MentionSums:
-    """Sums over documents of the columns in `mentions.column_names`."""
+    """Sums over documents of the columns in `mentions.MentionCounts`."""
 
     documents: int
     sums: np.ndarray

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -71,18 +72,19 @@ def read_bias(data: Path, configs: Sequence[StepConfig]) -> list[MentionReport]:
 
 def _report(data: Path, config: CountedMentions) -> MentionReport:
     near = "the sentence" if config.window == "sentence" else f"{config.window} words before and after"
-    sources: dict[str, tuple[MentionSums, MentionSums]] = {}
+    sums: dict[tuple[str, bool], MentionSums] = {}
     groups, attributes = [], []
     for path in sorted((data / "signals").glob("*.parquet")):
         names = [name for name in pq.read_schema(path).names if name.startswith(f"{config.label}.")]
         groups, attributes = _names(config.label, names)
-        for source, before, after in _counted(path, config, names):
-            counts = (before, after)
-            sources[source] = _added(sources[source], counts) if source in sources else counts
-    ordered = sorted(sources.items())
-    if len(ordered) > 1:
-        ordered.append((ALL, reduce(_added, sources.values())))
-    parts = [_source(name, *counts, groups, attributes) for name, counts in ordered]
+        for key, counted in _counted(path, config, names):
+            sums[key] = sums[key] + counted if key in sums else counted
+    sources = sorted({source for source, _ in sums})
+    if len(sources) > 1:
+        for kept in (False, True):
+            sums[ALL, kept] = reduce(add, (sums[source, kept] for source in sources))
+        sources.append(ALL)
+    parts = [_source(source, sums[source, False], sums[source, True], groups, attributes) for source in sources]
     before = "before it" if isinstance(config, RebalanceConfig) else "as read"
     return MentionReport(config.label, config.terms, near, before, parts)
 
@@ -108,12 +110,6 @@ def shares(source: SourceMentions) -> str:
     return ", ".join(f"{name} {count:,} times ({count / total:.0%})" for name, count in source.mentions.items())
 
 
-def _added(
-    one: tuple[MentionSums, MentionSums], other: tuple[MentionSums, MentionSums]
-) -> tuple[MentionSums, MentionSums]:
-    return one[0] + other[0], one[1] + other[1]
-
-
 def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Groups and attributes from the names of columns: the file of terms may have changed since."""
     parts = [name.removeprefix(f"{label}.").split(".") for name in names]
@@ -123,8 +119,8 @@ def _names(label: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _counted(
     path: Path, config: CountedMentions, names: Sequence[str]
-) -> Iterator[tuple[str, MentionSums, MentionSums]]:
-    """(source, sums before, sums of kept documents) of each row group of a file."""
+) -> Iterator[tuple[tuple[str, bool], MentionSums]]:
+    """Of each row group of a file: (source, False) and the sums before, (source, True) and those of kept documents."""
     thinned = f"{config.name}: {REASON}" if config.name else REASON
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
@@ -134,7 +130,8 @@ def _counted(
             before = kept | _is(table["reason"], thinned) if isinstance(config, RebalanceConfig) else np.ones_like(kept)
             for source in table["source"].unique().to_pylist():
                 here = _is(table["source"], source)
-                yield source, MentionSums.of(rows[here & before]), MentionSums.of(rows[here & kept])
+                yield (source, False), MentionSums.of(rows[here & before])
+                yield (source, True), MentionSums.of(rows[here & kept])
 
 
 def _is(column: pa.ChunkedArray, value: str) -> np.ndarray:

@@ -7,10 +7,9 @@ any) and at an empty line, not at the end of a line, because much text is wrappe
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -62,14 +61,7 @@ def read_terms(path: Path) -> MentionTerms:
     return terms
 
 
-def column_names(label: str, groups: Sequence[str], attributes: Sequence[str]) -> list[str]:
-    """Full names of the columns: mentions of each group, then those with each attribute nearby."""
-    pairs = [f"{label}.{group}.{attribute}" for group in groups for attribute in attributes]
-    return [*(f"{label}.{group}" for group in groups), *pairs]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TermTable:
+class TermTable(NamedTuple):
     """All terms by their first word, the longest first. Classes are the groups, then the attributes."""
 
     maybe: np.ndarray
@@ -89,12 +81,11 @@ class TermTable:
 def term_table(path: Path, terms: MentionTerms, definition: str) -> TermTable:
     """The table of terms. Raises UsageError where a term has no word, or is in two lists."""
     owners: dict[tuple[int, ...], tuple[int, str]] = {}
-    lists = [
-        *((f"groups.{n}", t) for n, t in terms.groups.items()),
-        *((f"attributes.{n}", t) for n, t in terms.attributes.items()),
-    ]
+    lists = [(f"{table}.{name}", entries) for table, names in terms for name, entries in names.items()]
     for number, (key, entries) in enumerate(lists):
-        for entry, words in zip(entries, _words_of(entries, definition), strict=True):
+        found = hashed_words(map(_parted, entries), definition, plain=True)
+        for entry, hashes in zip(entries, np.split(found.hashes, found.firsts[1:-1]), strict=True):
+            words = tuple(hashes.tolist())
             if not words:
                 raise UsageError(f"{path}: {key}: {entry!r} has no word to look for")
             if owners.setdefault(words, (number, key))[0] != number:
@@ -114,25 +105,21 @@ def term_table(path: Path, terms: MentionTerms, definition: str) -> TermTable:
     )
 
 
-def _words_of(texts: Sequence[str], definition: str) -> Iterator[tuple[int, ...]]:
-    words = hashed_words(map(_parted, texts), definition, plain=True)
-    return (tuple(words.hashes[a:b].tolist()) for a, b in zip(words.firsts, words.firsts[1:], strict=False))
-
-
 def _parted(text: str) -> str:
     return text.replace("'", " ").replace("\u2019", " ")
 
 
 class MentionCounts:
-    """Measures the columns in `column_names`."""
+    """Measures how often each group is mentioned, then how often with each attribute nearby."""
 
     def __init__(self, config: Any) -> None:
         self.name, self._definition, self._window = config.label, config.words, config.window
         terms = read_terms(config.path)
         self.groups, self.attributes = tuple(terms.groups), tuple(terms.attributes)
         self._table = term_table(config.path, terms, config.words)
-        self.full_names = column_names(self.name, self.groups, self.attributes)
-        self.columns = {name.removeprefix(f"{self.name}."): "int64" for name in self.full_names}
+        pairs = [f"{group}.{attribute}" for group in self.groups for attribute in self.attributes]
+        self.columns = dict.fromkeys([*self.groups, *pairs], "int64")
+        self.full_names = [f"{self.name}.{column}" for column in self.columns]
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Every count of every document."""
@@ -140,9 +127,7 @@ class MentionCounts:
         words = hashed_words(texts, self._definition, plain=True)
         mentions, classes = np.empty((2, len(words.hashes)), np.int64)
         firsts = np.zeros(len(texts) + 1, np.int64)
-        table = self._table
-        arrays = (table.maybe, table.keys, table.firsts, table.bounds, table.words, table.classes)
-        _find(words.hashes, words.firsts, *arrays, mentions, classes, firsts)
+        _find(words.hashes, words.firsts, self._table, mentions, classes, firsts)
         mentions = mentions[: firsts[-1]]
         by_sentence = self._window == "sentence"
         places = _sentences_of(words, texts)[mentions] if by_sentence else mentions
@@ -153,8 +138,9 @@ class MentionCounts:
 
 
 @compiled
-def _find(words, texts, maybe, keys, firsts, bounds, term_words, term_classes, places, classes, found):
+def _find(words, texts, table, places, classes, found):
     """Write the mentions of each text: the index of the first word among all words, and the class; fills `found`."""
+    maybe, keys, firsts, bounds, term_words, term_classes = table
     count = 0
     for text in range(len(texts) - 1):
         place, end = texts[text], texts[text + 1]
@@ -195,6 +181,7 @@ def _count(places, classes, firsts, reach, groups, attributes, rows):
         near = np.zeros(attributes, np.int64)
         left = right = begin
         for i in range(begin, end):
+            # `near` holds the attributes of places[left:right], which are those within reach of mention i.
             while right < end and places[right] <= places[i] + reach:
                 if classes[right] >= groups:
                     near[classes[right] - groups] += 1

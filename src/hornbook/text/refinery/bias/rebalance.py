@@ -8,6 +8,7 @@ The largest weight of an attribute is 1, because documents are dropped and never
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class Rebalance(GlobalDecision):
             corpus.firsts, parts(), corpus.stream("hash"), self._counted(corpus), strict=True
         ):
             here = _with_pairs(counts, groups)
-            drop[first : first + len(alive)][here] = self._draw(hashes[here, 0]) >= chances.of(part)
+            drop[first : first + len(alive)][here] = self._draw(hashes[here, 0]) >= chances(part)
         return drop
 
     def _counted(self, corpus: CorpusView) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -115,26 +116,10 @@ class Sparse:
         return np.bincount(column, count * factors[document], self.shape[1])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chances:
-    """The probability of keeping each document."""
-
-    judged: np.ndarray
-    """bool [columns]: the pairs that are rebalanced."""
-    logs: np.ndarray
-    """float64 [columns]: logarithms of their weights; 0 for other columns."""
-    floor: float
-
-    def of(self, part: Sparse) -> np.ndarray:
-        """float64 [documents]."""
-        means = part.by_document(self.logs) / np.maximum(part.by_document(self.judged), 1)
-        return np.maximum(np.exp(means), self.floor)
-
-
 def find_chances(
     parts: Callable[[], Iterable[Sparse]], mentions: np.ndarray, chosen: np.ndarray, floor: float
-) -> Chances:
-    """The probabilities of keeping documents.
+) -> Callable[[Sparse], np.ndarray]:
+    """A function that gives the probability of keeping each document of a part, float64 [documents].
 
     `parts()` iterates over the documents with pairs, each time anew; mentions [groups] are those of all documents;
     chosen [attributes] are rebalanced where their pairs are frequent enough to be judged.
@@ -144,21 +129,20 @@ def find_chances(
     elsewhere, pairs = mentions - totals[:groups], split(totals, groups)[1]
     judged = chosen & judgeable(expected_pairs(mentions, pairs)).any(axis=0)
     columns = np.concatenate([np.zeros(groups, bool), np.tile(judged, groups)])
+
+    def chances(part: Sparse, weights: np.ndarray) -> np.ndarray:
+        logs = np.concatenate([np.zeros(groups), weights.ravel()])
+        means = part.by_document(logs) / np.maximum(part.by_document(columns), 1)
+        return np.maximum(np.exp(means), floor)
+
     weights = np.zeros((groups, len(judged)))  # logarithms
     for _ in range(_ROUNDS):
-        chances = Chances(columns, _in_columns(weights), floor)
-        sums = sum((part.by_column(chances.of(part)) for part in parts()), np.zeros(len(columns)))
+        sums = sum((part.by_column(chances(part, weights)) for part in parts()), np.zeros(len(columns)))
         new = _moved(weights, sums[:groups] + elsewhere, split(sums, groups)[1], judged)
         moved, weights = np.abs(new - weights).max(initial=0), new
         if moved < _STANDS:
             break
-    return Chances(
-        columns, _in_columns(weights.round(_DIGITS)), floor
-    )  # so that another order of summation gives the same
-
-
-def _in_columns(weights: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(len(weights)), weights.ravel()])
+    return partial(chances, weights=weights.round(_DIGITS))  # so that another order of summation gives the same
 
 
 def _moved(weights: np.ndarray, mentions: np.ndarray, pairs: np.ndarray, judged: np.ndarray) -> np.ndarray:

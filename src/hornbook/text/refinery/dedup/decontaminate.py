@@ -4,33 +4,30 @@ Exact: any of an item's 13-grams (Brown et al. 2020, appendix C). Fuzzy: a share
 altered items (Chowdhery et al. 2022 take 70 % of 8-grams).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
 from hornbook.text.config.duplicates import DecontaminateConfig
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.compressions import DamagedStream, decompressed
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.dedup.eval_items import read_items
+from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.lines import HashingFile, open_input, read_lines
 from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.words import hashed_words
 
 _READ = {"paths", "fields", "words", "ngram", "fuzzy_ngram", "min_words"}
 """Settings that decide which items are looked for."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EvalSets:
-    """All items that are looked for."""
-
-    names: list[str]
-    exact: list[NgramTable]
-    """The table of the full width, then one for each width of shorter items, which are looked for as a whole."""
-    fuzzy: NgramTable
+_LIMIT = 16 * 2**20
+_BATCH_ROWS = 256
 
 
 class Decontaminate(Decision):
@@ -43,17 +40,17 @@ class Decontaminate(Decision):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.needs = (f"{self.name}.hits", f"{self.name}.share")
-        self._sets = _load(config.model_dump_json(include=_READ))
+        self._names, self._exact, self._fuzzy = _load(config.model_dump_json(include=_READ))
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """The number of exact n-grams, the largest share of one item, and the item's name (of an exact one first)."""
         found = hashed_words((document.text for document in documents), self.config.words, plain=True)
         hits, exact = np.zeros(len(documents), np.int64), np.full(len(documents), -1, np.int64)
-        for table in self._sets.exact:
+        for table in self._exact:
             count_hits(table, found.hashes, found.firsts, hits, exact)
-        share, nearest = largest_share(self._sets.fuzzy, found.hashes, found.firsts)
+        share, nearest = largest_share(self._fuzzy, found.hashes, found.firsts)
         item = np.where(exact >= 0, exact, nearest)
-        names = np.array([self._sets.names[number] if number >= 0 else "" for number in item.tolist()], object)
+        names = np.array([self._names[number] if number >= 0 else "" for number in item.tolist()], object)
         return {"hits": hits, "share": share, "item": names}
 
     def decide(self, columns: Columns) -> np.ndarray:
@@ -66,8 +63,12 @@ class Decontaminate(Decision):
 
 
 @lru_cache(maxsize=4)
-def _load(config: str) -> EvalSets:
-    """Read the test sets; cached for the tasks of a process."""
+def _load(config: str) -> tuple[list[str], list[NgramTable], NgramTable]:
+    """The test sets, cached for the tasks of a process: names of their items; exact tables; the fuzzy table.
+
+    The first exact table is of the full width, then comes one for each width of shorter items, which are looked for as
+    a whole.
+    """
     step = DecontaminateConfig.model_validate_json(config)
     names, words = _different_items(step)
     by_width: dict[int, list[int]] = {}
@@ -77,12 +78,12 @@ def _load(config: str) -> EvalSets:
         ngram_table(width, [words[number] for number in numbers], len(words), numbers)
         for width, numbers in sorted(by_width.items(), reverse=True)
     ]
-    return EvalSets(names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words))))
+    return names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words)))
 
 
 def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndarray]]:
     """Names and word hashes of the items that are long enough, each different item once."""
-    read = list(read_items(step.paths, step.fields))
+    read = list(_read_items(step.paths, step.fields))
     found = hashed_words((text for _, text in read), step.words, plain=True)
     items: dict[bytes, str] = {}
     for (name, _), words in zip(read, np.split(found.hashes, found.firsts[1:-1]), strict=True):
@@ -94,3 +95,73 @@ def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndar
             "see its fields and min_words"
         )
     return list(items.values()), [np.frombuffer(words, np.uint64) for words in items]
+
+
+def _read_items(paths: Sequence[str], fields: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(FILE:ROW, text) of every item. Raises UsageError naming file and row where one cannot be read."""
+    for file in list_inputs("decontaminate", SourceConfig(paths=list(paths))):
+        if file.problem:
+            raise UsageError(f"test set {file.name}: {file.problem}")
+        if file.format not in _READERS:
+            raise UsageError(f"test set {file.name}: cannot read {file.format}; give .jsonl, .parquet or .txt")
+        for number, row in _rows(file):
+            name = f"{file.name}:{number}"
+            text = row if isinstance(row, str) else "\n".join(_texts(_chosen(row, fields, name)))
+            if text.strip():
+                yield name, text
+
+
+def _rows(file: InputFile) -> Iterator[tuple[int, Any]]:
+    try:
+        yield from _READERS[file.format](file)
+    except (DamagedStream, OSError, pa.ArrowException) as error:
+        raise UsageError(f"test set {file.name} cannot be read: {error}") from error
+
+
+def _lines(file: InputFile) -> Iterator[tuple[int, str]]:
+    with open_input(file) as raw:
+        for line in read_lines(decompressed(HashingFile(raw), file.compression), _LIMIT):
+            if line.overlong:
+                raise UsageError(f"test set {file.name}:{line.number}: longer than {_LIMIT} bytes")
+            try:
+                yield line.number, line.data.decode()
+            except UnicodeDecodeError as error:
+                raise UsageError(f"test set {file.name}:{line.number}: not UTF-8 ({error.reason})") from error
+
+
+def _json_rows(file: InputFile) -> Iterator[tuple[int, Any]]:
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"test set {file.name}:{number}: not JSON ({error})") from error
+
+
+def _parquet_rows(file: InputFile) -> Iterator[tuple[int, Any]]:
+    with open_input(file) as raw:
+        batches = pq.ParquetFile(raw).iter_batches(batch_size=_BATCH_ROWS)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+
+
+_READERS = {"text": _lines, "jsonl": _json_rows, "parquet": _parquet_rows}
+
+
+def _chosen(row: Any, fields: Sequence[str], name: str) -> Any:
+    if not fields:
+        return row
+    missing = [field for field in fields if not isinstance(row, dict) or field not in row]
+    if missing:
+        keys = ", ".join(row)[:100] if isinstance(row, dict) else "none: it is no object"
+        raise UsageError(f"test set {name}: no key {missing[0]!r} (keys: {keys}); see fields of decontaminate")
+    return [row[field] for field in fields]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings within a value, in its order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)

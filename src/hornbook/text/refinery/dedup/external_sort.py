@@ -21,21 +21,22 @@ def sorted_records(chunks: Chunks, file: Path, budget: int) -> Iterator[np.ndarr
 
     `file` holds all records where they take more than a third of the budget (bytes); it is deleted afterwards.
     """
-    runs = _Runs(file)
+    sizes: list[int] = []  # of the sorted runs in the file
     held: list[np.ndarray] = []
     size = 0
     for chunk in chunks:
         if held and size + chunk.nbytes > budget // 3:  # sorting takes as much again, and the order
-            runs.add(_sort(held))
+            sizes.append(_append(file, _sort(held)))
             size = 0
         held.append(chunk.copy())  # a view would keep the whole array alive
         size += chunk.nbytes
-    if not runs.sizes:
+    if not sizes:
         yield from [_sort(held)] if held else []
         return
-    runs.add(_sort(held))
-    yield from runs.merged(budget)
-    runs.path.unlink()
+    width = held[0].shape[1]
+    sizes.append(_append(file, _sort(held)))
+    yield from _merged(file, sizes, width, budget)
+    file.unlink()
 
 
 def repeated(chunks: Callable[[], Chunks], count: int, budget: int) -> Iterator[np.ndarray]:
@@ -98,41 +99,33 @@ def _in_order_of_arrival(records: np.ndarray, order: np.ndarray) -> None:
             start = i
 
 
-class _Runs:
-    """Sorted runs, one after the other in a file."""
+def _append(file: Path, records: np.ndarray) -> int:
+    """Append a sorted run to the file; returns how many records it has."""
+    with file.open("ab") as out:
+        records.tofile(out)
+    return len(records)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.sizes: list[int] = []
-        self._width = 0
 
-    def add(self, records: np.ndarray) -> None:
-        """Append a sorted run."""
-        with self.path.open("ab") as file:
-            records.tofile(file)
-        self.sizes.append(len(records))
-        self._width = records.shape[1]
+def _merged(file: Path, sizes: list[int], width: int, budget: int) -> Iterator[np.ndarray]:
+    """All records, in chunks. A block of each run is in memory: a fifth of the budget, as sorting takes copies."""
+    rows = max(budget // (5 * 8 * width * len(sizes)), 16)
+    runs = [_blocks(file, width, end - size, end, rows) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    nothing = np.empty(0, np.uint64), np.empty((0, width), np.uint64)
+    blocks = [next(run, nothing) for run in runs]
+    while any(len(keys) for keys, _ in blocks):
+        # Unread records come after the last record of their run's block: all up to the least of these is complete.
+        last, least = min((keys[-1], run) for run, (keys, _) in enumerate(blocks) if len(keys))
+        found = []
+        for run, (keys, records) in enumerate(blocks):
+            end = keys.searchsorted(last, "right" if run <= least else "left")
+            found.append(records[:end])
+            blocks[run] = (keys[end:], records[end:]) if end < len(keys) else next(runs[run], nothing)
+        yield _sort(found)
 
-    def merged(self, budget: int) -> Iterator[np.ndarray]:
-        """All records, in chunks. A block of each run is in memory: a fifth of the budget, as sorting takes copies."""
-        rows = max(budget // (5 * 8 * self._width * len(self.sizes)), 16)
-        ends = list(accumulate(self.sizes))
-        runs = [self._blocks(end - size, end, rows) for end, size in zip(ends, self.sizes, strict=True)]
-        nothing = np.empty(0, np.uint64), np.empty((0, self._width), np.uint64)
-        blocks = [next(run, nothing) for run in runs]
-        while any(len(keys) for keys, _ in blocks):
-            # Unread records come after the last record of their run's block: all up to the least of these is complete.
-            last, least = min((keys[-1], run) for run, (keys, _) in enumerate(blocks) if len(keys))
-            found = []
-            for run, (keys, records) in enumerate(blocks):
-                end = keys.searchsorted(last, "right" if run <= least else "left")
-                found.append(records[:end])
-                blocks[run] = (keys[end:], records[end:]) if end < len(keys) else next(runs[run], nothing)
-            yield _sort(found)
 
-    def _blocks(self, first: int, end: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(keys, records) of the file from record `first` to `end`, at most `rows` at a time."""
-        for start in range(first, end, rows):
-            count, offset = min(rows, end - start) * self._width, start * 8 * self._width
-            records = np.fromfile(self.path, np.uint64, count, offset=offset).reshape(-1, self._width)
-            yield records[:, 0].copy(), records
+def _blocks(file: Path, width: int, first: int, end: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(keys, records) of the file from record `first` to `end`, at most `rows` at a time."""
+    for start in range(first, end, rows):
+        count, offset = min(rows, end - start) * width, start * 8 * width
+        records = np.fromfile(file, np.uint64, count, offset=offset).reshape(-1, width)
+        yield records[:, 0].copy(), records

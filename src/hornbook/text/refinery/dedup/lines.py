@@ -62,18 +62,14 @@ def _find_units(data, bounds, first, least, by_line, units):
 
 
 class LineDedup(Copies):
-    """Cuts lines with their line feeds; whitespace at their ends makes no difference."""
+    """Cuts lines with their line feeds, or paragraphs (lines between empty ones) with the empty lines after them.
 
-    by_line = True
+    Whitespace at the ends of a unit makes no difference.
+    """
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """uint64 [units, 3], as `spans` describes."""
         data, bounds = pack(document.text for document in documents)
         units = np.empty((np.count_nonzero(data == 10), 3), np.uint64)
-        return units[: _find_units(data, bounds, first, self.config.min_bytes, self.by_line, units)]
-
-
-class ParagraphDedup(LineDedup):
-    """Cuts paragraphs (lines between empty ones) with the empty lines after them."""
-
-    by_line = False
+        by_line = self.config.kind == "line_dedup"
+        return units[: _find_units(data, bounds, first, self.config.min_bytes, by_line, units)]

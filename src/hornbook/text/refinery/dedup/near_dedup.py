@@ -32,7 +32,10 @@ class NearDedup(GlobalDecision):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._multipliers, self._offsets = permutations(config.bands * config.rows)
+        # The same numbers in every run: sketches of different runs must agree.
+        chance = np.random.Generator(np.random.PCG64(0x68_6F_72_6E))
+        drawn = chance.integers(0, 2**32, (config.bands * config.rows, 2), dtype=np.uint32)
+        self._multipliers, self._offsets = drawn[:, 0] | np.uint32(1), drawn[:, 1].copy()
         self.needs = {"longest": ("bytes",), "first": ()}.get(config.keep, (config.keep,))
 
     def check(self, columns: Mapping[str, str]) -> None:
@@ -108,6 +111,7 @@ def _unite(records, first, parents):
         if records[i, 0] != first[0]:
             first[:] = records[i]
             continue
+        # A root is the first document of its cluster, so parents come before their children.
         one, other = _root(parents, np.int64(first[1])), _root(parents, np.int64(records[i, 1]))
         parents[max(one, other)] = min(one, other)
 
@@ -128,13 +132,6 @@ def _choose_representatives(clusters, worth):
             best[clusters[row]] = row
     for row in range(len(clusters)):
         clusters[row] = best[clusters[row]]
-
-
-def permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(multipliers, offsets), uint32 [count]: fixed, because sketches of different runs must agree."""
-    rng = np.random.Generator(np.random.PCG64(0x68_6F_72_6E))
-    drawn = rng.integers(0, 2**32, (count, 2), dtype=np.uint32)
-    return drawn[:, 0] | np.uint32(1), drawn[:, 1].copy()
 
 
 @compiled

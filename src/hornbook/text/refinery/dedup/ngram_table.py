@@ -1,7 +1,7 @@
 """N-grams of test items in texts: a hash table, and two searches in linear time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ TEMPLATE_ITEMS = 32
 _SHIFT = np.uint64(16)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NgramTable:
+class NgramTable(NamedTuple):
     """N-grams of one width, and the items that contain each."""
 
     width: int
@@ -33,7 +32,7 @@ class NgramTable:
 
 def ngram_table(width: int, words: Sequence[np.ndarray], count: int, numbers: Sequence[int]) -> NgramTable:
     """The table of items, given by the hashes of their words and their numbers among `count` items."""
-    grams = [_windows(each, width) for each in words]
+    grams = [np.unique(_keys(width, each)) for each in words]
     keys = np.concatenate([np.zeros(0, np.uint64), *grams])
     items = np.repeat(np.array(numbers, np.int64), [len(each) for each in grams])
     keys, number, spread = np.unique(keys, return_inverse=True, return_counts=True)
@@ -48,11 +47,12 @@ def ngram_table(width: int, words: Sequence[np.ndarray], count: int, numbers: Se
     return NgramTable(width, slots, ids, firsts, items, np.bincount(items, minlength=count))
 
 
-def _windows(words: np.ndarray, width: int) -> np.ndarray:
-    """The different n-grams of one item."""
+@compiled
+def _keys(width, words):
+    """uint64 [windows]: the hash of each n-gram of a text."""
     keys = np.empty(max(len(words) - width + 1, 0), np.uint64)
     hash_windows(words, width, keys)
-    return np.unique(keys)
+    return keys
 
 
 @compiled
@@ -72,17 +72,12 @@ def _insert(keys, slots, ids):
         slots[slot], ids[slot] = keys[i], i
 
 
-def count_hits(table: NgramTable, words: np.ndarray, firsts: np.ndarray, hits: np.ndarray, item: np.ndarray) -> None:
-    """Add to `hits` [texts] the number of windows in the table; where `item` is -1, set it to the first one's item."""
-    _count_hits(table.width, table.slots, table.ids, table.firsts, table.items, words, firsts, hits, item)
-
-
 @compiled
-def _count_hits(width, slots, ids, gram_firsts, items, words, firsts, hits, item):
+def count_hits(table, words, firsts, hits, item):
+    """Add to `hits` [texts] the number of windows in the table; where `item` is -1, set it to the first one's item."""
+    width, slots, ids, gram_firsts, items, _ = table
     for text in range(len(hits)):
-        count = max(firsts[text + 1] - firsts[text] - width + 1, 0)
-        keys = np.empty(count, np.uint64)
-        hash_windows(words[firsts[text] : firsts[text + 1]], width, keys)
+        keys = _keys(width, words[firsts[text] : firsts[text + 1]])
         for key in keys:
             slot = _slot(key, slots)
             if slots[slot]:
@@ -96,18 +91,16 @@ def largest_share(table: NgramTable, words: np.ndarray, firsts: np.ndarray) -> t
     share, item = np.zeros(len(firsts) - 1), np.full(len(firsts) - 1, -1, np.int64)
     grams, seen = np.full(len(table.firsts), -1, np.int64), np.full(len(table.sizes), -1, np.int64)
     found = np.zeros(len(table.sizes), np.int64)
-    arrays = (table.slots, table.ids, table.firsts, table.items, table.sizes)
-    _largest_share(table.width, *arrays, words, firsts, grams, seen, found, share, item)
+    _largest_share(table, words, firsts, grams, seen, found, share, item)
     return share, item
 
 
 @compiled
-def _largest_share(width, slots, ids, gram_firsts, items, sizes, words, firsts, grams, seen, found, share, item):
+def _largest_share(table, words, firsts, grams, seen, found, share, item):
     """`grams` and `seen` hold the last text with an n-gram or an item; `found` counts the item's n-grams in it."""
+    width, slots, ids, gram_firsts, items, sizes = table
     for text in range(len(share)):
-        count = max(firsts[text + 1] - firsts[text] - width + 1, 0)
-        keys = np.empty(count, np.uint64)
-        hash_windows(words[firsts[text] : firsts[text + 1]], width, keys)
+        keys = _keys(width, words[firsts[text] : firsts[text + 1]])
         for key in keys:
             slot = _slot(key, slots)
             if slots[slot] == 0 or grams[ids[slot]] == text:

@@ -26,10 +26,6 @@ SK, RK, PK, GLPAT, XOX = (_as_number(each) for each in (b"sk", b"rk", b"pk", b"g
 _BEFORE, _AFTER = np.uint8(1), np.uint8(2)
 
 
-def _triple(a, b, c):
-    return (a * 961 + b * 31 + c) & 8191
-
-
 def _streets() -> np.ndarray:
     """uint8 [8192], by a hash of the first three bytes of words for street: bit 1 before a number, bit 2 after it."""
     table = np.zeros(8192, dtype=np.uint8)
@@ -37,22 +33,17 @@ def _streets() -> np.ndarray:
         for word in words:
             data = word.encode("utf-8")
             for third in [data[2]] if len(data) > 2 else range(128):
-                table[_triple(data[0], data[1], third)] |= bit
+                table[(data[0] * 961 + data[1] * 31 + third) & 8191] |= bit
     return table
 
 
 STREETS = _streets()
 
 
-def _classes() -> np.ndarray:
-    table = np.zeros(256, dtype=np.uint8)
-    table[ord("@")], table[ord(":")], table[ord("=")] = _AT, _COLON, _EQUALS
-    table[ord("0") : ord("9") + 1] = _DIGIT
-    table[list(b"_-KISJ")] = _KEY
-    return table
-
-
-CLASSES = _classes()
+CLASSES = np.zeros(256, dtype=np.uint8)
+CLASSES[ord("@")], CLASSES[ord(":")], CLASSES[ord("=")] = _AT, _COLON, _EQUALS
+CLASSES[ord("0") : ord("9") + 1] = _DIGIT
+CLASSES[list(b"_-KISJ")] = _KEY
 
 
 @inlined

@@ -3,9 +3,13 @@
 import datetime
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
-WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+WORDS, PATTERNS = (
+    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("words.toml", "patterns.toml")
+)
 IBAN_LENGTHS = {country: int(size) for size, countries in WORDS["iban"].items() for country in countries.split()}
 """Characters of an IBAN by country (ISO 13616 registry)."""
 
@@ -17,10 +21,7 @@ _VERHOEFF = (  # products in the dihedral group of order ten (Verhoeff 1969)
 )
 _TURN = (1, 5, 7, 6, 2, 8, 3, 0, 9, 4)
 
-_ISSUERS = re.compile(
-    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|"
-    r"3(?:0[0-5]|[689]\d)\d{11}|6(?:011|5\d\d|4[4-9]\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|62\d{14,17}"
-)  # Visa, Mastercard, American Express, Diners, Discover, JCB, UnionPay
+_ISSUERS = re.compile("|".join(PATTERNS["issuers"]))
 
 _CODICE_ODD = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23)
 
@@ -119,3 +120,10 @@ def cn_resident(text: str) -> bool:
         return False
     total = sum(int(each) * pow(2, 17 - index, 11) for index, each in enumerate(text[:17]))
     return text[0] in "12345678" and "10X98765432"[total % 11] == text[17]
+
+
+RULES: dict[str, Callable[[str], bool]] = {
+    rule.__name__: rule
+    for rule in (us_ssn, de_tax, fr_nir, br_cpf, in_aadhaar, nl_bsn, pl_pesel, cn_resident, card, es_dni)
+}
+"""Kind of number -> its rule; the first that fits a text counts."""

@@ -10,16 +10,21 @@ from functools import cache
 from itertools import pairwise
 
 from hornbook.text.refinery.privacy import check_digits
-from hornbook.text.refinery.privacy.check_digits import WORDS
+from hornbook.text.refinery.privacy.check_digits import PATTERNS, WORDS
 
 Found = tuple[int, int, str] | None
 
 _LOCAL = rb"(?:[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]|[\xc3-\xc9][\x80-\xbf])"
 _LOCAL_END = re.compile(_LOCAL + rb"{1,64}\Z")
-_DOMAIN = re.compile(
-    rb"@((?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}(?:[A-Za-z]{2,24}|xn--[a-z0-9-]{1,59}))(?![\w@])"
-)
 _CONTEXT_BYTES = 48
+
+
+def _any(name: str) -> bytes:
+    """The alternatives of patterns.toml under a name."""
+    return "|".join(PATTERNS[name]).encode()
+
+
+_DOMAIN = re.compile(_any("email"))
 
 
 def email(data: bytes, place: int, least: int) -> Found:
@@ -39,12 +44,10 @@ def email(data: bytes, place: int, least: int) -> Found:
 
 _LOCAL_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+/=?^_`{|}~.-")
 
-_IPV4 = re.compile(
-    rb"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(?![\w-]|\.\d)"
-)
+_IPV4 = re.compile(_any("ipv4"))
 _VERSION = re.compile(rb"(?:version|release|firmware|ver\.?|section|v)[ :=]{0,2}\Z", re.IGNORECASE)
 _HEADING = re.compile(rb"[.:]?[ \t]+[A-Z]|[.:]?[ \t]*\n")  # numbers of sections
-_IPV6 = re.compile(rb"(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}")
+_IPV6 = re.compile(_any("ipv6"))
 
 
 def ipv4(data: bytes, place: int) -> Found:
@@ -80,25 +83,13 @@ def ipv6(data: bytes, place: int, least: int) -> Found:
 
 _CONTEXT = {kind: re.compile("|".join(words).encode(), re.IGNORECASE) for kind, words in WORDS["context"].items()}
 
-_SHAPES = {  # digits grouped as their country writes them; the rule; the context that is needed without the groups
-    "us_ssn": (rb"\d{3}-\d{2}-\d{4}", rb"\d{9}", check_digits.us_ssn),
-    "de_tax": (rb"\d{2} \d{3} \d{3} \d{3}", rb"\d{11}", check_digits.de_tax),
-    "fr_nir": (rb"\d ?\d\d ?\d\d ?\d\d ?\d{3} ?\d{3} ?\d\d", None, check_digits.fr_nir),
-    "br_cpf": (rb"\d{3}\.\d{3}\.\d{3}-\d\d", rb"\d{11}", check_digits.br_cpf),
-    "in_aadhaar": (rb"\d{4} \d{4} \d{4}|\d{4}-\d{4}-\d{4}", rb"\d{12}", check_digits.in_aadhaar),
-    "nl_bsn": (None, rb"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", check_digits.nl_bsn),
-    "pl_pesel": (None, rb"\d{11}", check_digits.pl_pesel),
-    "cn_resident": (rb"\d{17}[\dX]", None, check_digits.cn_resident),
-    "card": (rb"\d{13,19}|(?:\d{4}[ -]){3}\d{4}(?:[ -]\d{3})?|\d{4}[ -]\d{6}[ -]\d{4,5}", None, check_digits.card),
-    "es_dni": (rb"\d{8}-?[A-Z]", None, check_digits.es_dni),
-}
-_END = rb"(?![\w]|[-./ ]\d)"
-_CARD_END = rb"(?![\w]|[-./]\d)"
+_END = r"(?![\w]|[-./ ]\d)", r"(?![\w]|[-./]\d)"
+"""What must not follow a number, and what must not follow a card."""
 _RULES = [
-    (kind, re.compile(rb"(?:" + shape + rb")" + (_CARD_END if kind == "card" else _END)), rule, needs_context)
-    for kind, (grouped, plain, rule) in _SHAPES.items()
-    for shape, needs_context in ((grouped, False), (plain, True))
-    if shape is not None
+    (kind, re.compile(f"(?:{PATTERNS['numbers'][kind][form]}){_END[kind == 'card']}".encode()), rule, form == "plain")
+    for kind, rule in check_digits.RULES.items()
+    for form in ("grouped", "plain")
+    if form in PATTERNS["numbers"][kind]
 ]
 _SEPARATORS = str.maketrans("", "", " -./()")
 
@@ -114,31 +105,19 @@ def number(data: bytes, place: int, least: int) -> Found:
         return found
     for kind, pattern, rule, needs_context in _RULES:
         match = pattern.match(data, place)
-        right = match and rule(match.group().decode().translate(_SEPARATORS))
-        if right and (not needs_context or _has_context(kind, data, place)):
+        if match is None or not rule(match.group().decode().translate(_SEPARATORS)):
+            continue
+        if not needs_context or _has_context(kind, data, place):
             return place, match.end(), "card" if kind == "card" else "national_id"
     return phone(data, place, least)
 
 
-_COUNTRIES = re.compile(
-    rb"1|7|2[07]|2[1-6689]\d|3[0123469]|3[578]\d|4[013456789]|42\d|5[1-8]|5[09]\d|6[0-6]|6[789]\d|8[12469]|8[05678]\d|"
-    rb"9[0123458]|9[679]\d"
-)
-_INTERNATIONAL = re.compile(rb"\d{1,15}(?:(?:[ .-]|[ ]?\(|\)[ ]?)\d{1,12}){0,6}(?!\w)")
-_NATIONAL = re.compile(
-    rb"(?:1[-. ])?[2-9]\d\d([-.])[2-9]\d\d\1\d{4}(?![\w-]|\.\d)"  # North America
-    rb"|0[1-9](?:([ .-])\d\d)(?:\2\d\d){3}(?!\w|[ .-](?:\d|[a-f]\d))"  # France, Morocco
-    # Britain, Germany, Netherlands, Japan
-    rb"|(?!0\d{4}-\d{4}(?!\d))0[1-9]\d{0,3}(?:/|[ -])\d{2,8}"
-    rb"(?:[ -]\d{2,5}){0,2}(?!\w|[ -]\d|\.\d)"
-    rb"|8[ -]?\(\d{3}\)[ -]?\d{3}[ -]\d\d[ -]\d\d(?!\w)"  # Russia
-    rb"|[67]\d\d(?: \d\d){3}(?![\w]| \d)"  # Spain
-)
+_COUNTRIES = re.compile(_any("countries"))
+_INTERNATIONAL = re.compile(_any("international"))
+_NATIONAL = re.compile(_any("national"))
 _DUMP = re.compile(rb"(?<!\w)(?=[a-fA-F]*\d)[0-9a-fA-F]{2,8} \Z")  # hexadecimal before it
-_OPEN = re.compile(
-    rb"(?:[2-9]\d\d\) ?[2-9]\d\d[- ]\d{4}|\d\d\) ?9?\d{4}-\d{4}|0\d{1,4}\)[ -]?\d{2,8}(?:[ -]\d{2,5}){0,2})(?!\w|-\d)"
-)
-_ANY = re.compile(rb"(?!\d{4}[-./]\d\d[-./]\d\d\b)\d{2,13}(?:[ ./-]\d{1,8}){0,5}(?!\w)")
+_OPEN = re.compile(_any("in_brackets"))
+_ANY = re.compile(_any("other_phones"))
 
 
 def phone(data: bytes, place: int, least: int) -> Found:
@@ -176,15 +155,9 @@ def _is_count(found: bytes) -> bool:
 
 _NOTHING = re.compile(rb"(?!)")
 _LETTERED = (
-    (re.compile(rb"[XYZ]-?\d{7}-?[A-Z](?!\w)"), check_digits.es_dni),
-    (
-        re.compile(rb"[A-Z]{6}\d\d[ABCDEHLMPRST](?:[0-6]\d|7[01])[A-Z]\d{3}[A-Z](?!\w)"),
-        check_digits.it_codice,
-    ),
-    (
-        re.compile(rb"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d\d ?\d\d ?\d\d ?[A-D](?!\w)"),
-        lambda _: True,
-    ),
+    (re.compile(_any("es_nie")), check_digits.es_dni),
+    (re.compile(_any("it_codice")), check_digits.it_codice),
+    (re.compile(_any("gb_insurance")), lambda _: True),
 )
 
 
@@ -212,12 +185,7 @@ def _iban_pattern(country: str) -> re.Pattern[bytes]:
 
 
 _BEFORE_KEY = 12
-_KEYS = re.compile(
-    rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_\w{22,255}|[srp]k_(?:live|test)_[A-Za-z0-9]{16,255}"
-    rb"|whsec_[A-Za-z0-9]{24,255}|hf_[A-Za-z]{34}|npm_[A-Za-z0-9]{36}|glpat-[\w-]{20,64}|xox[abprs]-[A-Za-z0-9-]{10,255}"
-    rb"|sk-[A-Za-z0-9_-]{32,255}|A[KS]IA[A-Z2-7]{16}|AIza[\w-]{35}"
-    rb"|eyJ[\w-]{8,2048}\.eyJ[\w-]{8,4096}\.[\w-]{8,1024})(?![A-Za-z0-9])"
-)
+_KEYS = re.compile(rb"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])" % _any("keys"))
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]{0,24}PRIVATE KEY(?: BLOCK)?)-----")
 _PEM_BYTES = 16384
 
@@ -239,10 +207,8 @@ def key(data: bytes, place: int, least: int) -> Found:
     return None
 
 
-_NAMED = re.compile(
-    rb"(?:passw(?:or)?d|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key)[\"' ]{0,3}\Z", re.I
-)
-_VALUE = re.compile(rb"[:=]>?[ \t]{0,4}([\"'`]?)([A-Za-z0-9+/=_.~!@#$%^&*-]{8,256})(?=\1)")
+_NAMED = re.compile(rb"(?:%s)[\"' ]{0,3}\Z" % _any("secrets"), re.IGNORECASE)
+_VALUE = re.compile(_any("values"))
 _LEAST_BITS = 3.0
 
 

@@ -10,25 +10,13 @@ import numpy as np
 from hornbook.text.config.content import PERSONAL
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import anchors, patterns
+from hornbook.text.refinery.privacy.check_digits import PATTERNS
 from hornbook.text.refinery.step import Edit
 
-_STREET_NAME = "(?:[A-Z\u00c0-\u00de][\\w'.\u2019-]{0,24})"
-_STREET_AFTER = re.compile(  # 12 Main Street; 12 bis, rue de la Paix
-    rf"\d{{1,5}}[A-Za-z]?(?:(?: (?:[NSEW]\.?|North|South|East|West))? {_STREET_NAME}(?: {_STREET_NAME}){{0,2}} "
-    r"(?:Street|St\.?|Road|Rd\.?|Avenue|Ave\.?|Lane|Ln\.?|Drive|Dr\.?|Boulevard|Blvd\.?|Terrace|Crescent|Square|Close)"
-    r"(?!\w)(?:,? (?:Apt|Suite|Unit|#)\.? ?\w{1,5})?"
-    r"|(?: ?(?:bis|ter))?,? (?:rue|avenue|boulevard|impasse|all\u00e9e|quai|chemin|cours|place|route) "
-    rf"(?:(?:de la|de l'|de|des|du|d'|la|le) ?)?{_STREET_NAME}(?:[ -]{_STREET_NAME}){{0,3}})"
-)
-_STREET_BEFORE = re.compile(  # Hauptstrasse 12; Calle Mayor, 12; Via Roma 12
-    "(?:(?:[A-Z\u00c4\u00d6\u00dc][a-z\u00e4\u00f6\u00fc\u00df]{1,24}(?:stra\u00dfe|strasse|str\\.|gasse|allee|platz|weg|damm|ufer|straat|laan|plein|gracht))"
-    rf"|{_STREET_NAME} (?:Stra\u00dfe|Strasse|Allee|Platz|Weg|Straat|Laan)"
-    "|(?:Calle|Avenida|Avda\\.|Plaza|Paseo|Via|Viale|Piazza|Corso|Rua|Pra\u00e7a|Travessa|ul\\.|al\\."
-    "|\u0443\u043b\\.|\u0443\u043b\u0438\u0446\u0430|\u043f\u0440\\.|\u043f\u0440\u043e\u0441\u043f\u0435\u043a\u0442) "
-    r"(?:(?:de la|de los|de|del|della|dei|do|da|dos|das|di) )?"
-    "(?:[A-Z\u00c0-\u00de\u0104-\u017b\u0410-\u042f][\\w'.-]{1,24})"
-    "(?: (?:(?:de|da|do|di|del) )?[A-Z\u00c0-\u00de\u0410-\u042f][\\w'.-]{1,24}){0,3})"
-    "(?:,? (?:n\u00ba |n\\. |nr\\. |\u0434\\. ?)?)\\Z"
+_STREETS = {name: text.replace("<name>", PATTERNS["streets"]["name"]) for name, text in PATTERNS["streets"].items()}
+_STREET_AFTER = re.compile(rf"\d{{1,5}}[A-Za-z]?(?:{_STREETS['english']}|{_STREETS['french']})")
+_STREET_BEFORE = re.compile(
+    rf"(?:{_STREETS['compound']}|{_STREETS['germanic']}|{_STREETS['others']}){_STREETS['number']}\Z"
 )
 _HOUSE_NUMBER = re.compile(rb"\d{1,4}(?:[a-z](?!\w)|[/-]\d{1,3})?(?![\w:%]|[.,]\d)")
 _STREET_BYTES = 80
@@ -88,7 +76,13 @@ class Personal(Edit):
         counts = tuple(sum(kind == each for _, _, kind in spans) for each in PERSONAL)
         if not spans or self.config.action == "detect":
             return document.text, counts
-        return (None if self.config.action == "drop" else self._redact(data, spans)), counts
+        if self.config.action == "drop":
+            return None, counts
+        parts, last = [], 0
+        for start, end, kind in spans:
+            parts += [data[last:start], self._placeholders[kind]]
+            last = end
+        return b"".join([*parts, data[last:]]).decode("utf-8"), counts
 
     def find(self, data: bytes) -> Spans:
         """(start, end, kind) in UTF-8 text, in order, without overlaps, of the kinds asked for; in linear time.
@@ -110,10 +104,3 @@ class Personal(Edit):
         if kind == "ip" and self.config.ip == "public":
             return "ip" in self._kinds and ipaddress.ip_address(data[start:end].decode()).is_global
         return kind in self._kinds
-
-    def _redact(self, data: bytes, spans: Spans) -> str:
-        parts, last = [], 0
-        for start, end, kind in spans:
-            parts += [data[last:start], self._placeholders[kind]]
-            last = end
-        return b"".join([*parts, data[last:]]).decode("utf-8")

@@ -37,28 +37,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """The group of each document."""
-
-    names: list[str]
-    numbers: np.ndarray
-    """int32 [rows]: indices into `names`."""
-
-    def shares(self, kept: np.ndarray) -> dict[str, float]:
-        """The share of each group that is kept."""
-        count = len(self.names)
-        all_, stay = (np.bincount(numbers, minlength=count) for numbers in (self.numbers, self.numbers[kept]))
-        return {name: float(part / whole) for name, part, whole in zip(self.names, stay, all_, strict=True) if whole}
-
-
-@dataclass(frozen=True, slots=True)
 class Signals:
     """Columns of the documents that reach a step."""
 
     columns: dict[str, np.ndarray]
     bytes: np.ndarray
-    groups: list[Groups] = field(default_factory=list)
-    """By source, and by language where it was measured."""
+    groups: list[tuple[list[str], np.ndarray]] = field(default_factory=list)
+    """By source, and by language where it was measured: the groups' names; int32 [rows], the group of each document."""
     words: SampledWords | None = None
 
 
@@ -91,8 +76,14 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
     return step, Signals(columns, table["bytes"].to_numpy(), groups, noted)
 
 
-def _groups(kind: str, column: Any) -> Groups:
-    return Groups([f"{kind} {name}" for name in column.dictionary.to_pylist()], column.indices.to_numpy())
+def _groups(kind: str, column: Any) -> tuple[list[str], np.ndarray]:
+    return [f"{kind} {name}" for name in column.dictionary.to_pylist()], column.indices.to_numpy()
+
+
+def group_shares(names: list[str], numbers: np.ndarray, kept: np.ndarray) -> dict[str, float]:
+    """The share of each group that is kept."""
+    all_, stay = (np.bincount(each, minlength=len(names)) for each in (numbers, numbers[kept]))
+    return {name: float(part / whole) for name, part, whole in zip(names, stay, all_, strict=True) if whole}
 
 
 def _reach(steps: Steps, step: Decision) -> list[str]:
@@ -107,7 +98,7 @@ def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -
     found = []
     for value in values:
         kept = kept_at(_as_set(step.config, key, value))
-        shares = {name: share for groups in signals.groups for name, share in groups.shares(kept).items()}
+        shares = {name: share for groups in signals.groups for name, share in group_shares(*groups, kept).items()}
         share = float(kept.mean()) if len(kept) else 0.0
         words = signals.words.coverage(kept) if signals.words else None
         found.append(Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares, words))

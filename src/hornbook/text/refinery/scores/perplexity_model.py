@@ -25,8 +25,12 @@ from hornbook.files.durable import write_atomic
 from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import pack
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.scores.perplexity_counts import FEED, MOST_ORDER
 from hornbook.text.refinery.step import Columns, Decision
+
+MOST_ORDER = 8
+"""Bytes in a 64-bit number."""
+FEED = 0x0A
+"""Padding before a text."""
 
 VERSION = 1
 _KIND = "perplexity"

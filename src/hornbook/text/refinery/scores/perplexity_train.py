@@ -4,23 +4,23 @@
 
 with adjusted counts a and discounts D for counts of 1, 2, and 3 or more. g(h) is the mass that the kept n-grams leave,
 so that probabilities sum to 1 whichever n-grams are left out; without an n-gram of one byte it is 1/256.
+
+An n-gram of up to eight bytes is one 64-bit number, so there are no collisions. A text is read as if line feeds
+preceded it. Every n-gram of a lower order is then a suffix of one of the highest order, and a prefix of one unless it
+is all line feeds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.text.refinery.scores.perplexity_counts import (
-    MOST_ORDER,
-    NgramCounter,
-    NgramCounts,
-    last_bytes,
-    run_of_feeds,
-)
-from hornbook.text.refinery.scores.perplexity_model import LanguageModel
+from hornbook.kernels.compiled import compiled
+from hornbook.kernels.packed import pack
+from hornbook.text.refinery.scores.perplexity_model import FEED, MOST_ORDER, LanguageModel
+from hornbook.text.store import batched
 
 PERCENTILES = (5, 33, 50, 67, 95)
 _FEWEST = 20
@@ -30,6 +30,18 @@ _HELD_OUT = 20
 _BATCH_LENGTH = 8 * 2**20
 _NO_ESTIMATE = (0.5, 1.0, 1.5)
 """Discounts where counts of counts give no estimate, as in text with few different n-grams."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NgramCounts:
+    """All n-grams of one order."""
+
+    keys: np.ndarray
+    """uint64 [n-grams], sorted: their bytes, the first one highest."""
+    raw: np.ndarray
+    """int64: how often each occurs."""
+    adjusted: np.ndarray
+    """int64: as `raw` at the highest order, else the number of different bytes before it (Kneser and Ney 1995)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +60,25 @@ class PerplexityReport:
     """Percentile -> bits per byte of the documents held out."""
 
 
-class Sample:
-    """A uniform sample of different texts, of at most `most_bytes` in all, drawn by their hashes."""
+def sample(texts: Iterable[str], most_bytes: int) -> list[str]:
+    """A uniform sample of different texts, of at most `most_bytes` in all, drawn by their hashes and in their order.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most, self._bytes, self._bound = most_bytes, 0, 1 << 64
-        self._texts: dict[int, str] = {}
-        self._sizes: dict[int, int] = {}
-
-    def add(self, text: str) -> None:
-        """Add a text, if its hash is in the sample."""
+    It does not depend on the order of `texts`.
+    """
+    drawn: dict[int, str] = {}
+    size, bound = 0, 1 << 64
+    for text in texts:
         data = text.encode()
         key = xxhash.xxh3_64_intdigest(data)
-        if not data or key >= self._bound or key in self._texts:
-            return
-        self._texts[key], self._sizes[key] = text, len(data)
-        self._bytes += len(data)
-        while self._bytes > self._most:
-            self._halve()
-
-    def _halve(self) -> None:
-        self._bound //= 2
-        for key in [key for key in self._texts if key >= self._bound]:
-            del self._texts[key]
-            self._bytes -= self._sizes.pop(key)
-
-    def texts(self) -> list[str]:
-        """The sample in the order of the hashes, which does not depend on the order of adding."""
-        return [self._texts[key] for key in sorted(self._texts)]
+        if not data or key >= bound or key in drawn:
+            continue
+        drawn[key] = text
+        size += len(data)
+        while size > most_bytes:
+            bound //= 2
+            for other in [each for each in drawn if each >= bound]:
+                size -= len(drawn.pop(other).encode())
+    return [drawn[key] for key in sorted(drawn)]
 
 
 def train(
@@ -84,34 +87,17 @@ def train(
     """Train on texts; equal ones count once. Raises UsageError where they are too few."""
     if not 2 <= order <= MOST_ORDER:
         raise UsageError(f"an order of {order}: it is from 2 to {MOST_ORDER} bytes")
-    sample = Sample(most_bytes)
-    for text in texts:
-        sample.add(text)
-    drawn = sample.texts()
+    drawn = sample(texts, most_bytes)
     if len(drawn) < _FEWEST:
         raise UsageError(f"{len(drawn)} different documents: at least {_FEWEST} are needed, better megabytes of text")
     learned = [text for n, text in enumerate(drawn) if n % _HELD_OUT]
-    counter = NgramCounter(order)
-    for batch in _batches(learned):
-        counter.add(batch)
-    levels = counter.levels()
+    levels = count_ngrams(batched(learned, len, _BATCH_LENGTH), order)
     least = _least(levels, most_ngrams)
     model = estimate(levels, least)
     held_out = model.bits_per_byte(drawn[::_HELD_OUT])
     found = {share: float(np.percentile(held_out, share)) for share in PERCENTILES}
     size = int(levels[0].raw.sum())
     return model, PerplexityReport(len(learned), size, len(held_out), len(model.bits) - 1, least, found)
-
-
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    batch, size = [], 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_LENGTH:
-            yield batch
-            batch, size = [], 0
-    yield batch
 
 
 def _least(levels: Sequence[NgramCounts], most: int) -> int:
@@ -188,3 +174,57 @@ def _model(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rests: Se
         ends.astype(np.uint32),
         len(rests),
     )
+
+
+def run_of_feeds(order: int) -> np.uint64:
+    """The n-gram that every text begins with."""
+    return np.uint64(int.from_bytes(bytes([FEED]) * order))
+
+
+def last_bytes(keys: np.ndarray, count: int) -> np.ndarray:
+    """The n-grams of the last `count` bytes of each."""
+    return keys & np.uint64((1 << 8 * count) - 1)
+
+
+def count_ngrams(batches: Iterable[Sequence[str]], order: int) -> list[NgramCounts]:
+    """Counts of the n-grams of all orders, from 1 to `order`; memory grows with the number of different n-grams."""
+    parts: list[tuple[np.ndarray, np.ndarray]] = []  # sorted keys and their counts, each more than twice the next
+    for texts in batches:
+        data, bounds = pack(texts)
+        keys = np.empty(int(bounds[-1]) - len(texts), np.uint64)
+        _windows(data, bounds, run_of_feeds(8), np.uint64((1 << 8 * order) - 1), keys)
+        parts.append(np.unique(keys, return_counts=True))
+        while len(parts) > 1 and 2 * len(parts[-1][0]) >= len(parts[-2][0]):
+            _merge_last(parts)
+    while len(parts) > 1:
+        _merge_last(parts)
+    keys, raw = parts[0]
+    found = [NgramCounts(keys, raw, raw)]
+    for shorter in range(order - 1, 0, -1):
+        found.append(NgramCounts(*_summed(last_bytes(found[-1].keys, shorter), found[-1].raw)))
+    return found[::-1]
+
+
+def _merge_last(parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    keys, counts = (np.concatenate(arrays) for arrays in zip(*parts[-2:], strict=True))
+    parts[-2:] = [_summed(keys, counts)[:2]]
+
+
+def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sorted keys, each once; sum of its counts; number of its counts). Fast where `keys` are a few sorted runs."""
+    order = np.argsort(keys, kind="stable")  # this kind of sort merges runs
+    keys = keys[order]
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[first], np.add.reduceat(counts[order], first), np.diff(first, append=len(keys))
+
+
+@compiled
+def _windows(data, bounds, feeds, mask, keys):
+    """The n-gram that ends at each byte of each text."""
+    place = 0
+    for text in range(len(bounds) - 1):
+        key = feeds
+        for i in range(bounds[text], bounds[text + 1] - 1):
+            key = key << np.uint64(8) | np.uint64(data[i])
+            keys[place] = key & mask
+            place += 1

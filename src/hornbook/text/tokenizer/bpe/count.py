@@ -41,15 +41,10 @@ class WordCounts:
             self._grow(needed)
 
     @property
-    def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """(uint8 [bytes], int64 [words + 1]): all words one after the other, and where each begins."""
+    def words(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(uint8 [bytes], int64 [words + 1], int64 [words]): all words in a row, where each begins, their counts."""
         starts = self._starts[: self._size + 1]
-        return self._bytes[: starts[-1]], starts
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Of each word, int64 [words]."""
-        return self._counts[: self._size]
+        return self._bytes[: starts[-1]], starts, self._counts[: self._size]
 
     def _grow(self, needed: int) -> None:
         if 2 * self._size >= len(self._counts):

@@ -8,7 +8,7 @@ Where merges are left out by chance, each word is merged anew, with the heap and
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class Encoder:
 
     def __init__(self, merges: Merges) -> None:
         table, shift = pair_table(merges.triples)
-        self._tables = (merges.digits, *character_tables(), np.array(merges.byte_ids, np.int64))
-        self._pairs = _byte_pairs(merges), table, np.uint64(shift)
+        self._splitting = merges.digits, *character_tables()
+        self._tables = np.array(merges.byte_ids, np.int64), _byte_pairs(merges), table, np.uint64(shift)
         cache = np.zeros(8 << _CACHE_BITS, np.uint64)
         self._scratch = cache, np.empty(_SHORT + 1, np.int64), np.empty(_SHORT + 1, np.uint64)
         self._lock = threading.Lock()  # the scratch is shared
@@ -48,16 +48,17 @@ class Encoder:
 
         `draws` leaves out merges by chance.
         """
+        chances = tuple(np.zeros((2, len(texts)), np.uint64)) if draws is None else tuple(draws)
         data, bounds = pack(texts)
         parts: list[list[np.ndarray]] = [[] for _ in texts]
         out, ends = np.empty(capacity, np.uint32), np.empty(len(texts), np.int64)
-        kernel: Callable[..., tuple[int, int, int]] = _encode_texts if draws is None else _encode_with_dropout
-        rest = self._scratch if draws is None else draws
         text, offset = 0, 0
         while text < len(texts):
             first = text
             with self._lock:
-                text, offset, used = kernel(data, bounds, text, offset, *self._tables, *self._pairs, *rest, out, ends)
+                text, offset, used = _encode_texts(
+                    data, bounds, text, offset, self._splitting, self._tables, self._scratch, chances, out, ends
+                )
             cuts = [0, *ends[first:text].tolist(), used]
             for number, (start, end) in enumerate(itertools.pairwise(cuts), first):
                 if end > start:
@@ -146,11 +147,9 @@ def _write_cached(tokens, out, used):
 
 
 @inlined
-def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used):
-    """Write the tokens of one word to out[used:]; returns the end."""
+def _encode_short(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used):
+    """Write the tokens of a word of at most `_SHORT` bytes to out[used:]; returns the end."""
     length = end - start
-    if length > _SHORT:
-        return merge_by_heap(data, start, end, byte_ids, pairs, shift, _NONE, _NONE, out, used)
     low, middle, high, slot = _NONE, _NONE, _NONE, 0
     if length <= _KEY_BYTES:
         low, middle, high = _key(data, start, length)
@@ -168,47 +167,29 @@ def _encode_word(data, start, end, byte_ids, byte_pairs, pairs, shift, cache, id
 
 
 @compiled
-def _encode_texts(
-    data, bounds, text, offset, digits, pages, kinds, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, ends
-):
+def _encode_texts(data, bounds, text, offset, splitting, tables, scratch, draws, out, ends):
     """Encode packed texts from data[offset] in text number `text` on, until all are done or `out` is full.
 
     Returns (text, offset, used): where to go on, and how many ids were written; `ends` has the end of each text that
     was finished. A word's tokens are written while there is room for as many as it has bytes (and at least three).
     """
-    data, pages, kinds, cache = borrowed(data), borrowed(pages), borrowed(kinds), borrowed(cache)
-    byte_ids, byte_pairs, pairs = borrowed(byte_ids), borrowed(byte_pairs), borrowed(pairs)
-    out, ids, ranks = borrowed(out), borrowed(ids), borrowed(ranks)
-    used = 0
+    digits, data, pages, kinds = splitting[0], borrowed(data), borrowed(splitting[1]), borrowed(splitting[2])
+    byte_ids, byte_pairs, pairs, shift = borrowed(tables[0]), borrowed(tables[1]), borrowed(tables[2]), tables[3]
+    cache, ids, ranks = borrowed(scratch[0]), borrowed(scratch[1]), borrowed(scratch[2])
+    (keys, limits), out, used = draws, borrowed(out), 0
     while text < len(bounds) - 1:
-        end = bounds[text + 1] - 1  # a line feed stands between texts
+        end, limit = bounds[text + 1] - 1, limits[text]  # a line feed stands between texts
         while offset < end:
             stop = word_end(data, offset, end, digits, pages, kinds)
             if used + max(stop - offset, 3) > len(out):
                 return text, offset, used
-            used = _encode_word(data, offset, stop, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used)
-            offset = stop
-        ends[text] = used
-        text += 1
-        offset = end + 1
-    return text, offset, used
-
-
-@compiled
-def _encode_with_dropout(
-    data, bounds, text, offset, digits, pages, kinds, byte_ids, _, pairs, shift, keys, limits, out, ends
-):
-    """As `_encode_texts`, with merges left out: `keys` and `limits` are those of `Draws`."""
-    data, pages, kinds = borrowed(data), borrowed(pages), borrowed(kinds)
-    used = 0
-    while text < len(bounds) - 1:
-        end = bounds[text + 1] - 1
-        while offset < end:
-            stop = word_end(data, offset, end, digits, pages, kinds)
-            if used + stop - offset > len(out):
-                return text, offset, used
-            key = draw(keys[text], np.uint64(offset - bounds[text]))
-            used = merge_by_heap(data, offset, stop, byte_ids, pairs, shift, key, limits[text], out, used)
+            if limit or stop - offset > _SHORT:
+                key = draw(keys[text], np.uint64(offset - bounds[text]))
+                used = merge_by_heap(data, offset, stop, byte_ids, pairs, shift, key, limit, out, used)
+            else:
+                used = _encode_short(
+                    data, offset, stop, byte_ids, byte_pairs, pairs, shift, cache, ids, ranks, out, used
+                )
             offset = stop
         ends[text] = used
         text += 1

@@ -6,6 +6,7 @@ A pair arises in one step only, that of its younger token, and no two merges spe
 is whole, its bytes are merged as if they stood alone, which has one outcome.
 """
 
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,19 +42,11 @@ class Pairs(NamedTuple):
     keys: np.ndarray
     """uint64: left << 32 | right."""
     counts: np.ndarray
-    """int64: how often it occurs now; no longer kept when it is merged."""
-
-
-class Entries(NamedTuple):
-    """Positions where a pair arose in one step, and the heap over them: greatest count first, then lowest pair."""
-
-    pairs: np.ndarray
+    """int64: how often it occurs now; at most 0 once it is merged."""
     starts: np.ndarray
+    """int64: where its positions start in the arena; unset for a pair that was gone in the step in which it arose."""
     lengths: np.ndarray
-    heap: np.ndarray
-    """int32: entry."""
-    heap_counts: np.ndarray
-    heap_keys: np.ndarray
+    """int32: at how many positions it arose."""
 
 
 class MergeScratch(NamedTuple):
@@ -71,7 +64,7 @@ class MergeScratch(NamedTuple):
 
 
 # Places in the array of sizes.
-_TOKENS, _N_PAIRS, _N_ENTRIES, _N_HEAP, _N_POSITIONS = range(5)
+_TOKENS, _N_PAIRS, _N_POSITIONS = range(3)
 
 
 def learn_merges(counts: WordCounts, byte_ids: list[int], vocab: int, least: int) -> list[tuple[int, int]]:
@@ -81,23 +74,27 @@ def learn_merges(counts: WordCounts, byte_ids: list[int], vocab: int, least: int
 
     Raises UsageError where the different words fill 2 GiB.
     """
-    data, starts = counts.words
+    data, starts, weights = counts.words
     positions = len(data) + len(starts) + 1
     if positions >= 2**31:
         raise UsageError("the text has over 2 GiB of different words: lower text.tokenizer.train_bytes")
     ids = np.array(byte_ids, np.int64)
     symbols, token_starts, numbers = np.empty((3, positions), np.int32)
-    words = Words(symbols, token_starts, numbers, counts.counts)
+    words = Words(symbols, token_starts, numbers, weights)
     _lay_out(data, starts, ids, words)
-    sizes = np.zeros(5, np.int64)
+    sizes = np.zeros(3, np.int64)
     first = sizes[_TOKENS] = int(ids.max()) + 1
     lengths, merges = np.ones(vocab, np.int64), np.empty((vocab, 2), np.int64)
-    pairs, entries, arena = _first_tables(words, sizes)
-    longest = int(entries.lengths[: sizes[_N_ENTRIES]].max(initial=0))
-    scratch = MergeScratch(*np.zeros((3, 2, vocab), np.int64), *np.empty((2, 2, longest), np.int32))
-    while lacking := _learn(words, lengths, pairs, entries, arena, scratch, merges, sizes, max(least, 1)):
+    capacity = 2 ** min(positions, 2**16).bit_length()
+    columns = (np.zeros(capacity, dtype) for dtype in (np.uint64, np.int64, np.int64, np.int32))
+    pairs = Pairs(np.zeros(2 * capacity, np.int32), *columns)
+    arena = np.empty(max(2 * positions, 1024), np.int32)
+    _find_first_pairs(words, pairs, arena, sizes)
+    scratch = MergeScratch(*np.zeros((3, 2, vocab), np.int64), *np.empty((2, 2, pairs.lengths.max()), np.int32))
+    while lacking := _learn(words, lengths, pairs, arena, scratch, merges, sizes, max(least, 1)):
         if lacking == _PAIRS:
-            pairs, entries = _more_pairs(pairs, sizes), Entries(*map(_doubled, entries))
+            pairs = Pairs(np.zeros(2 * len(pairs.table), np.int32), *map(_doubled, pairs[1:]))
+            _fill(pairs.table, pairs.keys, sizes[_N_PAIRS])
         else:
             arena = _doubled(arena)
     return [(left, right) for left, right in merges[first : sizes[_TOKENS]].tolist()]
@@ -107,26 +104,6 @@ def _doubled(array: np.ndarray) -> np.ndarray:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-def _first_tables(words: Words, sizes: np.ndarray) -> tuple[Pairs, Entries, np.ndarray]:
-    """The pairs of bytes with their counts and positions, and the heap over them."""
-    capacity = 2 ** min(len(words.symbols), 2**16).bit_length()
-    pairs = Pairs(np.zeros(2 * capacity, np.int32), *_zeros(capacity, np.uint64, np.int64))
-    entries = Entries(*_zeros(capacity, np.int32, np.int64, np.int32, np.int32, np.int64, np.uint64))
-    arena = np.empty(max(2 * len(words.symbols), 1024), np.int32)
-    _find_first_pairs(words, pairs, entries, arena, sizes)
-    return pairs, entries, arena
-
-
-def _zeros(size: int, *dtypes: type) -> list[np.ndarray]:
-    return [np.zeros(size, dtype) for dtype in dtypes]
-
-
-def _more_pairs(pairs: Pairs, sizes: np.ndarray) -> Pairs:
-    grown = Pairs(np.zeros(2 * len(pairs.table), np.int32), *map(_doubled, pairs[1:]))
-    _fill(grown.table, grown.keys, sizes[_N_PAIRS])
-    return grown
-
-
 @compiled
 def _lay_out(data, starts, byte_ids, words):
     position = 0
@@ -134,11 +111,8 @@ def _lay_out(data, starts, byte_ids, words):
         words.symbols[position], words.token_starts[position] = _GAP, _GAP
         position += 1
         for i in range(starts[number], starts[number + 1]):
-            words.symbols[position], words.token_starts[position], words.numbers[position] = (
-                byte_ids[data[i]],
-                position,
-                number,
-            )
+            words.symbols[position] = byte_ids[data[i]]
+            words.token_starts[position], words.numbers[position] = position, number
             position += 1
     words.symbols[position:], words.token_starts[position:] = _GAP, _GAP
 
@@ -172,62 +146,19 @@ def _pair_of(left, right, table, keys, sizes):
     return np.int64(table[slot] - 1)
 
 
-@inlined
-def _before(count, key, other_count, other_key):
-    return count > other_count or (count == other_count and key < other_key)
-
-
 @compiled
-def _sink(heap, counts, keys, index, size):
-    """Move an element of the heap down to where it belongs."""
-    entry, count, key = heap[index], counts[index], keys[index]
-    child = 2 * index + 1
-    while child < size:
-        if child + 1 < size and _before(counts[child + 1], keys[child + 1], counts[child], keys[child]):
-            child += 1
-        if not _before(counts[child], keys[child], count, key):
-            break
-        heap[index], counts[index], keys[index] = heap[child], counts[child], keys[child]
-        index, child = child, 2 * child + 1
-    heap[index], counts[index], keys[index] = entry, count, key
-
-
-@compiled
-def _rise(heap, counts, keys, index):
-    """Move an element of the heap up to where it belongs."""
-    entry, count, key = heap[index], counts[index], keys[index]
-    while index > 0:
-        parent = (index - 1) // 2
-        if not _before(count, key, counts[parent], keys[parent]):
-            break
-        heap[index], counts[index], keys[index] = heap[parent], counts[parent], keys[parent]
-        index = parent
-    heap[index], counts[index], keys[index] = entry, count, key
-
-
-@inlined
-def _enter(pair, length, pairs, entries, sizes):
-    """A new entry of a pair, with room for its positions; returns where they start."""
-    entry, last, start = sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_POSITIONS]
-    entries.pairs[entry], entries.starts[entry], entries.lengths[entry] = pair, start, length
-    entries.heap[last], entries.heap_counts[last], entries.heap_keys[last] = entry, pairs.counts[pair], pairs.keys[pair]
-    _rise(entries.heap, entries.heap_counts, entries.heap_keys, last)
-    sizes[_N_ENTRIES], sizes[_N_HEAP], sizes[_N_POSITIONS] = entry + 1, last + 1, start + length
-    return start
-
-
-@compiled
-def _find_first_pairs(words, pairs, entries, arena, sizes):
+def _find_first_pairs(words, pairs, arena, sizes):
     """Count the pairs of bytes, at most 2^16, and write the positions of each in the order of the text."""
-    symbols, lengths = words.symbols, np.zeros(2**16, np.int64)
+    symbols = words.symbols
     for i in range(len(symbols) - 1):
         if symbols[i] >= 0 and symbols[i + 1] >= 0:
             pair = _pair_of(symbols[i], symbols[i + 1], pairs.table, pairs.keys, sizes)
             pairs.counts[pair] += words.weights[words.numbers[i]]
-            lengths[pair] += 1
+            pairs.lengths[pair] += 1
     ends = np.empty(sizes[_N_PAIRS], np.int64)
     for pair in range(sizes[_N_PAIRS]):
-        ends[pair] = _enter(pair, lengths[pair], pairs, entries, sizes)
+        pairs.starts[pair] = ends[pair] = sizes[_N_POSITIONS]
+        sizes[_N_POSITIONS] += pairs.lengths[pair]
     for i in range(len(symbols) - 1):
         if symbols[i] >= 0 and symbols[i + 1] >= 0:
             pair = _pair_of(symbols[i], symbols[i + 1], pairs.table, pairs.keys, sizes)
@@ -254,6 +185,7 @@ def _merge_positions(a, b, new, first, last, words, lengths, arena, scratch, not
     for i in range(first, last):
         left = np.int64(arena[i])
         right = left + lengths[a]
+        # Since the pair arose here, another merge may have taken one of its tokens; so may this one, as in "aaa".
         if symbols[left] != a or symbols[right] != b:
             continue
         behind = right + lengths[b]
@@ -279,15 +211,19 @@ def _recount(old, new, scratch, n_touched, pairs, sizes):
 
 
 @inlined
-def _enter_new(new, scratch, noted, n_touched, pairs, entries, arena, sizes):
-    """Entries of the pairs that came, with their positions; the scratch is zero again."""
+def _enter_new(new, scratch, noted, n_touched, pairs, arena, heap, sizes):
+    """Put the pairs that came into the heap, and their positions into the arena; the scratch is zero again."""
     for side in range(2):
         for i in range(n_touched[side]):
             other = scratch.touched[side, i]
             left, right = (other, new) if side == 0 else (new, other)
             pair = _pair_of(left, right, pairs.table, pairs.keys, sizes)
-            counted, length = pairs.counts[pair] > 0, scratch.lengths[side, other]
-            scratch.lengths[side, other] = _enter(pair, length, pairs, entries, sizes) if counted else -1
+            length, scratch.lengths[side, other] = scratch.lengths[side, other], -1
+            if pairs.counts[pair] > 0:
+                heappush(heap, (-pairs.counts[pair], pairs.keys[pair], pair))
+                pairs.starts[pair], pairs.lengths[pair] = sizes[_N_POSITIONS], length
+                scratch.lengths[side, other] = sizes[_N_POSITIONS]
+                sizes[_N_POSITIONS] += length
         for i in range(noted[side]):
             position = scratch.lengths[side, scratch.ids[side, i]]
             if position >= 0:
@@ -297,50 +233,41 @@ def _enter_new(new, scratch, noted, n_touched, pairs, entries, arena, sizes):
             scratch.weights[side, scratch.touched[side, i]] = scratch.lengths[side, scratch.touched[side, i]] = 0
 
 
-@inlined
-def _lacks(length, pairs, arena, sizes, vocab):
-    """Which array has no room for a merge at `length` positions; entries have as much room as pairs."""
-    if max(sizes[_N_PAIRS], sizes[_N_ENTRIES]) + 2 * min(length, vocab) > len(pairs.keys):
-        return _PAIRS
-    return _POSITIONS if sizes[_N_POSITIONS] + 2 * length > len(arena) else _DONE
-
-
 @compiled
-def _learn(words, lengths, pairs, entries, arena, scratch, merges, sizes, least):
-    """Merge until all is learned (_DONE) or some array must grow."""
+def _learn(words, lengths, pairs, arena, scratch, merges, sizes, least):
+    """Merge until all is learned (_DONE) or the next merge needs more room for _PAIRS or _POSITIONS."""
     words = Words(
         borrowed(words.symbols), borrowed(words.token_starts), borrowed(words.numbers), borrowed(words.weights)
     )
-    pairs = Pairs(borrowed(pairs.table), borrowed(pairs.keys), borrowed(pairs.counts))
-    heap, counts, keys = borrowed(entries.heap), borrowed(entries.heap_counts), borrowed(entries.heap_keys)
-    entries = Entries(borrowed(entries.pairs), borrowed(entries.starts), borrowed(entries.lengths), heap, counts, keys)
+    counts, keys, starts = borrowed(pairs.counts), borrowed(pairs.keys), borrowed(pairs.starts)
+    pairs = Pairs(borrowed(pairs.table), keys, counts, starts, borrowed(pairs.lengths))
     views = borrowed(scratch.weights), borrowed(scratch.lengths), borrowed(scratch.touched)
     scratch = MergeScratch(views[0], views[1], views[2], borrowed(scratch.ids), borrowed(scratch.positions))
     arena, sizes, lengths, vocab = borrowed(arena), borrowed(sizes), borrowed(lengths), len(merges)
     noted, n_touched = np.zeros(2, np.int64), np.zeros(2, np.int64)
-    while sizes[_TOKENS] < vocab and sizes[_N_HEAP] > 0:
-        entry = np.int64(heap[0])
-        count, key = pairs.counts[entries.pairs[entry]], keys[0]
-        if counts[0] != count:
-            counts[0] = count
-            _sink(heap, counts, keys, 0, sizes[_N_HEAP])
+    # Greatest count first, then the lowest pair. After the step in which a pair arose its count only falls.
+    heap = [(-counts[pair], keys[pair], pair) for pair in range(sizes[_N_PAIRS]) if counts[pair] > 0]
+    heapify(heap)
+    while sizes[_TOKENS] < vocab and heap:
+        known, key, pair = heap[0]
+        if known != -counts[pair]:
+            heapreplace(heap, (-counts[pair], key, pair))
             continue
-        if count < least:
+        if counts[pair] < least:
             break
         a, b = np.int64(key >> _HALF), np.int64(key & _LOW)
-        start, length = entries.starts[entry], np.int64(entries.lengths[entry])
-        lacking = _lacks(length, pairs, arena, sizes, vocab)
-        if lacking != _DONE:
-            return lacking
-        last = sizes[_N_HEAP] - 1
-        heap[0], counts[0], keys[0] = heap[last], counts[last], keys[last]
-        sizes[_N_HEAP] = last
-        _sink(heap, counts, keys, 0, last)
+        start, length = starts[pair], np.int64(pairs.lengths[pair])
+        if sizes[_N_PAIRS] + 2 * min(length, vocab) > len(keys):
+            return _PAIRS
+        if sizes[_N_POSITIONS] + 2 * length > len(arena):
+            return _POSITIONS
+        heappop(heap)
+        counts[pair] = 0
         new = sizes[_TOKENS]
         merges[new, 0], merges[new, 1], lengths[new] = a, b, lengths[a] + lengths[b]
         sizes[_TOKENS] = new + 1
         noted[:], n_touched[:] = 0, 0
         _merge_positions(a, b, new, start, start + length, words, lengths, arena, scratch, noted, n_touched)
         _recount((a, b), new, scratch, n_touched, pairs, sizes)
-        _enter_new(new, scratch, noted, n_touched, pairs, entries, arena, sizes)
+        _enter_new(new, scratch, noted, n_touched, pairs, arena, heap, sizes)
     return _DONE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hornbook.kernels.compiled import borrowed, compiled, inlined
+from hornbook.kernels.compiled import inlined
 
 OTHER, LETTER, NUMBER, WHITESPACE, NEWLINE = 0, 1, 2, 3, 4
 """Kinds of characters: \\p{L}, \\p{N}, \\s without and with CR and LF; from WHITESPACE on all are \\s."""
@@ -160,16 +160,3 @@ def word_end(data, start, end, digits, pages, kinds):
     if digits:
         return _end_like_gpt4(data, start, end, digits, pages, kinds)
     return _end_like_gpt2(data, start, end, pages, kinds)
-
-
-@compiled
-def split_words(data, start, end, digits, pages, kinds):
-    """The ends of all pre-tokens of a text, int64."""
-    data, pages, kinds = borrowed(data), borrowed(pages), borrowed(kinds)
-    ends = np.empty(end - start, np.int64)
-    count = 0
-    while start < end:
-        start = word_end(data, start, end, digits, pages, kinds)
-        ends[count] = start
-        count += 1
-    return ends[:count]

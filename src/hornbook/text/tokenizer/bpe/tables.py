@@ -4,8 +4,10 @@ A kernel encodes byte-level BPE without a normaliser, split by a known regex. Wh
 (dropout, unknown tokens, added words, another pattern) leaves it to the tokenizers library.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,31 +15,12 @@ import tokenizers
 import xxhash
 from jaxtyping import UInt64
 
-PATTERN = (
-    r"(?i:'(?:[sdmt]|ll|ve|re))|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+_STYLES = tomllib.loads(Path(__file__).with_name("styles.toml").read_text(encoding="utf-8"))
+PATTERN: str = _STYLES["ours"]["regex"]
 """The regex of the tokenizers that we train: GPT-4's."""
-
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_NANOCHAT = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-STYLES = {
-    PATTERN: 3,
-    _LLAMA_3: 3,
-    _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}"): 1,
-    _NANOCHAT: 2,
-    GPT2: 0,
-}
-"""Regex (ours, that of GPT-4 and Llama 3, of Qwen 2, of nanochat, of GPT-2) -> most digits in a row that stay together;
- 0 for GPT-2's, which differs in whitespace and line ends too."""
+GPT2: str = _STYLES["gpt2"]["regex"]
+STYLES: dict[str, int] = {style["regex"]: style["digits"] for style in _STYLES.values()}
+"""Regex -> most digits in a row that stay together; 0 for GPT-2's."""
 
 _OFF = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 """What else BPE of the library can do."""
@@ -133,7 +116,3 @@ class Dropout:
         keys = [xxhash.xxh3_64_intdigest(text.encode(), seed=seed) for text in texts]
         limit = int(self.probability * 2**64)
         return Draws(np.array(keys, np.uint64), np.where(chosen, np.uint64(limit), np.uint64(0)))
-
-    def to_json(self) -> dict[str, Any]:
-        """For keys and tokens/index.json."""
-        return asdict(self)

@@ -9,6 +9,7 @@ comparison between tokenizers means something). Delimiters of documents are not 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def compare(tokenizers: Mapping[str, Tokenizer], samples: Sequence[TextSample]) 
         metrics += [
             _measure(name, tokenizer, sample, encoded[name], seconds[name]) for name, tokenizer in tokenizers.items()
         ]
-    return metrics + (_totals(metrics, list(tokenizers)) if len(samples) > 1 else [])
+    if len(samples) > 1:
+        own = [[each for each in metrics if each.tokenizer == name] for name in tokenizers]
+        metrics += [reduce(TokenizerMetrics.plus, each) for each in own]
+    return metrics
 
 
 def _race(tokenizers: Mapping[str, Tokenizer], sample: TextSample) -> dict[str, float]:
@@ -133,13 +137,6 @@ def _measure(
         possible=int(np.count_nonzero(possible)),
         seconds=seconds,
     )
-
-
-def _totals(metrics: list[TokenizerMetrics], names: list[str]) -> list[TokenizerMetrics]:
-    totals: dict[str, TokenizerMetrics] = {}
-    for each in metrics:
-        totals[each.tokenizer] = totals[each.tokenizer].plus(each) if each.tokenizer in totals else each
-    return [totals[name] for name in names]
 
 
 def sample_path(name: str, path: str, most: int) -> TextSample:

@@ -35,7 +35,7 @@ def mine_terms(
     least: occurrences below which a word is not considered. With general texts, only words that stand more often in
     the domain than there.
     """
-    domain, other = _count(texts), _count(general)
+    domain, other = (Counter(word for text in each for word in WORD.findall(text)) for each in (texts, general))
     size, other_size = sum(domain.values()), sum(other.values())
     terms = []
     for word, count in domain.items():
@@ -48,13 +48,6 @@ def mine_terms(
         if pieces > 1:
             terms.append(Term(word, count, pieces, count * (pieces - 1), keyness))
     return sorted(terms, key=lambda term: (-term.saved, term.text))[:top]
-
-
-def _count(texts: Iterable[str]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(WORD.findall(text))
-    return counts
 
 
 def _keyness(count: int, size: int, other: int, other_size: int) -> float:
