@@ -18,10 +18,10 @@ from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, SourceC
 from hornbook.text.refinery.bias.associations import Association
 from hornbook.text.refinery.bias.bias import ALL, MentionReport, read_bias, standing_out
 from hornbook.text.refinery.bias.rebalance import REASON, Sparse, find_chances
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.decide import KEPT
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.refinery.report.report import card, page, read_receipt
+from hornbook.text.refinery.step import build
 from tests.text.refinery.running import judge
 
 NURSES, SHE = 1000, 900

@@ -90,7 +90,6 @@ def test_the_result_equals_a_plain_reference(tmp_path: Path, corpus: TextConfig,
         "half-written last line": 1,
     }
     assert {reason: tally.rows for reason, tally in funnel.sources["notes"].quarantined.items()} == {"invalid UTF-8": 1}
-    assert funnel.total().balanced()
 
 
 def test_every_row_is_in_the_signals_or_the_quarantine(tmp_path: Path, corpus: TextConfig):

@@ -11,7 +11,7 @@ from hornbook.text.config.bias import MentionsConfig
 from hornbook.text.config.content import LanguageConfig
 from hornbook.text.config.scores import QuantilesConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.refinery.build import build
+from hornbook.text.refinery.step import build
 from tests.text.refinery.running import judge
 
 LENGTHS = random.Random(1).sample(range(1, 400), 100)

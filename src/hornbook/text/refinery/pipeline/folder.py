@@ -17,8 +17,7 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
-from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
-from hornbook.text.refinery.pipeline.plan import read_code
+from hornbook.text.refinery.pipeline.plan import VERSION, Measured, MeasureTask, read_code, read_columns
 from hornbook.text.refinery.report.reviews import REVIEWS, SAMPLES
 
 MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"

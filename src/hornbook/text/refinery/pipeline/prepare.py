@@ -20,14 +20,13 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import with_names
 from hornbook.text.pool import Where, run_tasks
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline import folder
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask, apply
-from hornbook.text.refinery.pipeline.decide import KEPT, decide, decided_before, read_verdicts, write_verdicts
+from hornbook.text.refinery.pipeline.decide import KEPT, decide, read_verdicts, write_verdicts
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 from hornbook.text.refinery.pipeline.measure import measure
-from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
-from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
+from hornbook.text.refinery.pipeline.plan import Measured, MeasureTask, list_all, plan, workers_for
+from hornbook.text.refinery.step import build
 
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
@@ -100,11 +99,10 @@ def prepare_share(
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"
     job.require_measured()
+    tasks = job.decide(before=phase == "write")
     if phase == "decide":
-        job.decide()
-        return f"decided about {len(job.tasks)} tasks"
-    job.require_decided()
-    return f"wrote {len(job.write(job.decide(), share))} of {len(job.tasks)} tasks"
+        return f"decided about {len(tasks)} tasks"
+    return f"wrote {len(job.write(tasks, share))} of {len(tasks)} tasks"
 
 
 class _Job:
@@ -146,22 +144,19 @@ class _Job:
                 "finish all shards of `--phase measure` first"
             )
 
-    def _key(self) -> str:
-        return digest_of([task.key() for task in self.tasks])
+    def decide(self, *, before: bool = False) -> list[ApplyTask]:
+        """Phase 2, unless an earlier run did it.
 
-    def require_decided(self) -> None:
-        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it."""
-        if not decided_before(self.out / folder.WORK, self._key()):
+        before: Raises UsageError where none did, because jobs that share phase 3 must not all do phase 2.
+        """
+        work, key = self.out / folder.WORK, digest_of([task.key() for task in self.tasks])
+        found = read_verdicts(work, key)
+        if found is None and before:
             raise UsageError("nothing is decided about these inputs yet: run `--phase decide` first")
-
-    def decide(self) -> list[ApplyTask]:
-        """Phase 2, unless an earlier run did it."""
-        key = self._key()
-        found = read_verdicts(self.out / folder.WORK, key)
         if found is None:
             folder.require_named(self.config, self.tasks, self.out)
-            found = decide(self.tasks, self._steps, self.out / folder.WORK / "scratch")
-            write_verdicts(self.out / folder.WORK, key, *found)
+            found = decide(self.tasks, self._steps, work / "scratch")
+            write_verdicts(work, key, *found)
         self._progress("decide", self.total, self.total)
         names, verdicts = found
         pairs = zip(self.tasks, verdicts, strict=True)
@@ -198,15 +193,13 @@ def _count(tasks: list[MeasureTask], measured: list[Measured], applied: list[App
     for task, result, written in zip(tasks, measured, applied, strict=True):
         source = funnel.sources.setdefault(task.source, SourceFunnel())
         source.files += sum(not file.part[0] for file in task.files)
-        for reason, (rows, size) in result.blank.items():
-            source.drop(reason, rows, size)
-        for reason, (rows, size) in result.quarantined.items():
-            source.quarantine(reason, rows, size)
-        for reason, (rows, size) in written.reasons.items():
-            if reason == KEPT:
-                source.keep(rows, size, written.text_bytes)
-            else:
-                source.drop(reason, rows, size)
-        source.count_changes({**written.edits, "cut": written.cut})
-    assert all(source.balanced() for source in funnel.sources.values())
+        source.text_bytes += written.text_bytes
+        for reason, counts in result.blank.items():
+            source.dropped[reason].add(*counts)
+        for reason, counts in result.quarantined.items():
+            source.quarantined[reason].add(*counts)
+        for reason, counts in written.reasons.items():
+            (source.kept if reason == KEPT else source.dropped[reason]).add(*counts)
+        source.count_changes(written.changed)
+    assert funnel.total().read.rows == sum(result.rows for result in measured)  # every row has one outcome
     return funnel

@@ -19,7 +19,7 @@ from hornbook.text.refinery.quality import line_counts, repeats, word_counts
 from hornbook.text.refinery.quality.line_counts import count_lines
 from hornbook.text.refinery.quality.repeats import count_parts
 from hornbook.text.refinery.quality.word_counts import count_words
-from hornbook.text.refinery.step import Columns
+from hornbook.text.refinery.step import Columns, Measurer
 from hornbook.text.refinery.words.characters import kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
@@ -58,7 +58,7 @@ class Settings:
         return f"statistics{words}{other}"
 
 
-class Statistics:
+class Statistics(Measurer):
     """The measurer that all rules share; steps with the same settings share one pass."""
 
     columns = dict.fromkeys(COLUMNS, "int64")

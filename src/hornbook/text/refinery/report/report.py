@@ -15,7 +15,7 @@ from hornbook.text.refinery.bias.bias import MentionReport, read_bias
 from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
 from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
-from hornbook.text.refinery.pipeline.measured import FIELDS
+from hornbook.text.refinery.pipeline.plan import FIELDS
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
 

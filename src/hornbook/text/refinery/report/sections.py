@@ -16,9 +16,8 @@ from hornbook.text.refinery.bias.bias import (
     shares,
     standing_out,
 )
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.scores.curve import around, curve, curve_table, read_signals, thresholds
-from hornbook.text.refinery.step import Decision
+from hornbook.text.refinery.step import Decision, build
 
 STYLE = """
 table.bias td:nth-child(2), table.bias th:nth-child(2) { text-align: left; }

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision
+from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision, Measurer
 
 _LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -32,7 +32,7 @@ class Normalize(Edit):
         return text, (int(text != document.text),)
 
 
-class Sizes:
+class Sizes(Measurer):
     """Measures the characters of a document, and whether one of them is visible."""
 
     name = "text"
