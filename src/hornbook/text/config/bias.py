@@ -38,7 +38,6 @@ class CountedMentions(DecisionConfig):
         return SHIPPED.get(self.terms, Path(self.terms))
 
     def reads(self) -> list[str]:
-        """The terms."""
         return [str(self.path)]
 
 

@@ -76,7 +76,6 @@ class HarmfulConfig(DecisionConfig):
     """A document with fewer terms of a category is never dropped for it."""
 
     def reads(self) -> list[str]:
-        """The lists and the exceptions."""
         return [*self._listed(), *self.exceptions]
 
     def _listed(self) -> list[str]:

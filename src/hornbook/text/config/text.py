@@ -89,7 +89,7 @@ class PythonStepConfig(EditConfig):
     """Edit: a function of your own. It takes a `Document` and returns one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
-    step = "steps.python_step:PythonStep"
+    step = "steps.basics:PythonStep"
     call: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, imported in every worker; its result must depend on the document alone."""
 

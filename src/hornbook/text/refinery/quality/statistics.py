@@ -15,17 +15,16 @@ from hornbook.kernels.compiled import borrowed, compiled
 from hornbook.kernels.packed import hash_words, pack
 from hornbook.text.config.rules import STOP_WORDS
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality import line_counts, repeats, word_counts
-from hornbook.text.refinery.quality.line_counts import count_lines
-from hornbook.text.refinery.quality.repeats import count_parts
+from hornbook.text.refinery.quality import line_counts, word_counts
+from hornbook.text.refinery.quality.line_counts import count_lines, count_parts
 from hornbook.text.refinery.quality.word_counts import count_words
 from hornbook.text.refinery.step import Columns, Measurer
 from hornbook.text.refinery.words.characters import kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
-COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
+COLUMNS = (*line_counts.COLUMNS, *line_counts.PART_COLUMNS, *word_counts.COLUMNS)
 """In the order in which the kernels write them."""
-_PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(repeats.PART_COLUMNS)
+_PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(line_counts.PART_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ class Statistics(Measurer):
         self._stop = _stop_table(settings.stop_words)
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Every column of every document."""
         data, bounds = pack(document.text for document in documents)
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
         starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)

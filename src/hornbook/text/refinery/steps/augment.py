@@ -12,10 +12,11 @@ from typing import Any
 import xxhash
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Edit
+from hornbook.text.refinery.step import Edit, replace_matches
 
 PAIRS: list[tuple[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pairs"]
-_AMBIGUOUS = ("him", "his", "her", "hers")
+_AMBIGUOUS = {"him": ("her", "her"), "his": ("her", "hers"), "her": ("his", "him"), "hers": ("his", "his")}
+"""Word -> its counterpart as a possessive within a phrase, and before what ends a phrase."""
 _WORD = re.compile(r"[^\W\d_]+")
 _OBJECT_ENDS = re.compile(
     r"\s{0,2}(?:[^\w\s]|$|(?:and|or|but|to|in|on|at|for|with|from|by|as|when|that|the|a|an|is|was|had)\b)"
@@ -39,28 +40,19 @@ class Swap(Edit):
         self._english = not config.pairs
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The text with its words swapped, where the document is chosen."""
         if _generator(document, self.config.seed).random() >= self.config.share:
             return document.text, (0,)
-        count = 0
+        text, count = replace_matches(_WORD, self._swapped, document.text)
+        return text, (count,)
 
-        def swapped(found: re.Match[str]) -> str:
-            nonlocal count
-            word = found.group()
-            other = self._counterpart(word.casefold(), found)
-            count += other is not None
-            return word if other is None else _in_case_of(word, other)
-
-        return _WORD.sub(swapped, document.text), (count,)
-
-    def _counterpart(self, word: str, found: re.Match[str]) -> str | None:
-        if self._english and word in _AMBIGUOUS:
-            if word == "her":  # an object before what ends a phrase, else a possessive
-                return "him" if _OBJECT_ENDS.match(found.string, found.end()) else "his"
-            if word == "his":
-                return "hers" if _OBJECT_ENDS.match(found.string, found.end()) else "her"
-            return "her" if word == "him" else "his"
-        return self._other.get(word)
+    def _swapped(self, found: re.Match[str]) -> str:
+        word = found.group()
+        small = word.casefold()
+        if self._english and small in _AMBIGUOUS:
+            other = _AMBIGUOUS[small][_OBJECT_ENDS.match(found.string, found.end()) is not None]
+        else:
+            other = self._other.get(small)
+        return word if other is None else _in_case_of(word, other)
 
 
 def _in_case_of(word: str, other: str) -> str:
@@ -75,7 +67,6 @@ class WordEdits(Edit):
     counters = ("left_out", "repeated", "exchanged")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The changed text, where the document is chosen."""
         draw = _generator(document, self.config.seed)
         counts = [0, 0, 0]
         if draw.random() >= self.config.share:

@@ -52,7 +52,6 @@ class CodeMeasurer(Measurer):
     }
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Every column of every document."""
         rows = [_measured(document) for document in documents]
         return {
             name: np.array([row[place] for row in rows], dtype=object if dtype == "str" else dtype)

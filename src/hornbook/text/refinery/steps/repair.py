@@ -6,7 +6,7 @@ import unicodedata
 from functools import lru_cache
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Edit
+from hornbook.text.refinery.step import Edit, replace_matches
 
 _HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirectional controls, soft hyphen
     "[\u200b\u2060-\u2064\ufeff\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\u00ad]"
@@ -67,15 +67,7 @@ def _repaired(text: str) -> tuple[str, int]:
     """The repaired text and the number of repairs. Where one sequence is certain, all of the text was misread."""
     if not any(_said(found.group()) != found.group() and _is_certain(found) for found in _SEQUENCES.finditer(text)):
         return text, 0
-    count = 0
-
-    def said(found: re.Match[str]) -> str:
-        nonlocal count
-        meant = _said_by_one(found.group())
-        count += meant != found.group()
-        return meant
-
-    return _ONE.sub(said, text), count
+    return replace_matches(_ONE, lambda found: _said_by_one(found.group()), text)
 
 
 class Repair(Edit):
@@ -103,12 +95,4 @@ class Repair(Edit):
     def _entities(self, text: str) -> tuple[str, int]:
         if not self.config.entities or "&" not in text or "<" in text:
             return text, 0  # in text with markup, entities are meant
-        count = 0
-
-        def said(found: re.Match[str]) -> str:
-            nonlocal count
-            meant = html.unescape(found.group())
-            count += meant != found.group()
-            return meant
-
-        return _ENTITY.sub(said, text), count
+        return replace_matches(_ENTITY, lambda found: html.unescape(found.group()), text)
