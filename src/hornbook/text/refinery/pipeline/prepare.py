@@ -33,15 +33,8 @@ Task = TypeVar("Task", MeasureTask, ApplyTask)
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One of several jobs that do a phase together: it takes tasks index, index + count, ..."""
-
-    index: int
-    count: int
-
-
-WHOLE = Share(0, 1)
+WHOLE = slice(None)
+"""The share of a job that does a phase alone; of `count` jobs, number `index` takes `slice(index, None, count)`."""
 
 
 def prepare(
@@ -80,7 +73,7 @@ def prepare_share(
     config: TextConfig,
     out: Path,
     phase: Phase,
-    share: Share = WHOLE,
+    share: slice = WHOLE,
     *,
     workers: int = 0,
     progress: Progress | None = None,
@@ -105,35 +98,33 @@ def prepare_share(
     return f"wrote {len(job.write(tasks, share))} of {len(tasks)} tasks"
 
 
+@dataclass
 class _Job:
     """The phases over the tasks of one folder."""
 
-    def __init__(
-        self,
-        config: TextConfig,
-        inputs: dict[str, list[InputFile]],
-        out: Path,
-        workers: int,
-        progress: Progress,
-        on: Where,
-    ) -> None:
-        self.config, self.out, self._progress = config, out, progress
-        self._on: Where = on
-        self._steps = build(config.all_steps)  # raises before anything is written or deleted
-        self.tasks = plan(config, inputs, out / folder.WORK)
-        self.total = sum(task.size for task in self.tasks)
-        self._workers = workers_for(workers, self.tasks, self.total)
+    config: TextConfig
+    inputs: dict[str, list[InputFile]]
+    out: Path
+    workers: int
+    progress: Progress
+    on: Where
+
+    def __post_init__(self) -> None:
+        self._steps = build(self.config.all_steps)  # raises before anything is written or deleted
+        self.tasks = plan(self.config, self.inputs, self.out / folder.WORK)
+        self._total = sum(task.size for task in self.tasks)
+        self.workers = workers_for(self.workers, self.tasks, self._total)
 
     def _run(self, name: str, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         total, done = sum(task.size for task in tasks), 0
-        for task, result in zip(tasks, run_tasks(function, tasks, self._workers, self._on), strict=True):
+        for task, result in zip(tasks, run_tasks(function, tasks, self.workers, self.on), strict=True):
             yield result
             done += task.size
-            self._progress(name, done, total)
+            self.progress(name, done, total)
 
-    def measure(self, share: Share = WHOLE) -> list[Measured]:
+    def measure(self, share: slice = WHOLE) -> list[Measured]:
         """Phase 1 for a share of the tasks."""
-        return list(self._run("read and measure", measure, self.tasks[share.index :: share.count]))
+        return list(self._run("read and measure", measure, self.tasks[share]))
 
     def require_measured(self) -> None:
         """Raises UsageError where a task of phase 1 is not done."""
@@ -157,14 +148,14 @@ class _Job:
             folder.require_named(self.config, self.tasks, self.out)
             found = decide(self.tasks, self._steps, work / "scratch")
             write_verdicts(work, key, *found)
-        self._progress("decide", self.total, self.total)
+        self.progress("decide", self._total, self._total)
         names, verdicts = found
         pairs = zip(self.tasks, verdicts, strict=True)
         return [ApplyTask(task, tuple(names), verdict, self.out) for task, verdict in pairs]
 
-    def write(self, tasks: Sequence[ApplyTask], share: Share = WHOLE) -> list[Applied]:
+    def write(self, tasks: Sequence[ApplyTask], share: slice = WHOLE) -> list[Applied]:
         """Phase 3 for a share of the tasks."""
-        return list(self._run("write", apply, tasks[share.index :: share.count]))
+        return list(self._run("write", apply, tasks[share]))
 
 
 def _finish(job: _Job) -> Funnel:
