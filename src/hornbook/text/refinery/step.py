@@ -120,9 +120,7 @@ class CorpusView:
 
 
 class SketchingStep(MeasuringStep):
-    """A step that decides by sketches of all documents. Beside measured columns it may need `hash` (uint64 [rows, 2])
-    and `bytes`.
-    """
+    """Decides by sketches of all documents. Its `needs` may name `hash` (uint64 [rows, 2]) and `bytes` too."""
 
     sketches = True
     """False where the columns it needs are enough."""

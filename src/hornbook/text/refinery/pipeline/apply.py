@@ -24,11 +24,7 @@ DOCUMENTS = pa.schema(
     [
         ("id", pa.string()),
         ("text", pa.large_string()),
-        ("source", pa.string()),
-        ("origin", pa.string()),
-        *((name, pa.string()) for name in FIELDS),
-        ("labels", pa.string()),
-        ("cluster", pa.string()),
+        *((name, pa.string()) for name in ("source", "origin", *FIELDS, "labels", "cluster")),
         ("bytes", pa.int64()),
     ]
 )

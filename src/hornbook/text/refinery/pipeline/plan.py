@@ -28,13 +28,8 @@ FIELDS = ("licence", "url", "date")
 
 BASE = (
     ("text", pa.large_string()),
-    ("id", pa.string()),
-    ("origin", pa.string()),
-    *((name, pa.string()) for name in FIELDS),
-    ("labels", pa.string()),
-    ("row", pa.int64()),
-    ("bytes_read", pa.int64()),
-    ("bytes", pa.int64()),
+    *((name, pa.string()) for name in ("id", "origin", *FIELDS, "labels")),
+    *((name, pa.int64()) for name in ("row", "bytes_read", "bytes")),
     ("hash", pa.binary(16)),
     ("edited_out", pa.uint8()),
 )

@@ -17,23 +17,9 @@ from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_t
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.refinery.pipeline.plan import FIELDS
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
-from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
+from hornbook.text.refinery.report.sections import BIAS_CSS, bias_card, bias_page, curves_page, table
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #e3e7ee; }
-.bar { background: #e9edf4; height: .7rem; min-width: 8rem; }
-.bar i { display: block; height: 100%; background: #3566b8; }
-.bar i.kept { background: #2b8a57; } details { margin: .4rem 0; } summary { cursor: pointer; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; padding: .6rem; font-size: .8rem; }
-.note { color: #5b6677; } .curve td:not(:last-child) { white-space: nowrap; }
-.curve td:last-child, .curve th:last-child { text-align: left; font-size: .85rem; }
-@media (prefers-color-scheme: dark) { body { background: #14181f; color: #dde3ec; } tr { border-color: #2b323d; }
-  .bar, pre { background: #222934; } .note { color: #97a3b6; } }
-"""
-
+_CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
 
 
@@ -88,7 +74,7 @@ def page(receipt: Receipt) -> str:
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     parts = [
-        f"{head}{view}<style>{_STYLE}{STYLE if receipt.bias else ''}</style>",
+        f"{head}{view}<style>{_CSS}{BIAS_CSS if receipt.bias else ''}</style>",
         f"<h1>What became of the text in {escape(str(receipt.data.name))}</h1>",
         f"<p>{total.read.rows:,} rows were read, {total.kept.rows:,} documents are left "
         f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
