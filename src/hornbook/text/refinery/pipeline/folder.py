@@ -40,9 +40,7 @@ def make_folder(out: Path) -> None:
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
-        foreign = bool(names - {*OURS, "run.lock", REVIEWS})
-        known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
-    if foreign and not known:
+    if names - {*OURS, "run.lock", REVIEWS} and not names & {MANIFEST, UNFINISHED}:
         raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
 
 

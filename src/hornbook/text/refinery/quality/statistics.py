@@ -63,20 +63,17 @@ class Statistics(Measurer):
     columns = dict.fromkeys(COLUMNS, "int64")
 
     def __init__(self, settings: Settings) -> None:
-        self.name = settings.label
-        self._definition = DEFINITIONS.index(settings.words)
-        self._short = settings.short_line
-        self._terminals = settings.terminals or sentence_terminals()
-        self._count = len(settings.stop_words)
-        self._stop = _stop_table(settings.stop_words)
+        self.name, self._settings = settings.label, settings
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         data, bounds = pack(document.text for document in documents)
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
         starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)
-        keys, languages = self._stop
-        terminal, words = table_of(self._terminals), self._definition
-        _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)
+        settings = self._settings
+        terminal, short = table_of(settings.terminals or sentence_terminals()), settings.short_line
+        words, count = DEFINITIONS.index(settings.words), len(settings.stop_words)
+        keys, languages = _stop_table(settings.stop_words)
+        _measure(data, bounds, kinds(), terminal, short, words, keys, languages, count, starts, ends, rows)
         return {name: rows[:, place] for place, name in enumerate(COLUMNS)}
 
 

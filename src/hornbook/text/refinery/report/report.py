@@ -69,7 +69,9 @@ def _counts(data: Path, column: str) -> dict[str, int]:
 
 def page(receipt: Receipt) -> str:
     """The receipt as one self-contained HTML file."""
-    total = receipt.funnel.total()
+    total, sources = receipt.funnel.total(), receipt.funnel.sources
+    if len(sources) > 1:
+        sources = {**sources, "all sources": total}
     reasons = sorted({each.reason for each in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -78,7 +80,7 @@ def page(receipt: Receipt) -> str:
         f"<h1>What became of the text in {escape(str(receipt.data.name))}</h1>",
         f"<p>{total.read.rows:,} rows were read, {total.kept.rows:,} documents are left "
         f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
-        *(_source(name, source) for name, source in _sources(receipt)),
+        *(_source(name, source) for name, source in sources.items()),
         "<h2>Rules and examples</h2>",
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
@@ -93,11 +95,6 @@ def page(receipt: Receipt) -> str:
         ),
     ]
     return "\n".join(parts) + "\n"
-
-
-def _sources(receipt: Receipt) -> list[tuple[str, SourceFunnel]]:
-    sources = list(receipt.funnel.sources.items())
-    return [*sources, ("all sources", receipt.funnel.total())] if len(sources) > 1 else sources
 
 
 def _source(name: str, source: SourceFunnel) -> str:
@@ -183,10 +180,8 @@ def card(receipt: Receipt) -> str:
 
 
 def _settings(step: Any) -> str:
-    values = step.model_dump(exclude_defaults=True)
-    return ", ".join(
-        [step.label, *(f"{key} = {value}" for key, value in values.items() if key not in ("kind", "name"))]
-    )
+    values = step.model_dump(exclude_defaults=True, exclude={"kind", "name"})
+    return ", ".join([step.label, *(f"{key} = {value}" for key, value in values.items())])
 
 
 def _said(receipt: Receipt, reason: str) -> str:
