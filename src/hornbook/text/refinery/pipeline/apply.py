@@ -16,6 +16,7 @@ from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import names_of
 from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
 from hornbook.text.refinery.pipeline.plan import FIELDS, MeasureTask, schema_of
+from hornbook.text.refinery.report.reviews import Example
 from hornbook.text.refinery.step import Steps, build
 from hornbook.text.refinery.steps.basics import is_visible
 from hornbook.text.store import TableWriter, read_batches
@@ -117,8 +118,8 @@ def _apply(task: ApplyTask) -> Applied:
             _count(found, part, task)
             kept.add_batch(_kept(task, part), int(part.bytes[part.reasons == 0].sum()))
             measured.add_batch(_signals(task, schema, part), 256 * len(part.table))
-            for line in _examples(task, part):
-                samples.write(json.dumps(line).encode() + b"\n")
+            for example in _examples(task, part):
+                samples.write(json.dumps(asdict(example)).encode() + b"\n")
     found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
     return found
 
@@ -227,18 +228,11 @@ def _hex(column: pa.ChunkedArray) -> pa.Array:
     return pa.array([value.hex() for value in column.to_pylist()], type=pa.string())
 
 
-def _examples(task: ApplyTask, part: _Part) -> Iterator[dict[str, Any]]:
+def _examples(task: ApplyTask, part: _Part) -> Iterator[Example]:
     samples, table = task.verdict.samples, part.table.select(["id", "origin", "hash", "bytes", "text"])
     for row in filter(samples.__contains__, range(part.first, part.first + len(table))):
         left = part.reasons[row - part.first] != task.names.index(NOTHING_LEFT)
-        shown = table.slice(row - part.first, 1).to_pylist()[0]
+        name, origin, cluster, size, text = table.slice(row - part.first, 1).to_pylist()[0].values()
+        about = (task.measured.source, name, origin, cluster.hex(), size, text[:_SHOWN])
         for reason in samples[row]:
-            yield {
-                "reason": reason if left else NOTHING_LEFT,
-                "source": task.measured.source,
-                "id": shown["id"],
-                "origin": shown["origin"],
-                "cluster": shown["hash"].hex(),
-                "bytes": shown["bytes"],
-                "text": shown["text"][:_SHOWN],
-            }
+            yield Example(reason if left else NOTHING_LEFT, *about)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from hornbook.errors import UsageError
 from hornbook.text.config.modules import load_function
@@ -145,8 +144,3 @@ def _hashes(corpus: CorpusView, part: int, parts: int) -> tuple[np.ndarray, np.n
         found.append(hashes[mine])
         rows.append(np.flatnonzero(mine) + first)
     return np.concatenate(found), np.concatenate(rows)
-
-
-def content_hash(data: bytes) -> bytes:
-    """xxh3_128 of the edited text in UTF-8, 16 bytes: the name of the document's cluster of duplicates."""
-    return xxhash.xxh3_128_digest(data)

@@ -21,10 +21,10 @@ _QUOTES = (
     "\u201c\u201d\u201e\u2026\u2039\u203a\u2122"
 )
 """Punctuation that may follow a letter in sound text."""
-_C1 = {code: chr(code) for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
+_C1 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 
 _TABLE = {bytes([code]).decode("cp1252"): code for code in range(0x80, 0x100) if code not in _C1}
-_BYTES = {**_TABLE, **{text: code for code, text in _C1.items()}, **{chr(code): code for code in range(0x80, 0x100)}}
+_BYTES = {**_TABLE, **{chr(code): code for code in range(0x80, 0x100)}}
 """Character -> the byte that cp1252 (or Latin-1, where cp1252 has none) decodes to it."""
 
 _NEXT = "".join(re.escape(text) for text, code in _BYTES.items() if code < 0xC0)
