@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import OPEN, Config, Count
-from hornbook.text.config import bias, content, duplicates, rules, scores
+from hornbook.text.config import content, duplicates, rules, scores
 from hornbook.text.config.dates import Later
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.modules import IMPORT_PATH, code_of
@@ -132,8 +132,8 @@ AnyStep = Annotated[
     | content.HarmfulConfig
     | content.LanguageConfig
     | content.CodeConfig
-    | bias.MentionsConfig
-    | bias.RebalanceConfig
+    | content.MentionsConfig
+    | content.RebalanceConfig
     | duplicates.NearDedupConfig
     | duplicates.DecontaminateConfig
     | duplicates.LineDedupConfig

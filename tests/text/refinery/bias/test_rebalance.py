@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
-from hornbook.text.config.content import SwapConfig
+from hornbook.text.config.content import MentionsConfig, RebalanceConfig, SwapConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.bias.associations import Association
 from hornbook.text.refinery.bias.bias import ALL, MentionReport, read_bias, standing_out

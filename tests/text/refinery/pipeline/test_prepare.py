@@ -19,7 +19,7 @@ import xxhash
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
-from hornbook.text.config.bias import MentionsConfig
+from hornbook.text.config.content import MentionsConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline import prepare as room

@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import MentionsConfig
-from hornbook.text.config.content import LanguageConfig
+from hornbook.text.config.content import LanguageConfig, MentionsConfig
 from hornbook.text.config.scores import QuantilesConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
 from hornbook.text.refinery.step import build

@@ -196,8 +196,7 @@ def _kept(task: ApplyTask, part: _Part) -> pa.Table:
         "cluster": _hex(table["hash"]),
         "bytes": pa.array(part.bytes),
     }
-    rows = pa.table([columns[name] for name in DOCUMENTS.names], schema=DOCUMENTS)
-    return _where(rows, part.reasons == 0)
+    return _where(pa.table(columns, schema=DOCUMENTS), part.reasons == 0)
 
 
 def _where(table: pa.Table, kept: np.ndarray) -> pa.Table:
