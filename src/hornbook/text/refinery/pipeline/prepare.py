@@ -31,8 +31,6 @@ from hornbook.text.refinery.step import build
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
 Result = TypeVar("Result")
-
-
 WHOLE = slice(None)
 """The share of a job that does a phase alone; of `count` jobs, number `index` takes `slice(index, None, count)`."""
 
