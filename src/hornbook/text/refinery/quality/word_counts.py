@@ -152,10 +152,7 @@ def _stop_words(data, starts, ends, words, keys, masks, languages):
             if place < len(keys) and keys[place] == key:
                 for language in range(languages):
                     found[language] += (masks[place] >> np.uint64(language)) & _ONE
-    most = 0
-    for language in range(languages):
-        most = max(most, found[language])
-    return most
+    return found.max()
 
 
 @compiled
