@@ -35,14 +35,6 @@ BASE = (
 )
 """Columns of every document; `edited_out` is k where the k-th edit dropped it: its text is that before the edit."""
 
-ARROW = {
-    "int64": pa.int64(),
-    "float64": pa.float64(),
-    "bool": pa.bool_(),
-    "str": pa.string(),
-    "list": pa.list_(pa.uint32()),
-}
-
 _MIN_TASK_BYTES = 2 * 2**20
 _SMALL_BYTES = 8 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
@@ -192,7 +184,8 @@ def workers_for(asked: int, tasks: list[MeasureTask], total: int) -> int:
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
     """Schema of the measured table: the base, then the columns of the steps (name -> dtype)."""
-    return pa.schema([*BASE, *((name, ARROW[dtype]) for name, dtype in columns.items())])
+    lists = pa.list_(pa.uint32())
+    return pa.schema([*BASE, *((name, lists if dtype == "list" else dtype) for name, dtype in columns.items())])
 
 
 def read_columns(task: MeasureTask, names: Iterable[str]) -> dict[str, np.ndarray]:
