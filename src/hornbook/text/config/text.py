@@ -279,24 +279,22 @@ class TextConfig(Config):
         return sorted([*self.steps, *exclude], key=lambda step: isinstance(step, CutConfig))  # in their order otherwise
 
     @model_validator(mode="after")
-    def _check_dropout(self) -> Self:
+    def _check_dropout_and_labels(self) -> Self:
         if self.bpe_dropout and isinstance(self.tokenizer, WordPiece | Unigram):
             kind = self.tokenizer.kind
             raise ValueError(f"bpe_dropout leaves out merges, and a {kind} tokenizer has none: leave out bpe_dropout")
-        if self.bpe_dropout and self.labels is not None:
+        if self.labels is None:
+            return self
+        if self.bpe_dropout:
             raise ValueError(
                 "labels belong to tokens as the tokenizer makes them: with text.labels, leave out bpe_dropout"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_labels(self) -> Self:
         harmless = NormalizeConfig | DropEmptyConfig | ExactDedupConfig
         odd = [step.label for step in self.steps if not isinstance(step, harmless)]
-        if self.labels is not None and odd:
+        if odd:
             raise ValueError(f"step {odd[0]!r} may move or cut labelled text: with text.labels, leave it out")
         named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
-        if self.labels is not None and named:
+        if named:
             raise ValueError(
                 f"source {named[0]!r} has a text_field or a reader: with text.labels, that section names the fields"
             )

@@ -147,7 +147,7 @@ class _Judge:
 
 def _least(keys: np.ndarray, rows: np.ndarray, first: int) -> list[tuple[int, int]]:
     """(key, row in the whole corpus) of the rows with the least keys; of equal keys the first rows."""
-    if len(rows) > EXAMPLES:
+    if len(rows) > EXAMPLES:  # none above the last that is wanted: few are left to sort
         rows = rows[keys[rows] <= np.partition(keys[rows], EXAMPLES - 1)[EXAMPLES - 1]]
     rows = rows[np.argsort(keys[rows], kind="stable")][:EXAMPLES]
     return list(zip(keys[rows].tolist(), (rows + first).tolist(), strict=True))

@@ -52,7 +52,7 @@ def count_lines(data, begin, end, kind, terminal, row):
         bits = kind[code]
         characters += 1
         if not bits & SPACE:
-            first = code if tail == line else first
+            first = code if tail == line else first  # `tail` leaves `line` at the first visible character
             if bits & WORD:
                 inside, marked, dots = True, False, 0
                 if code | 0x20 == 0x6C and row[_LOREM] < 0 and _is_lorem_ipsum(data, place, end):
@@ -160,6 +160,7 @@ def first_equal(data, starts, ends, i, table, bits):
     """Index of the first of the parts 0..i with the bytes of part i; called for each i in turn."""
     start, size = starts[i], ends[i] - starts[i]
     place = np.int64((hash_bytes(data, start, ends[i]) * GOLDEN) >> np.uint64(64 - bits))
+    # The table is never full, so the search ends: at an equal part, or at the slot where this one belongs.
     while table[place]:
         other = np.int64(table[place]) - 1
         if ends[other] - starts[other] == size and same_bytes(data, starts[other], start, size):
@@ -197,7 +198,7 @@ def _split(data, begin, end, least, starts, ends):
         run = place
         while place < end and data[place] == 0x0A:
             place += 1
-        if place - run >= least:
+        if place - run >= least:  # starts[count] is already that of the part that ends here
             ends[count] = run
             count += 1
             starts[count] = place
