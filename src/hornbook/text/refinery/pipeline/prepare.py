@@ -183,11 +183,9 @@ def _count(tasks: list[MeasureTask], measured: list[Measured], applied: list[App
         source = funnel.sources.setdefault(task.source, SourceFunnel())
         source.files += sum(not file.part[0] for file in task.files)
         source.text_bytes += written.text_bytes
-        for reason, counts in result.blank.items():
-            source.dropped[reason].add(*counts)
         for reason, counts in result.quarantined.items():
             source.quarantined[reason].add(*counts)
-        for reason, counts in written.reasons.items():
+        for reason, counts in (*result.blank.items(), *written.reasons.items()):
             (source.kept if reason == KEPT else source.dropped[reason]).add(*counts)
         source.count_changes(written.changed)
     assert funnel.total().read.rows == sum(result.rows for result in measured)  # every row has one outcome
