@@ -5,7 +5,6 @@ drop documents: by columns measured on each document alone, or by sketches of al
 documents by sketches of all documents. No result depends on how documents are spread over tasks.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,19 +56,6 @@ class Edit(Step):
     def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
         """The new text, or None to drop the document; and the number of changes for each counter."""
         raise NotImplementedError
-
-
-def replace_matches(pattern: re.Pattern[str], new: Callable[[re.Match[str]], str], text: str) -> tuple[str, int]:
-    """The text with `new` of each match in its place, and the number of matches that this changed."""
-    count = 0
-
-    def replaced(found: re.Match[str]) -> str:
-        nonlocal count
-        meant = new(found)
-        count += meant != found.group()
-        return meant
-
-    return pattern.sub(replaced, text), count
 
 
 class MeasuringStep(Step, Measurer):

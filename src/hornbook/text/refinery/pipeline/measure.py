@@ -1,6 +1,6 @@
 """Phase 1 of prepare, one task: read the inputs, edit each text, measure its columns, keep all of it on disk."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from json import dumps
@@ -63,7 +63,7 @@ def _measure(task: MeasureTask) -> Measured:
         rows = _documents(task, result, steps.edits, quarantine)
         for batch in batched(rows, lambda each: len(each.data), _BATCH_BYTES, _BATCH_ROWS):
             documents = [each.document for each in batch]
-            table.add_batch(_table(batch, steps), sum(len(each.data) for each in batch))
+            table.add_batch(_table(batch, documents, steps), sum(len(each.data) for each in batch))
             for sketch, step in zip(sketches, steps.sketched, strict=True):
                 sketch.add(step.sketch(documents, result.documents))
             result.documents += len(batch)
@@ -110,25 +110,33 @@ def _with_text(document: Document, text: str, step: Edit) -> Document:
     return replace(document, text=text, labels=labels)
 
 
-def _table(batch: list[Edited], steps: Steps) -> pa.Table:
-    columns: list[Any] = [list(column) for column in zip(*map(_row, batch), strict=True)]
-    columns[0] = _as_text(columns[0])
+def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> pa.Table:
+    base = [
+        [each.data for each in batch],
+        [document.id for document in documents],
+        [document.origin for document in documents],
+        *(
+            [None if (value := each.metadata.get(name)) is None else str(value) for each in documents]
+            for name in FIELDS
+        ),
+        [None if document.labels is None else document.labels.to_json() for document in documents],
+        [each.row for each in batch],
+        [each.bytes_read for each in batch],
+        [len(each.data) for each in batch],
+        [xxhash.xxh3_128_digest(each.data) for each in batch],
+        [each.edited_out for each in batch],
+    ]
+    counts: list[Any] = [list(column) for column in zip(*(each.counts for each in batch), strict=True)]
+    measured: list[Any] = []
     for measurer in steps.measurers:
-        found = measurer.measure([each.document for each in batch])
-        columns += [found[name] for name in measurer.columns]
+        found = measurer.measure(documents)
+        measured += [found[name] for name in measurer.columns]
     schema = schema_of(steps.columns())
-    arrays = [pa.array(column, type=kind.type) for column, kind in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _row(each: Edited) -> tuple[Any, ...]:
-    """Values of `BASE`, then the counts of the edits."""
-    document, size = each.document, len(each.data)
-    metadata = [None if (value := document.metadata.get(name)) is None else str(value) for name in FIELDS]
-    labels = None if document.labels is None else document.labels.to_json()
-    content = xxhash.xxh3_128_digest(each.data)  # the name of its cluster of exact duplicates
-    own = (each.row, each.bytes_read, size, content, each.edited_out)
-    return (each.data, document.id, document.origin, *metadata, labels, *own, *each.counts)
+    base[0] = _as_text(base[0])
+    return pa.Table.from_arrays(
+        [pa.array(column, type=kind.type) for column, kind in zip([*base, *counts, *measured], schema, strict=True)],
+        schema=schema,
+    )
 
 
 def _as_text(texts: list[bytes]) -> pa.Array:

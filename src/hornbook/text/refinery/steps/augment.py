@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Edit, replace_matches
+from hornbook.text.refinery.step import Edit
 
 PAIRS: list[tuple[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pairs"]
 _AMBIGUOUS = {"him": ("her", "her"), "his": ("her", "hers"), "her": ("his", "him"), "hers": ("his", "his")}
@@ -42,17 +42,21 @@ class Swap(Edit):
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
         if _generator(document, self.config.seed).random() >= self.config.share:
             return document.text, (0,)
-        text, count = replace_matches(_WORD, self._swapped, document.text)
-        return text, (count,)
+        count = 0
 
-    def _swapped(self, found: re.Match[str]) -> str:
-        word = found.group()
-        small = word.casefold()
-        if self._english and small in _AMBIGUOUS:
-            other = _AMBIGUOUS[small][_OBJECT_ENDS.match(found.string, found.end()) is not None]
-        else:
-            other = self._other.get(small)
-        return word if other is None else _in_case_of(word, other)
+        def swapped(found: re.Match[str]) -> str:
+            nonlocal count
+            word = found.group()
+            other = self._counterpart(word.casefold(), found)
+            count += other is not None
+            return word if other is None else _in_case_of(word, other)
+
+        return _WORD.sub(swapped, document.text), (count,)
+
+    def _counterpart(self, word: str, found: re.Match[str]) -> str | None:
+        if self._english and word in _AMBIGUOUS:
+            return _AMBIGUOUS[word][_OBJECT_ENDS.match(found.string, found.end()) is not None]
+        return self._other.get(word)
 
 
 def _in_case_of(word: str, other: str) -> str:

@@ -3,10 +3,11 @@
 import html
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Edit, replace_matches
+from hornbook.text.refinery.step import Edit
 
 _HIDDEN = re.compile(  # zero-width space, word joiner, byte order mark, bidirectional controls, soft hyphen
     "[\u200b\u2060-\u2064\ufeff\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\u00ad]"
@@ -67,7 +68,20 @@ def _repaired(text: str) -> tuple[str, int]:
     """The repaired text and the number of repairs. Where one sequence is certain, all of the text was misread."""
     if not any(_said(found.group()) != found.group() and _is_certain(found) for found in _SEQUENCES.finditer(text)):
         return text, 0
-    return replace_matches(_ONE, lambda found: _said_by_one(found.group()), text)
+    return _replaced(_ONE, _said_by_one, text)
+
+
+def _replaced(pattern: re.Pattern[str], meaning: Callable[[str], str], text: str) -> tuple[str, int]:
+    """The text with each match replaced by its meaning, and the number of matches that this changed."""
+    count = 0
+
+    def meant(found: re.Match[str]) -> str:
+        nonlocal count
+        new = meaning(found.group())
+        count += new != found.group()
+        return new
+
+    return pattern.sub(meant, text), count
 
 
 class Repair(Edit):
@@ -95,4 +109,4 @@ class Repair(Edit):
     def _entities(self, text: str) -> tuple[str, int]:
         if not self.config.entities or "&" not in text or "<" in text:
             return text, 0  # in text with markup, entities are meant
-        return replace_matches(_ENTITY, lambda found: html.unescape(found.group()), text)
+        return _replaced(_ENTITY, html.unescape, text)
